@@ -1,0 +1,31 @@
+# Everything runs in .venv, which the first target that needs it creates.
+PYTHON ?= python3
+BIN := .venv/bin
+SHARED ?= ../shared
+
+.PHONY: demo test lint types bench clean
+
+demo: .venv/installed  ## search a small corpus end to end, offline
+	HF_HUB_OFFLINE=1 $(BIN)/python examples/python_docs.py
+
+test: .venv/installed
+	$(BIN)/python -m pytest
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/installed
+	$(BIN)/mypy
+
+bench: .venv/installed  ## the CPU part; needs the data folder, see benchmarks/README.md
+	$(BIN)/python -m benchmarks.paper_search $(SHARED)/scores/scifact $(SHARED)/scores/acl25k
+	$(BIN)/python -m benchmarks.scoring_speed --model $(SHARED)/models/ce-ir --texts $(SHARED)/data/scifact.tar.xz --device cpu
+
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

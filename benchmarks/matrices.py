@@ -1,0 +1,105 @@
+"""Reads a folder of exact cross-encoder scores, so that strategies can be measured without a model."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from crossknn.items import Items
+from crossknn.normalization import Normalization
+from crossknn.ranking import top_rows
+from crossknn.retrievers.bm25 import Bm25
+from crossknn.strategies.base import Answer, Found, Space, Strategy, drive
+from crossknn.types import Proposal
+from crossknn.vectors.exact import ExactSearch
+
+
+@dataclass
+class Matrix:
+    """Test queries with their exact scores, and train queries to estimate α and β from."""
+
+    name: str
+    scores: np.ndarray  # (queries, items) float32
+    query_vectors: np.ndarray  # (queries, dim) float32
+    vectors: ExactSearch
+    bm25: np.ndarray  # (queries, items) float32
+    normalization: Normalization
+
+    def space(self, *, own_scale: bool = False) -> Space:
+        """What a strategy sees; with `own_scale` nobody has estimated α and β."""
+        dense = self.query_vectors @ self.vectors.take(np.arange(len(self.vectors))).T
+
+        def propose(retriever: str | None, n: int) -> tuple[str, list[Proposal]]:
+            if retriever == "fused":
+                return "fused", [fuse(d, b, n) for d, b in zip(dense, self.bm25, strict=True)]
+            signal = {"dense": dense, "bm25": self.bm25}[str(retriever)]
+            return str(retriever), [top_rows(line, n) for line in signal]
+
+        queries, items = self.scores.shape
+        return Space(
+            queries=queries,
+            items=items,
+            propose=propose,
+            query_vectors=lambda: self.query_vectors,
+            item_vectors=lambda: self.vectors,
+            normalization=None if own_scale else self.normalization,
+        )
+
+    def run(self, strategy: Strategy, *, own_scale: bool = False) -> list[Found]:
+        return drive(
+            strategy,
+            self.space(own_scale=own_scale),
+            lambda asks: Answer([line[rows] for line, rows in zip(self.scores, asks, strict=True)]),
+        )
+
+    def recall(self, found: list[Found], k: int) -> np.ndarray:
+        """(queries,): the share of the exact top k that was scored."""
+        truth = np.argsort(-self.scores, axis=1, kind="stable")[:, :k]
+        return np.array([np.isin(t, np.concatenate(f.rows)).mean() for t, f in zip(truth, found, strict=True)])
+
+
+def fuse(dense: np.ndarray, bm25: np.ndarray, n: int) -> Proposal:
+    """Reciprocal rank fusion over full rankings."""
+    fused = np.zeros(len(dense), np.float32)
+    for signal in (dense, bm25):
+        order = np.argsort(-signal, kind="stable")
+        fused[order] += 1 / (60 + np.arange(1, len(order) + 1))
+    return top_rows(fused, n)
+
+
+def load(folder: Path) -> Matrix:
+    """The matrix of `folder`; without train scores its first half of queries is train and its second half test."""
+    scores = _full_scores(folder)
+    vectors = np.load(folder / "item_embeddings.f16.npy").astype(np.float32)
+    query_vectors = np.load(folder / "test_query_embeddings.f16.npy").astype(np.float32)
+    with lzma.open(folder / "texts.json.xz") as file:
+        texts = json.load(file)
+    queries = [query["text"] for query in texts["test"]]
+    if (folder / "train_scores.f16.npy").exists():
+        train_scores = np.load(folder / "train_scores.f16.npy").astype(np.float32)
+        train_vectors = np.load(folder / "train_query_embeddings.f16.npy").astype(np.float32)
+    else:
+        half = len(queries) // 2
+        train_scores, scores = scores[:half], scores[half:]
+        train_vectors, query_vectors = query_vectors[:half], query_vectors[half:]
+        queries = queries[half:]
+    bm25 = Bm25().fit(Items(texts["items"], ids=texts["item_ids"]))
+    return Matrix(
+        name=folder.name,
+        scores=scores,
+        query_vectors=query_vectors,
+        vectors=ExactSearch(vectors),
+        bm25=np.stack([bm25.scores(query) for query in queries]),
+        normalization=Normalization.fit(train_scores[:100], train_vectors[:100] @ vectors.T),
+    )
+
+
+def _full_scores(folder: Path) -> np.ndarray:
+    scores = np.load(folder / "test_scores.f16.npy").astype(np.float32)
+    top = np.load(folder / "test_top1000.npz")
+    np.put_along_axis(scores, top["rows"].astype(np.int64), top["scores"].astype(np.float32), axis=1)
+    return scores

@@ -1,0 +1,213 @@
+"""Pairs scored per second from raw text: crossknn.CrossEncoder beside sentence-transformers' CrossEncoder.predict.
+
+Both sides score the same pairs in one run, raw logits, in turns; medians are reported and the scores compared.
+On a machine that does other work too, give --threads 1 (threads that wait for each other blur the clock) and trust
+the ratios of processor time.
+sentence-transformers runs with the best of several batch sizes, found first. Ours runs twice: tokenising every
+text anew, as in a first pass, and with the texts' tokens already stored, as in every later round of a search.
+
+    python -m benchmarks.scoring_speed --model <folder> --texts <BEIR folder or .jsonl> --pairs 128 --device cpu
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentence_transformers
+import torch
+import transformers
+
+import crossknn
+from crossknn.scorers.cross_encoder import CrossEncoder
+
+Side = Callable[[], np.ndarray]
+
+
+def main() -> None:
+    options = read_options()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    queries, items = draw_pairs(options)
+    dtype = options.dtype if options.dtype != "auto" else ("bfloat16" if options.device == "cuda" else "float32")
+    theirs = {name: open_theirs(options, name) for name in dict.fromkeys((dtype, "float32"))}
+    trial = slice(0, max(32, len(queries) // options.trial_share))
+    chosen = {name: best_batch_size(model, queries[trial], items[trial], options) for name, model in theirs.items()}
+    given = {"device": options.device, "dtype": dtype, "batch_tokens": options.batch_tokens}
+    forgetful, storing = CrossEncoder(options.model, stored_tokens=1, **given), CrossEncoder(options.model, **given)
+    sides: dict[str, Side] = {
+        f"sentence-transformers {name}": theirs_side(model, queries, items, chosen[name]["best"])
+        for name, model in theirs.items()
+    }
+    sides[f"crossknn {dtype}, first pass"] = lambda: forgetful.score(queries, items)
+    sides[f"crossknn {dtype}, tokens stored"] = lambda: storing.score(queries, items)
+    load = [round(os.getloadavg()[0], 1)]
+    timings, scores = measure(sides, options.repeats)
+    load.append(round(os.getloadavg()[0], 1))
+    report = summarise(timings, scores, storing, dtype, len(queries))
+    report |= {"batch_sizes_tried": chosen, "batch_tokens": storing.batch_tokens, "seed": options.seed}
+    report["load_before_and_after"] = load  # above the number of threads: other programs ran beside this one
+    report |= {"texts": options.texts.stem, "model": options.model.name, **surroundings(options)}
+    text = json.dumps(report, indent=1)
+    print(text)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text + "\n")
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="folder of a sequence-classification model")
+    parser.add_argument("--texts", type=Path, required=True, help="BEIR folder, or a .jsonl whose lines have a text")
+    parser.add_argument("--pairs", type=int, default=96)
+    parser.add_argument("--items-per-query", type=int, default=32)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    parser.add_argument("--batch-sizes", default="4,8,16,32,64", help="tried for sentence-transformers")
+    parser.add_argument("--batch-tokens", type=int, default=None, help="for crossknn; its own choice if not given")
+    parser.add_argument("--trial-share", type=int, default=2, help="batch sizes are tried on one n-th of the pairs")
+    parser.add_argument("--threads", type=int, default=None, help="of torch; one is the fairest on a busy machine")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=None, help="where to write the result as JSON")
+    return parser.parse_args()
+
+
+def draw_pairs(options: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Real texts as they are, so of mixed lengths: each query with items drawn at random."""
+    rng = random.Random(options.seed)
+    corpus = read_texts(options.texts / "corpus.jsonl" if options.texts.is_dir() else options.texts)
+    asked = read_texts(options.texts / "queries.jsonl") if options.texts.is_dir() else None
+    if asked is None:
+        asked = [" ".join(text.split()[:12]) for text in corpus]
+    queries, items = [], []
+    while len(queries) < options.pairs:
+        count = min(options.items_per_query, options.pairs - len(queries))
+        queries += [rng.choice(asked)] * count
+        items += rng.choices(corpus, k=count)
+    return queries, items
+
+
+def read_texts(path: Path) -> list[str]:
+    with path.open(encoding="utf-8") as lines:
+        records = [json.loads(line) for line in lines]
+    return [f"{record.get('title') or ''} {record['text']}".strip() for record in records]
+
+
+def open_theirs(options: argparse.Namespace, dtype: str) -> Any:
+    return sentence_transformers.CrossEncoder(
+        str(options.model), device=options.device, model_kwargs={"dtype": getattr(torch, dtype)}
+    )
+
+
+def theirs_side(model: Any, queries: list[str], items: list[str], batch_size: int) -> Side:
+    pairs = list(zip(queries, items, strict=True))
+    raw = torch.nn.Identity()
+    return lambda: model.predict(pairs, batch_size=batch_size, activation_fn=raw, show_progress_bar=False)
+
+
+def best_batch_size(model: Any, queries: list[str], items: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Wall seconds per batch size, the better of two tries each."""
+    seconds = {}
+    for size in [int(size) for size in options.batch_sizes.split(",")]:
+        side = theirs_side(model, queries, items, size)
+        seconds[size] = round(min(timed(side)[0] for _ in range(2)), 4)
+    return {"best": min(seconds, key=seconds.__getitem__), "pairs": len(queries), "wall_s": seconds}
+
+
+def timed(side: Side) -> tuple[float, float, np.ndarray]:
+    """(wall seconds, processor seconds, scores); processor time says what wall time cannot on a busy machine."""
+    wall, processor = time.perf_counter(), time.process_time()
+    scores = np.asarray(side(), np.float32)
+    return time.perf_counter() - wall, time.process_time() - processor, scores
+
+
+def measure(sides: dict[str, Side], repeats: int) -> tuple[dict[str, list[tuple[float, float]]], dict[str, np.ndarray]]:
+    """Every side once to warm up (this also fills the token store), then all in turns."""
+    scores = {name: side() for name, side in sides.items()}
+    timings: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    for repeat in range(repeats):
+        names = list(sides)
+        for name in names if repeat % 2 == 0 else names[::-1]:
+            wall, processor, _ = timed(sides[name])
+            timings[name].append((wall, processor))
+    return timings, scores
+
+
+def summarise(
+    timings: dict[str, list[tuple[float, float]]],
+    scores: dict[str, np.ndarray],
+    scorer: CrossEncoder,
+    dtype: str,
+    pairs: int,
+) -> dict[str, Any]:
+    base = f"sentence-transformers {dtype}"
+    wall = {name: [wall for wall, _ in runs] for name, runs in timings.items()}
+    medians = {name: statistics.median(runs) for name, runs in wall.items()}
+    processor = {name: statistics.median(cpu for _, cpu in runs) for name, runs in timings.items()}
+    ours = [name for name in timings if name.startswith("crossknn")]
+    return {
+        "pairs": pairs,
+        "tokens_per_pair": round(scorer.counts.tokens / scorer.counts.passes, 1),
+        "padding_share": round(scorer.counts.padding / (scorer.counts.padding + scorer.counts.tokens), 4),
+        "pairs_cut": scorer.counts.items_cut * pairs // scorer.counts.passes,
+        "sides": {
+            name: {
+                "pairs_per_s": round(pairs / medians[name], 2),
+                "median_wall_s": round(medians[name], 4),
+                "wall_s": [round(run, 4) for run in runs],
+                "median_processor_s": round(processor[name], 4),
+                "max_abs_difference_from_ours": float(np.abs(scores[name] - scores[ours[-1]]).max()),
+            }
+            for name, runs in wall.items()
+        },
+        "wall_ratio_to_sentence_transformers": {
+            name: {other: round(medians[other] / medians[name], 3) for other in timings if other not in ours}
+            for name in ours
+        },
+        "median_of_ratios_within_a_round": {
+            name: round(statistics.median(np.divide(wall[base], wall[name])), 3) for name in ours
+        },
+        "processor_ratio_to_sentence_transformers": {
+            name: round(processor[base] / processor[name], 3) for name in ours
+        },
+    }
+
+
+def surroundings(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "hardware": describe_hardware(options.device),
+        "threads": torch.get_num_threads(),
+        "versions": {
+            "python": platform.python_version(),
+            "crossknn": crossknn.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "sentence-transformers": sentence_transformers.__version__,
+        },
+    }
+
+
+def describe_hardware(device: str) -> str:
+    cores = f"{os.cpu_count()} cores, {processor_name()}"
+    return f"{torch.cuda.get_device_name()}; {cores}" if device.startswith("cuda") else cores
+
+
+def processor_name() -> str:
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+if __name__ == "__main__":
+    main()

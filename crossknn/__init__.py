@@ -1,0 +1,108 @@
+"""k-nearest-neighbour search when the similarity is a cross-encoder.
+
+The public names are imported on first use, so that `import crossknn` is fast and never imports torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from crossknn.encoders.corpus import encode_items as encode_items
+    from crossknn.encoders.function import function_encoder as function_encoder
+    from crossknn.encoders.precomputed import PrecomputedEncoder as PrecomputedEncoder
+    from crossknn.encoders.precomputed import load_vectors as load_vectors
+    from crossknn.encoders.sentence import SentenceEncoder as SentenceEncoder
+    from crossknn.errors import CrossKnnError as CrossKnnError
+    from crossknn.errors import EncoderError as EncoderError
+    from crossknn.errors import InputError as InputError
+    from crossknn.errors import MissingExtra as MissingExtra
+    from crossknn.errors import ModelNotFound as ModelNotFound
+    from crossknn.errors import RetrieverError as RetrieverError
+    from crossknn.errors import ScorerError as ScorerError
+    from crossknn.errors import StrategyError as StrategyError
+    from crossknn.hits import Hit as Hit
+    from crossknn.hits import Hits as Hits
+    from crossknn.items import Items as Items
+    from crossknn.normalization import Normalization as Normalization
+    from crossknn.retrievers.bm25 import Bm25 as Bm25
+    from crossknn.retrievers.dense import Dense as Dense
+    from crossknn.retrievers.fused import Fused as Fused
+    from crossknn.retrievers.simple import Given as Given
+    from crossknn.retrievers.simple import Random as Random
+    from crossknn.retrievers.tfidf import TfIdf as TfIdf
+    from crossknn.scorers.cached import Cached as Cached
+    from crossknn.scorers.checked import score_pairs as score_pairs
+    from crossknn.scorers.cross_encoder import CrossEncoder as CrossEncoder
+    from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder as EmbCrossEncoder
+    from crossknn.scorers.function import function_scorer as function_scorer
+    from crossknn.searcher import Searcher as Searcher
+    from crossknn.strategies.axn import Axn as Axn
+    from crossknn.strategies.base import Space as Space
+    from crossknn.strategies.base import Strategy as Strategy
+    from crossknn.strategies.exact import Exact as Exact
+    from crossknn.strategies.rerank import Rerank as Rerank
+    from crossknn.types import Encoder as Encoder
+    from crossknn.types import Proposal as Proposal
+    from crossknn.types import Retriever as Retriever
+    from crossknn.types import Scorer as Scorer
+    from crossknn.types import VectorSearch as VectorSearch
+    from crossknn.vectors.exact import ExactSearch as ExactSearch
+
+_HOMES = {
+    "encode_items": "crossknn.encoders.corpus",
+    "function_encoder": "crossknn.encoders.function",
+    "PrecomputedEncoder": "crossknn.encoders.precomputed",
+    "load_vectors": "crossknn.encoders.precomputed",
+    "SentenceEncoder": "crossknn.encoders.sentence",
+    "CrossKnnError": "crossknn.errors",
+    "EncoderError": "crossknn.errors",
+    "InputError": "crossknn.errors",
+    "MissingExtra": "crossknn.errors",
+    "ModelNotFound": "crossknn.errors",
+    "RetrieverError": "crossknn.errors",
+    "ScorerError": "crossknn.errors",
+    "StrategyError": "crossknn.errors",
+    "Hit": "crossknn.hits",
+    "Hits": "crossknn.hits",
+    "Items": "crossknn.items",
+    "Normalization": "crossknn.normalization",
+    "Bm25": "crossknn.retrievers.bm25",
+    "Dense": "crossknn.retrievers.dense",
+    "Fused": "crossknn.retrievers.fused",
+    "Given": "crossknn.retrievers.simple",
+    "Random": "crossknn.retrievers.simple",
+    "TfIdf": "crossknn.retrievers.tfidf",
+    "Cached": "crossknn.scorers.cached",
+    "score_pairs": "crossknn.scorers.checked",
+    "CrossEncoder": "crossknn.scorers.cross_encoder",
+    "EmbCrossEncoder": "crossknn.scorers.emb_cross_encoder",
+    "function_scorer": "crossknn.scorers.function",
+    "Searcher": "crossknn.searcher",
+    "Axn": "crossknn.strategies.axn",
+    "Space": "crossknn.strategies.base",
+    "Strategy": "crossknn.strategies.base",
+    "Exact": "crossknn.strategies.exact",
+    "Rerank": "crossknn.strategies.rerank",
+    "Encoder": "crossknn.types",
+    "Proposal": "crossknn.types",
+    "Retriever": "crossknn.types",
+    "Scorer": "crossknn.types",
+    "VectorSearch": "crossknn.types",
+    "ExactSearch": "crossknn.vectors.exact",
+}
+
+__all__ = sorted([*_HOMES, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'crossknn' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

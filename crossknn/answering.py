@@ -1,0 +1,101 @@
+"""Turns the rows a strategy asks for into scores: texts in, one scorer call a round, deadlines kept."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from crossknn.items import Items
+from crossknn.scorers.checked import score_pairs
+from crossknn.strategies.base import Answer
+from crossknn.types import Progress, Rows, Scorer, Scores
+
+MAX_PAIRS = 65_536  # texts held at once; an ask larger than this is scored in slices
+FIRST_SLICE = 16  # pairs scored under a deadline before anything is known about the scorer's speed
+
+
+class Answerer:
+    """Scores the asks of one search.
+
+    Without a deadline a round is one scorer call (of at most `MAX_PAIRS` pairs). With one, a round
+    that might not end in time is scored in growing slices, the best rows of all queries first, and
+    what does not fit any more is left unscored: a search overruns its deadline by no more than the
+    slice in flight.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        items: Items,
+        queries: Sequence[str],
+        *,
+        lock: threading.Lock,
+        ends: float | None = None,
+        cancelled: threading.Event | None = None,
+        progress: Progress | None = None,
+        total_calls: int = 0,
+    ) -> None:
+        self._scorer = scorer
+        self._items = items
+        self._queries = queries
+        self._lock = lock
+        self._ends = ends  # of time.monotonic()
+        self._cancelled = cancelled
+        self._progress = progress
+        self._total = total_calls
+        self._scored = 0
+        self._fits = FIRST_SLICE  # pairs that the next slice may hold under a deadline
+        self.seconds = 0.0  # spent in the scorer
+
+    def __call__(self, asks: list[Rows]) -> Answer:
+        queries = np.repeat(np.arange(len(asks)), [len(rows) for rows in asks])
+        rows = np.concatenate([np.empty(0, np.int64), *asks])
+        # Best rows of all queries first, so that a deadline cuts every query's tail and not the last queries.
+        ranks = np.concatenate([np.empty(0, np.int64), *(np.arange(len(rows)) for rows in asks)])
+        order = np.argsort(ranks, kind="stable")
+        scores = np.empty(len(rows), np.float32)
+        done, stopped = 0, self._stop_reason()
+        while done < len(rows) and stopped is None:
+            part = order[done : done + self._slice_size()]
+            scores[part] = self._score(queries[part], rows[part])
+            done += len(part)
+            stopped = self._stop_reason() if done < len(rows) else None
+        kept = np.bincount(queries[order[:done]], minlength=len(asks))
+        return Answer(_split(scores, [len(rows) for rows in asks], kept.tolist()), stopped)
+
+    def _score(self, queries: Rows, rows: Rows) -> Scores:
+        start = time.monotonic()
+        with self._lock:
+            scores = score_pairs(self._scorer, [self._queries[q] for q in queries], self._items.texts_of(rows))
+        took = time.monotonic() - start
+        self.seconds += took
+        self._scored += len(rows)
+        if self._progress:
+            self._progress("scoring", self._scored, max(self._total, self._scored))
+        self._plan_next(len(rows), took)
+        return scores
+
+    def _plan_next(self, pairs: int, took: float) -> None:
+        """At most twice the last slice, and no more than fits into the time left at its speed."""
+        if self._ends is not None:
+            left = self._ends - time.monotonic()
+            self._fits = min(max(2 * pairs, FIRST_SLICE), int(left * pairs / max(took, 1e-6)))
+
+    def _slice_size(self) -> int:
+        return MAX_PAIRS if self._ends is None else min(max(self._fits, 1), MAX_PAIRS)
+
+    def _stop_reason(self) -> str | None:
+        if self._cancelled is not None and self._cancelled.is_set():
+            return "cancelled"
+        if self._ends is not None and (self._fits < 1 or time.monotonic() >= self._ends):
+            return "deadline"
+        return None
+
+
+def _split(scores: Scores, asked: list[int], kept: list[int]) -> list[Scores]:
+    """Each query's scores, without the tail that was not scored."""
+    starts = np.cumsum([0, *asked[:-1]])
+    return [scores[start : start + keep] for start, keep in zip(starts.tolist(), kept, strict=True)]

@@ -1,0 +1,199 @@
+"""Encoding every item once, by blocks, into memory or into a file that survives a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crossknn.encoders.checks import check_vectors
+from crossknn.encoders.function import UNNAMED
+from crossknn.errors import EncoderError, InputError
+from crossknn.types import Encoder, Progress
+
+if TYPE_CHECKING:
+    from crossknn.items import Items
+
+STEP = "encode items"
+DTYPES = ("float16", "float32")
+
+
+def encode_items(
+    items: Items,
+    encoder: Encoder,
+    *,
+    path: str | Path | None = None,
+    block: int = 4096,
+    dtype: str = "float16",
+    progress: Progress | None = None,
+) -> NDArray[Any]:
+    """(items, dim) vectors of every item, `block` texts at a time.
+
+    With `path`, a `.npy` file, they are written there and come back memory-mapped. An interrupted run
+    goes on after the last whole block; a file that is already whole is only opened. Beside it stands
+    `<path>.json`, which says whose vectors these are: those of other items, another encoder or
+    another dtype are refused, never overwritten.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"dtype must be one of {', '.join(DTYPES)}. Got {dtype!r} instead.")
+    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
+        raise InputError(f"block must be an integer of at least 1. Got {block!r} instead.")
+    run = _Run(items, encoder, block, np.dtype(dtype), progress)
+    return run.into_memory() if path is None else _into_file(run, Path(path))
+
+
+@dataclass(frozen=True)
+class _Run:
+    items: Items
+    encoder: Encoder
+    block: int
+    dtype: np.dtype[Any]
+    progress: Progress | None
+
+    def into_memory(self) -> NDArray[Any]:
+        vectors = np.empty((len(self.items), self.dim()), self.dtype)
+        for start in range(0, len(vectors), self.block):
+            part = self.encode(start, vectors.shape[1])
+            vectors[start : start + len(part)] = part
+            self.report(start + len(part))
+        return vectors
+
+    def dim(self) -> int:
+        """Encoders tell their dimension by the shape they give to no texts."""
+        return int(check_vectors(self.encoder.encode_items([]), []).shape[1])
+
+    def encode(self, start: int, dim: int) -> NDArray[Any]:
+        """The vectors of one block of rows, as they are stored."""
+        texts = self.items.texts_of(np.arange(start, min(start + self.block, len(self.items))))
+        vectors = check_vectors(self.encoder.encode_items(texts), texts, dim=dim)
+        with np.errstate(over="ignore"):
+            stored = vectors.astype(self.dtype)
+        if not np.isfinite(stored).all():
+            raise EncoderError(f'the vectors do not fit in {self.dtype}: use dtype="float32".')
+        return stored
+
+    def report(self, done: int) -> None:
+        if self.progress is not None:
+            self.progress(STEP, done, len(self.items))
+
+
+@dataclass(frozen=True)
+class _State:
+    """Whose vectors a file holds, and how many rows of them are safely on disk."""
+
+    items: str
+    encoder: str
+    rows: int
+    dim: int
+    dtype: str
+    done: int
+    format: int = 1
+
+
+def _into_file(run: _Run, path: Path) -> NDArray[Any]:
+    if path.suffix != ".npy":
+        raise InputError(f"path must end in .npy. Got {path} instead.")
+    if run.encoder.fingerprint.startswith(UNNAMED):
+        raise InputError("the encoder has no name to store vectors under: give function_encoder a fingerprint.")
+    partial, sidecar = path.with_name(path.name + ".partial"), path.with_name(path.name + ".json")
+    state = _resume(run, path, partial, sidecar)
+    if not path.exists():
+        _write_rows(run, partial, sidecar, state)
+        partial.rename(path)
+        _sync_folder(path.parent)
+    vectors: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    if vectors.shape != (state.rows, state.dim) or vectors.dtype != run.dtype:
+        raise InputError(f"{path}: holds {vectors.dtype} {vectors.shape}, not what {sidecar.name} says. Delete both.")
+    return vectors
+
+
+def _resume(run: _Run, path: Path, partial: Path, sidecar: Path) -> _State:
+    """The state to go on from: a fresh one where there is nothing yet, an error where it is not ours."""
+    wanted = {
+        "format": 1,
+        "items": run.items.fingerprint,
+        "encoder": run.encoder.fingerprint,
+        "rows": len(run.items),
+        "dtype": str(run.dtype),
+    }
+    if not sidecar.exists():
+        if path.exists():
+            raise InputError(f"{path}: whose vectors these are is unknown, for {sidecar.name} is missing.")
+        return _State(run.items.fingerprint, run.encoder.fingerprint, len(run.items), run.dim(), str(run.dtype), done=0)
+    try:
+        found = json.loads(sidecar.read_text(encoding="utf-8"))
+        state = _State(**found)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{sidecar}: not a description of vectors ({error}). Delete it to encode anew.") from error
+    for key, value in wanted.items():
+        if found[key] != value:
+            raise InputError(
+                f"{path}: its vectors have {key} {found[key]!r}, but {value!r} is wanted. "
+                f"Choose another path, or delete it, {partial.name} and {sidecar.name} to encode anew."
+            )
+    return state
+
+
+def _write_rows(run: _Run, partial: Path, sidecar: Path, state: _State) -> None:
+    """Write the rows that are missing; each block is on disk before the sidecar counts it."""
+    header = _header(state)
+    done = state.done if partial.exists() else 0
+    row_bytes = state.dim * np.dtype(state.dtype).itemsize
+    with partial.open("r+b" if partial.exists() else "w+b") as file:
+        file.truncate(len(header) + done * row_bytes)
+        file.seek(0)
+        file.write(header)
+        _sync(file)
+        _write_state(sidecar, state, done)
+        file.seek(len(header) + done * row_bytes)
+        for start in range(done, state.rows, run.block):
+            part = run.encode(start, state.dim)
+            file.write(part.tobytes())
+            _sync(file)
+            _write_state(sidecar, state, start + len(part))
+            run.report(start + len(part))
+
+
+def _header(state: _State) -> bytes:
+    buffer = BytesIO()
+    np.lib.format.write_array_header_1_0(
+        buffer,
+        {
+            "descr": np.lib.format.dtype_to_descr(np.dtype(state.dtype)),
+            "fortran_order": False,
+            "shape": (state.rows, state.dim),
+        },
+    )
+    return buffer.getvalue()
+
+
+def _write_state(sidecar: Path, state: _State, done: int) -> None:
+    fresh = sidecar.with_name(sidecar.name + ".new")
+    with fresh.open("wb") as file:
+        file.write(json.dumps({**asdict(state), "done": done}, indent=1).encode())
+        _sync(file)
+    fresh.replace(sidecar)
+    _sync_folder(sidecar.parent)
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last. Systems that cannot open a folder do without."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,165 @@
+"""Dual encoders of sentence-transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crossknn.encoders.checks import check_vectors
+from crossknn.errors import InputError, ModelNotFound
+from crossknn.models import find_model, no_progress_bars
+from crossknn.optional import import_extra
+from crossknn.types import Vectors
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+BATCH_SIZE = {"cpu": 32, "cuda": 256}
+# Files that decide a vector. README, training notes and copies in other formats do not.
+CONFIG_FILES = ("modules.json", "config.json", "config_sentence_transformers.json", "sentence_bert_config.json")
+TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
+SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "*.model")  # where there is no tokenizer.json
+
+
+class SentenceEncoder:
+    """A sentence-transformers model, such as sentence-transformers/all-MiniLM-L6-v2.
+
+    `name_or_folder` is a folder, or a name on the model hub. The model's own prompts for queries and
+    documents are used where it has any, unless `query_prompt` or `item_prompt` say otherwise. `dtype`
+    "auto" is float32 on a CPU and whatever the library loads the model in elsewhere; vectors are
+    float32 always. `normalize=True` makes every vector's length 1, so that inner products are cosines.
+    `max_tokens` cuts texts shorter than the model would. Remote code is never run.
+    """
+
+    def __init__(
+        self,
+        name_or_folder: str | Path,
+        *,
+        device: str | None = None,
+        dtype: str = "auto",
+        batch_size: int | None = None,
+        normalize: bool = True,
+        query_prompt: str | None = None,
+        item_prompt: str | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        if dtype not in DTYPES:
+            raise InputError(f"dtype must be one of {', '.join(DTYPES)}. Got {dtype!r} instead.")
+        for setting, value in (("batch_size", batch_size), ("max_tokens", max_tokens)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InputError(f"{setting} must be None or an integer of at least 1. Got {value!r} instead.")
+        library = import_extra("sentence_transformers", extra="models")
+        self.name = str(name_or_folder)
+        self.folder = find_model(_full_name(name_or_folder))
+        self.normalize = normalize
+        self._prompts = {"query": query_prompt, "document": item_prompt}
+        self._model = _load(library, self.folder, device, dtype)
+        self.max_tokens = _limit_tokens(self._model, max_tokens)
+        self.batch_size = batch_size or BATCH_SIZE.get(self._model.device.type, BATCH_SIZE["cpu"])
+        self.dim = int(check_vectors(self._encode("query", ["dimension"]), ["dimension"]).shape[1])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        settings = {
+            "normalize": self.normalize,
+            "prompts": self._prompts,
+            "max_tokens": self.max_tokens,
+            "dtype": str(next(self._model.parameters()).dtype),
+        }
+        digest = sha256(json.dumps(settings, sort_keys=True).encode())
+        for name, content in _hash_files(self.folder):
+            digest.update(f"{name}={content}\n".encode())
+        return f"sentence:{digest.hexdigest()[:32]}"
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        return self._checked("query", texts)
+
+    def encode_items(self, texts: Sequence[str]) -> Vectors:
+        return self._checked("document", texts)
+
+    def _checked(self, side: str, texts: Sequence[str]) -> Vectors:
+        if isinstance(texts, str):
+            raise InputError("texts must be a list of strings. Got one string instead.")
+        if not len(texts):
+            return np.empty((0, self.dim), np.float32)
+        return check_vectors(self._encode(side, list(texts)), texts, dim=self.dim)
+
+    def _encode(self, side: str, texts: list[str]) -> Any:
+        options: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "normalize_embeddings": self.normalize,
+            "show_progress_bar": False,
+            "convert_to_numpy": True,
+        }
+        prompt = self._prompts[side]
+        if prompt is not None:
+            options["prompt"] = prompt
+        if hasattr(self._model, f"encode_{side}"):  # sentence-transformers 5 and later
+            return getattr(self._model, f"encode_{side}")(texts, **options)
+        if prompt is None and side in self._model.prompts:
+            options["prompt_name"] = side
+        return self._model.encode(texts, **options)
+
+
+def _full_name(name: str | Path) -> str | Path:
+    """A bare hub name, such as all-MiniLM-L6-v2, belongs to sentence-transformers."""
+    bare = isinstance(name, str) and "/" not in name and not name.startswith((".", "~")) and not Path(name).exists()
+    return f"sentence-transformers/{name}" if bare else name
+
+
+def _load(library: Any, folder: Path, device: str | None, dtype: str) -> Any:
+    broken_weights = import_extra("safetensors", extra="models").SafetensorError
+    try:
+        with no_progress_bars():
+            model = library.SentenceTransformer(
+                str(folder), device=device, trust_remote_code=False, local_files_only=True
+            )
+    except (OSError, ValueError, KeyError, broken_weights) as error:
+        raise ModelNotFound(f"{folder}: sentence-transformers could not load a model from it ({error}).") from error
+    if dtype == "auto" and model.device.type == "cpu":
+        dtype = "float32"
+    if dtype != "auto":
+        model = model.to(getattr(import_extra("torch", extra="models"), dtype))
+    return model.eval()
+
+
+def _limit_tokens(model: Any, max_tokens: int | None) -> int | None:
+    """How many tokens of a text the model reads from now on."""
+    own: int | None = model.max_seq_length
+    if max_tokens is None:
+        return own
+    if own is not None and max_tokens > own:
+        raise InputError(f"max_tokens must be at most the model's own {own}. Got {max_tokens} instead.")
+    model.max_seq_length = max_tokens
+    return max_tokens
+
+
+def _hash_files(folder: Path) -> Iterable[tuple[str, str]]:
+    """Name and hash of every file that decides a vector, in a fixed order."""
+    modules = [folder]
+    if (folder / "modules.json").is_file():
+        entries = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        modules = [folder, *(folder / entry["path"] for entry in entries if entry["path"])]
+    for module in modules:
+        for file in _deciding_files(module):
+            with file.open("rb") as content:
+                yield file.relative_to(folder).as_posix(), _hash(content)
+
+
+def _deciding_files(module: Path) -> list[Path]:
+    patterns = [*CONFIG_FILES, *TOKENIZER_FILES]
+    if not (module / "tokenizer.json").is_file():
+        patterns += SLOW_TOKENIZER_FILES
+    patterns.append("*.safetensors" if any(module.glob("*.safetensors")) else "*.bin")
+    return [file for pattern in patterns for file in sorted(module.glob(pattern))]
+
+
+def _hash(content: Any) -> str:
+    digest = sha256()
+    while chunk := content.read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,47 @@
+"""The paper's score normalisation: the cross-encoder's scores on the dual encoder's scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from crossknn.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Normalization:
+    """The paper's α and β: `β (score − α)` has the mean and deviation of the dual encoder's estimates.
+
+    Used inside the regression only; it never changes how scored items are ranked.
+    """
+
+    alpha: float = 0.0
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.alpha) and np.isfinite(self.beta) and self.beta > 0):
+            raise InputError(
+                f"alpha must be finite and beta positive. Got alpha={self.alpha}, beta={self.beta} instead."
+            )
+
+    def normalize(self, scores: NDArray[Any]) -> NDArray[Any]:
+        """Scores on the scale of the estimates."""
+        return self.beta * (scores - self.alpha)
+
+    def restore(self, estimates: NDArray[Any]) -> NDArray[Any]:
+        """Estimates on the scale of the scores."""
+        return estimates / self.beta + self.alpha
+
+    @classmethod
+    def fit(cls, scores: ArrayLike, estimates: ArrayLike) -> Self:
+        """α and β from scores and estimates of the same pairs; the paper takes those of 100 train queries."""
+        wanted, have = np.asarray(estimates, np.float64), np.asarray(scores, np.float64)
+        if wanted.shape != have.shape or have.size < 2:
+            raise InputError(f"scores and estimates must pair up, two or more. Got {have.shape} and {wanted.shape}.")
+        if not have.std() or not wanted.std():
+            raise InputError("α and β cannot be estimated from scores or estimates that are all equal.")
+        beta = wanted.std() / have.std()
+        return cls(alpha=float(have.mean() - wanted.mean() / beta), beta=float(beta))

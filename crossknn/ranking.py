@@ -1,0 +1,51 @@
+"""The order every retriever keeps: largest estimate first, ties to the lower row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crossknn.errors import RetrieverError
+from crossknn.types import NOTHING, Mask, Proposal, Rows, Scores
+
+
+def top_rows(scores: NDArray[Any], n: int, allowed: Mask | None = None) -> Proposal:
+    """The `n` allowed rows of largest score, ties to the lower row; O(items) plus sorting `n`.
+
+    `scores` is (items,). A row whose score is −∞ is never proposed; NaN and +∞ are an error.
+    """
+    values: Scores = np.asarray(scores, np.float32)  # compare what is returned, so that ties are ties
+    _check_scores(values)
+    rows = np.flatnonzero(values > -np.inf if allowed is None else allowed & (values > -np.inf))
+    if n <= 0 or not len(rows):
+        return NOTHING
+    values = values[rows]
+    chosen = _largest(values, n)
+    return order_rows(rows[chosen], values[chosen])
+
+
+def order_rows(rows: Rows, scores: NDArray[Any]) -> Proposal:
+    """These rows as a proposal: largest score first, ties to the lower row."""
+    order = np.lexsort((rows, -scores))
+    return Proposal(rows[order].astype(np.int64, copy=False), scores[order].astype(np.float32))
+
+
+def _largest(values: Scores, n: int) -> Rows:
+    """Positions of the `n` largest values, in no order; of equal values at the border the first are taken."""
+    if n >= len(values):
+        return np.arange(len(values))
+    border = np.partition(values, len(values) - n)[len(values) - n]
+    above = np.flatnonzero(values > border)
+    at = np.flatnonzero(values == border)[: n - len(above)]
+    return np.concatenate([above, at])
+
+
+def _check_scores(values: Scores) -> None:
+    bad = np.isnan(values) | (values == np.inf)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise RetrieverError(
+            f"a retriever's scores must be finite, or -inf to leave a row out. Row {row}: {values[row]}."
+        )

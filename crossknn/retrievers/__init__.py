@@ -1,0 +1,1 @@
+"""Retrievers propose rows for a query before the cross-encoder is called."""

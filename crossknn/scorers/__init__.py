@@ -1,0 +1,1 @@
+"""Scorers: cross-encoders behind one method, `score(queries, items)`."""

@@ -1,0 +1,219 @@
+"""Scores kept on disk, so that no pair is ever paid for twice."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crossknn.errors import InputError
+from crossknn.scorers.checked import score_pairs
+from crossknn.scorers.function import UNNAMED
+from crossknn.types import Scorer, Scores
+
+SLICE = 4_096  # pairs scored between two writes: the most that a kill can lose
+ASKED_AT_ONCE = 900  # keys in one SELECT; older SQLite takes at most 999
+BUSY_SECONDS = 60.0
+APPLICATION_ID = 0x434B4E4E  # "CKNN" in the file's header
+FORMAT_VERSION = 1
+
+_inherited: list[sqlite3.Connection] = []  # connections of a parent process: never used here, never closed here
+
+
+class Cached:
+    """`scorer`, with its scores in an SQLite file that threads and processes may share.
+
+    Scores are kept by the scorer's fingerprint, so one file serves several scorers. Each slice of new scores is
+    written in one transaction: a process killed at any moment loses at most the slice it was scoring.
+    """
+
+    def __init__(self, scorer: Scorer, path: str | os.PathLike[str]) -> None:
+        if scorer.fingerprint.startswith(UNNAMED):
+            raise InputError(
+                "a function without a name cannot be cached: its scores could not be told from another's. "
+                "Give it one: function_scorer(fn, fingerprint='my-model-v1')."
+            )
+        self.scorer = scorer
+        self.path = Path(path)
+        self.hits = 0  # pairs answered without the scorer
+        self.misses = 0  # pairs the scorer was asked for
+        self._start()
+        self._connection()  # a file that cannot be used is refused now, not in the middle of a search
+
+    def _start(self) -> None:
+        self._fingerprint = self.scorer.fingerprint.encode()
+        self._local = threading.local()
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Workers get the scorer and the path; each opens the file itself."""
+        return {"scorer": self.scorer, "path": self.path, "hits": 0, "misses": 0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+    @property
+    def fingerprint(self) -> str:
+        """The scorer's own: caching changes no score."""
+        return self.scorer.fingerprint
+
+    def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
+        """The scores of the pairs; only those not on disk go to the scorer, each once."""
+        if len(queries) != len(items):
+            raise InputError(f"queries and items must pair up. Got {len(queries)} and {len(items)} instead.")
+        keys = [self._key(query, item) for query, item in zip(queries, items, strict=True)]
+        known = self._read(list(dict.fromkeys(keys)))
+        missing = {key: at for at, key in enumerate(keys) if key not in known}  # one position per distinct pair
+        order = sorted(missing.values())
+        for start in range(0, len(order), SLICE):
+            part = order[start : start + SLICE]
+            scores = score_pairs(self.scorer, [queries[at] for at in part], [items[at] for at in part])
+            new = {keys[at]: float(score) for at, score in zip(part, scores, strict=True)}
+            self._write(new)
+            known |= new
+            self._count(misses=len(part))
+        self._count(hits=len(keys) - len(order))
+        return np.fromiter((known[key] for key in keys), np.float32, len(keys))
+
+    def close(self) -> None:
+        """Close this thread's connection; the next call of `score` opens another."""
+        connection = getattr(self._local, "connection", None)
+        if connection is not None and self._local.process == os.getpid():
+            connection.close()
+        self._local.connection = None
+
+    def _key(self, query: str, item: str) -> bytes:
+        """16 bytes; each part is preceded by its length, so that no two pairs run together."""
+        digest = blake2b(digest_size=16)
+        for part in (self._fingerprint, query.encode("utf-8", "surrogatepass"), item.encode("utf-8", "surrogatepass")):
+            digest.update(struct.pack("<Q", len(part)))
+            digest.update(part)
+        return digest.digest()
+
+    def _read(self, keys: list[bytes]) -> dict[bytes, float]:
+        known: dict[bytes, float] = {}
+        with self._plain_errors():
+            connection = self._connection()
+            for start in range(0, len(keys), ASKED_AT_ONCE):
+                part = keys[start : start + ASKED_AT_ONCE]
+                marks = ",".join("?" * len(part))
+                known.update(connection.execute(f"SELECT key, score FROM scores WHERE key IN ({marks})", part))  # noqa: S608
+        return known
+
+    def _write(self, scores: dict[bytes, float]) -> None:
+        with self._plain_errors():
+            connection = self._connection()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                connection.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", scores.items())
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    def _count(self, *, hits: int = 0, misses: int = 0) -> None:
+        with self._lock:
+            self.hits += hits
+            self.misses += misses
+
+    def _connection(self) -> sqlite3.Connection:
+        """The connection of this thread in this process."""
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is not None and self._local.process != os.getpid():
+            _inherited.append(connection)  # closing it here would disturb the parent's locks
+            connection = None
+        if connection is None:
+            with self._plain_errors():
+                connection = _open(self.path)
+            self._local.connection, self._local.process = connection, os.getpid()
+        return connection
+
+    @contextmanager
+    def _plain_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise InputError(_explain(self.path, error)) from error
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        if not _is_ours(connection):
+            _create(connection)
+        connection.execute("PRAGMA synchronous = NORMAL")  # in WAL: a kill loses nothing that was committed
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _is_ours(connection: sqlite3.Connection) -> bool:
+    """False for a new file; an error for one that belongs to something else."""
+    connection.execute("BEGIN")  # the three answers must come from one moment: another process may be creating it
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    connection.execute("COMMIT")
+    if application == APPLICATION_ID and version == FORMAT_VERSION:
+        return bool(tables)
+    if application == APPLICATION_ID and version > FORMAT_VERSION:
+        raise sqlite3.DatabaseError(f"written by a newer crossknn (format {version}, this one reads {FORMAT_VERSION})")
+    if tables or application:
+        raise sqlite3.DatabaseError("an SQLite file of something else")
+    return False
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    _switch_to_wal(connection)
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL NOT NULL) WITHOUT ROWID")
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+    connection.execute("COMMIT")
+
+
+def _switch_to_wal(connection: sqlite3.Connection) -> None:
+    """SQLite does not wait by itself when two processes switch a new file at the same moment."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _explain(path: Path, error: Exception) -> str:
+    """What is wrong with the file and what to do, from SQLite's own words."""
+    said = str(error)
+    for words, meaning in (
+        ("full", "the disk is full. Free some space and run again: what was written is kept"),
+        ("readonly", "it cannot be written. Give a path in a folder that can"),
+        ("unable to open", "it cannot be opened. Give a path in a folder that can be written"),
+        (
+            "locked",
+            f"another process held it for more than {BUSY_SECONDS:.0f} seconds. Run again once that one is done",
+        ),
+        ("something else", "it is no score cache. Give another path"),
+        ("newer crossknn", "this version cannot read it. Upgrade crossknn or give another path"),
+        ("malformed", "it is damaged. Move it away to begin a new cache"),
+        ("not a database", "it is damaged, or no score cache. Move it away or give another path"),
+    ):
+        if words in said:
+            return f"the score cache {path} cannot be used: {meaning} ({said})."
+    return f"the score cache {path} cannot be used: {said}."

@@ -1,0 +1,224 @@
+"""The [emb]-CE of the AXN paper: a cross-encoder whose score is a dot product of two vectors of one joint encoding."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crossknn.errors import InputError, ScorerError
+from crossknn.optional import import_extra
+from crossknn.scorers.model_scorer import STORED_TOKENS, ModelScorer, PairSpans
+from crossknn.scorers.pair_batches import LongItems
+from crossknn.scorers.pair_template import PairPieces
+from crossknn.scorers.pretrained import Pretrained, load_pretrained
+from crossknn.scorers.token_store import Tokens
+
+POOLING_FILE = "crossknn_pooling.json"
+QUERY_POOLINGS = ("cls", "mean", "mention")
+ITEM_POOLINGS = ("sep", "mean", "title")
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """Which vectors of the joint encoding stand for the query and for the item."""
+
+    query_pooling: str = "cls"
+    item_pooling: str = "sep"
+    mention_tokens: tuple[str, str] | None = None
+    title_token: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.query_pooling not in QUERY_POOLINGS:
+            raise InputError(f"query_pooling must be one of {QUERY_POOLINGS}. Got {self.query_pooling!r} instead.")
+        if self.item_pooling not in ITEM_POOLINGS:
+            raise InputError(f"item_pooling must be one of {ITEM_POOLINGS}. Got {self.item_pooling!r} instead.")
+        if (self.query_pooling == "mention") != (self.mention_tokens is not None):
+            raise InputError("query_pooling='mention' and mention_tokens=(before, after) go together: give both.")
+        if (self.item_pooling == "title") != (self.title_token is not None):
+            raise InputError("item_pooling='title' and title_token go together: give both.")
+
+
+class EmbCrossEncoder(ModelScorer):
+    """The dot product of a query vector and an item vector that one encoding of the pair gave.
+
+    `query_pooling`: "cls", the first token; "mean" over the query's tokens; "mention", the mean of the two
+    `mention_tokens` around the mention. `item_pooling`: "sep", the special token that opens the item; "mean" over
+    the item's tokens; "title", the `title_token` after its title. A folder that `save` wrote knows its poolings.
+    A mean over a text without tokens is the zero vector. The other options are those of `CrossEncoder`.
+    """
+
+    def __init__(
+        self,
+        name: str | os.PathLike[str],
+        *,
+        query_pooling: str | None = None,
+        item_pooling: str | None = None,
+        mention_tokens: tuple[str, str] | None = None,
+        title_token: str | None = None,
+        device: Any = None,
+        dtype: str = "auto",
+        max_length: int | None = None,
+        max_query_tokens: int | None = None,
+        max_item_tokens: int | None = None,
+        long_items: LongItems = "cut",
+        stride: int | None = None,
+        batch_tokens: int | None = None,
+        stored_tokens: int = STORED_TOKENS,
+    ) -> None:
+        pretrained = load_pretrained(name, kind="AutoModel", device=device, dtype=dtype)
+        super().__init__(
+            pretrained,
+            max_length=max_length,
+            max_query_tokens=max_query_tokens,
+            max_item_tokens=max_item_tokens,
+            long_items=long_items,
+            stride=stride,
+            batch_tokens=batch_tokens,
+            stored_tokens=stored_tokens,
+        )
+        given = {
+            "query_pooling": query_pooling,
+            "item_pooling": item_pooling,
+            "mention_tokens": None if mention_tokens is None else tuple(mention_tokens),
+            "title_token": title_token,
+        }
+        self.pooling = _choose_pooling(given, _stored_pooling(pretrained), pretrained.source)
+        self._marks = self._find_marks()
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write model, tokenizer and poolings to a folder that `EmbCrossEncoder` opens."""
+        target = Path(folder)
+        self._pretrained.model.save_pretrained(target)
+        self._pretrained.tokenizer.save_pretrained(target)
+        (target / POOLING_FILE).write_text(json.dumps(asdict(self.pooling), indent=1) + "\n", encoding="utf-8")
+
+    def _find_marks(self) -> dict[str, int]:
+        """The ids of the special tokens that the poolings look for."""
+        if self.pooling.query_pooling == "cls" and not self.template.prefix:
+            raise InputError("query_pooling='cls' needs a tokenizer that opens a pair with a special token.")
+        if self.pooling.item_pooling == "sep" and not self.template.middle:
+            raise InputError("item_pooling='sep' needs a tokenizer that puts a special token between the two texts.")
+        if self.pooling.item_pooling == "title" and self.limits.long_items == "max":
+            raise InputError("item_pooling='title' needs the title in every pass, so long_items must be 'cut'.")
+        wanted = [*(self.pooling.mention_tokens or ()), self.pooling.title_token]
+        return {token: self._mark_id(token) for token in wanted if token is not None}
+
+    def _mark_id(self, token: str) -> int:
+        ids = self._pretrained.backend.encode(f"a {token} b", add_special_tokens=False).ids
+        number = self._pretrained.backend.token_to_id(token)
+        if number is None or number not in ids:
+            raise InputError(
+                f"{token!r} must be one token of the tokenizer of {self._pretrained.source}. Add it with "
+                "tokenizer.add_special_tokens, train the model with it and save both."
+            )
+        return int(number)
+
+    def _check_ids(self, ids: Tokens, pieces: PairPieces, describe: Callable[[int], str]) -> None:
+        """Every pair must hold the special tokens that its poolings read."""
+        query_start = len(self.template.prefix)
+        item_starts = query_start + pieces.query_lengths + len(self.template.middle)
+        for token, number in self._marks.items():
+            if token == self.pooling.title_token:
+                found = _between(ids == number, item_starts, pieces.item_lengths)
+            else:
+                found = _between(ids == number, np.full(len(ids), query_start), pieces.query_lengths)
+            without = np.flatnonzero(~found)
+            if len(without):
+                text = "item" if token == self.pooling.title_token else "query"
+                raise ScorerError(
+                    f"the {text} has no {token!r}, or it was cut off (max_length {self.limits.max_length}), in "
+                    f"{describe(int(without[0]))}."
+                )
+
+    def _score_settings(self) -> dict[str, Any]:
+        return {"pooling": asdict(self.pooling)}
+
+    def _read_scores(self, batch: PairSpans) -> Any:
+        states = self._pretrained.model(**batch.inputs).last_hidden_state.float()  # (pairs, longest, dim)
+        return (self._query_vectors(states, batch) * self._item_vectors(states, batch)).sum(-1)
+
+    def _query_vectors(self, states: Any, batch: PairSpans) -> Any:
+        if self.pooling.query_pooling == "cls":
+            return states[:, 0]
+        starts = self._torch.full_like(batch.query_lengths, batch.query_start)
+        inside = _inside(batch.columns, starts, batch.query_lengths)
+        if self.pooling.mention_tokens is None:
+            return _mean(states, inside)
+        before, after = (self._marks[token] for token in self.pooling.mention_tokens)
+        rows = self._torch.arange(len(states), device=states.device)
+        first = states[rows, _first(inside & (batch.ids == before))]
+        return (first + states[rows, _first(inside & (batch.ids == after))]) / 2
+
+    def _item_vectors(self, states: Any, batch: PairSpans) -> Any:
+        rows = self._torch.arange(len(states), device=states.device)
+        if self.pooling.item_pooling == "sep":
+            return states[rows, batch.item_starts - 1]
+        inside = _inside(batch.columns, batch.item_starts, batch.item_lengths)
+        if self.pooling.title_token is None:
+            return _mean(states, inside)
+        return states[rows, _first(inside & (batch.ids == self._marks[self.pooling.title_token]))]
+
+
+def _inside(columns: Any, starts: Any, lengths: Any) -> Any:
+    """(pairs, longest) True at the tokens of one text of each pair; for numpy arrays and tensors alike."""
+    return (columns[None, :] >= starts[:, None]) & (columns[None, :] < (starts + lengths)[:, None])
+
+
+def _between(hits: NDArray[np.bool_], starts: Any, lengths: Any) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = (hits & _inside(np.arange(hits.shape[1]), starts, lengths)).any(axis=1)
+    return found
+
+
+def _first(hits: Any) -> Any:
+    """(pairs,) the first position that is True."""
+    return hits.int().argmax(1)
+
+
+def _mean(states: Any, inside: Any) -> Any:
+    weights = inside.to(states.dtype)
+    return (states * weights[:, :, None]).sum(1) / weights.sum(1, keepdim=True).clamp(min=1)
+
+
+def _stored_pooling(pretrained: Pretrained) -> Pooling | None:
+    """What `save` wrote beside the weights, if anything."""
+    folder = Path(pretrained.source).expanduser()
+    if folder.is_dir():
+        found: Path | None = folder / POOLING_FILE
+    else:
+        hub = import_extra("huggingface_hub", extra="models")
+        cached = hub.try_to_load_from_cache(pretrained.source, POOLING_FILE)
+        found = Path(cached) if isinstance(cached, str) else _download_pooling(hub, pretrained.source)
+    if found is None or not found.is_file():
+        return None
+    try:
+        fields = json.loads(found.read_text(encoding="utf-8"))
+        tokens = fields.get("mention_tokens")
+        return Pooling(**{**fields, "mention_tokens": None if tokens is None else tuple(tokens)})
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{found} does not describe a pooling: {error}") from error
+
+
+def _download_pooling(hub: Any, name: str) -> Path | None:
+    try:
+        return Path(hub.hf_hub_download(name, POOLING_FILE))
+    except (OSError, ValueError):  # the model has no such file, or there is no network
+        return None
+
+
+def _choose_pooling(given: dict[str, Any], stored: Pooling | None, source: str) -> Pooling:
+    chosen = {key: value for key, value in given.items() if value is not None}
+    if stored is None:
+        return Pooling(**chosen)
+    for key, value in chosen.items():
+        if value != getattr(stored, key):
+            raise InputError(
+                f"{key} must be {getattr(stored, key)!r}, as {source} was saved with. Got {value!r} instead."
+            )
+    return stored

@@ -1,0 +1,301 @@
+"""What every scorer that runs a transformer over pairs has in common."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from hashlib import blake2b
+from itertools import count
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crossknn.errors import InputError, ScorerError
+from crossknn.optional import import_extra
+from crossknn.scorers.checked import check_scores, describe_pair
+from crossknn.scorers.pair_batches import Limits, LongItems, Passes, best_of_passes, cut_batches, plan_passes
+from crossknn.scorers.pair_template import PairPieces, find_template
+from crossknn.scorers.pretrained import Pretrained, config_that_counts, hash_weights, longest_input
+from crossknn.scorers.token_store import Counts, Ragged, Tokens, TokenStore, fast_tokenize
+from crossknn.types import Rows, Scores
+
+logger = logging.getLogger(__name__)
+
+PAIRS_AT_ONCE = 16_384  # tokenised together; the device works on one such part while the next is prepared
+BATCH_TOKENS = {"cpu": 2_048, "cuda": 131_072}  # measured; see benchmarks/scoring_speed.py
+STORED_TOKENS = 50_000_000  # 200 MB of token ids
+
+
+@dataclass(slots=True)
+class Work:
+    """What a scorer has done so far."""
+
+    pairs: int = 0  # asked for
+    passes: int = 0  # run through the model; fewer where pairs repeat, more where an item takes several windows
+    items_cut: int = 0  # pairs that lost tokens of their item
+    queries_cut: int = 0
+    tokens: int = 0  # in those passes
+    padding: int = 0  # padding tokens beside them
+
+
+@dataclass(frozen=True, slots=True)
+class PairSpans:
+    """A batch on the device: where each pair's two texts are in its ids."""
+
+    ids: Any  # (pairs, longest)
+    columns: Any  # (longest,)
+    query_start: int
+    query_lengths: Any  # (pairs,)
+    item_starts: Any
+    item_lengths: Any
+    inputs: dict[str, Any]  # what the model is called with
+
+
+class ModelScorer:
+    """Tokenises once, assembles pairs as arrays, runs batches of like length; a subclass reads the scores off."""
+
+    def __init__(
+        self,
+        pretrained: Pretrained,
+        *,
+        max_length: int | None,
+        max_query_tokens: int | None,
+        max_item_tokens: int | None,
+        long_items: LongItems,
+        stride: int | None,
+        batch_tokens: int | None,
+        stored_tokens: int,
+    ) -> None:
+        self._torch = import_extra("torch", extra="models")
+        self._pretrained = pretrained
+        tokenize = fast_tokenize(pretrained.backend)
+        self.template = find_template(pretrained.tokenizer, tokenize)
+        longest = _choose_length(pretrained, max_length, self.template.specials)
+        self.limits = Limits(longest, max_query_tokens, max_item_tokens, long_items, stride)
+        self.batch_tokens = batch_tokens or BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])
+        if self.batch_tokens < 1 or stored_tokens < 1:
+            raise InputError("batch_tokens and stored_tokens must be at least 1.")
+        self._queries = TokenStore(tokenize, max_tokens=stored_tokens)
+        self._items = TokenStore(tokenize, max_tokens=stored_tokens)
+        self._lock = Lock()
+        self._warned = False
+        self.counts = Work()
+
+    @property
+    def device(self) -> Any:
+        """Where the model runs."""
+        return self._pretrained.device
+
+    @property
+    def dtype(self) -> str:
+        """The precision of the model's weights."""
+        return self._pretrained.dtype
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of weights, config, tokenizer and of every setting that changes scores; made on first use."""
+        digest = blake2b(hash_weights(self._pretrained.model), digest_size=16)
+        settings = {
+            "scorer": type(self).__name__,
+            "config": config_that_counts(self._pretrained.model),
+            "dtype": self.dtype,
+            "limits": asdict(self.limits),
+            "template": asdict(self.template),
+            **self._score_settings(),
+        }
+        digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
+        digest.update(self._pretrained.backend.to_str().encode())
+        return f"{type(self).__name__}:{digest.hexdigest()}"
+
+    def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
+        """One raw score per pair `(queries[i], items[i])`, in the order given; a repeated pair is computed once."""
+        if len(queries) != len(items):
+            raise InputError(f"queries and items must pair up. Got {len(queries)} and {len(items)} instead.")
+        if not len(queries):
+            return np.empty(0, np.float32)
+        query_texts, query_rows = _distinct(queries, "query")
+        item_texts, item_rows = _distinct(items, "item")
+        keys, given = np.unique(query_rows * len(item_texts) + item_rows, return_inverse=True)
+        query_rows, item_rows = np.divmod(keys, len(item_texts))
+        scores = np.empty(len(keys), np.float32)
+        running: deque[tuple[slice, Callable[[], Scores]]] = deque()
+        with self._torch.inference_mode():
+            for start in range(0, len(keys), PAIRS_AT_ONCE):
+                part = slice(start, start + PAIRS_AT_ONCE)
+                running.append((part, self._start(query_texts, query_rows[part], item_texts, item_rows[part])))
+                if len(running) > 1:
+                    done, finish = running.popleft()
+                    scores[done] = finish()
+            for done, finish in running:
+                scores[done] = finish()
+        with self._lock:
+            self.counts.pairs += len(queries)
+        return check_scores(scores[given], queries, items)
+
+    def _start(
+        self, query_texts: list[str], query_rows: Rows, item_texts: list[str], item_rows: Rows
+    ) -> Callable[[], Scores]:
+        """Send the pairs to the device; the function that comes back waits for their scores."""
+        queries, query_at = _look_up(self._queries, query_texts, query_rows)
+        items, item_at = _look_up(self._items, item_texts, item_rows)
+        passes = plan_passes(self.template, self.limits, queries, items, query_at, item_at)
+
+        def describe(row: int) -> str:
+            return describe_pair(query_texts[query_rows[passes.pair[row]]], item_texts[item_rows[passes.pair[row]]])
+
+        order, outputs = self._run(passes, describe)
+
+        def finish() -> Scores:
+            scores = np.empty(len(order), np.float32)
+            scores[order] = self._torch.cat(outputs).cpu().numpy()  # the one wait for the device
+            return best_of_passes(scores, passes.pair, len(query_rows))
+
+        return finish
+
+    def _run(self, passes: Passes, describe: Callable[[int], str]) -> tuple[Rows, list[Any]]:
+        lengths = self.template.specials + passes.pieces.query_lengths + passes.pieces.item_lengths
+        order: list[Rows] = []
+        outputs: list[Any] = []
+        padded = 0
+        for rows, batch in _one_ahead(self._batches(passes.pieces, lengths, describe)):
+            outputs += self._forward(batch, describe, rows)
+            order.append(rows)
+            padded += batch.ids.shape[0] * batch.ids.shape[1]
+        self._count(passes, int(lengths.sum()), padded)
+        return np.concatenate(order), outputs
+
+    def _batches(
+        self, pieces: PairPieces, lengths: Counts, describe: Callable[[int], str]
+    ) -> Iterator[tuple[Rows, PairSpans]]:
+        for rows in cut_batches(lengths, self.batch_tokens):
+            chosen = pieces.take(rows)
+            ids = self.template.assemble(chosen)
+            self._check_ids(ids, chosen, partial(_describe_row, describe, rows))
+            yield rows, self._to_device(ids, chosen, padded=bool(lengths[rows[-1]] < ids.shape[1]))
+
+    def _to_device(self, ids: Tokens, pieces: PairPieces, *, padded: bool) -> PairSpans:
+        """Only ids and lengths travel; masks and token types are made where they are used."""
+        moved = self._move(ids).long()
+        query_lengths, item_lengths = self._move(np.stack([pieces.query_lengths, pieces.item_lengths]))
+        columns = self._torch.arange(ids.shape[1], device=self.device)
+        inputs = {"input_ids": moved}
+        if padded:
+            totals = self.template.specials + query_lengths + item_lengths
+            inputs["attention_mask"] = (columns[None, :] < totals[:, None]).long()
+        if self.template.first_type is not None:
+            inputs["token_type_ids"] = self.template.token_types(columns, query_lengths, item_lengths)
+        query_start = len(self.template.prefix)
+        item_starts = query_start + query_lengths + len(self.template.middle)
+        return PairSpans(moved, columns, query_start, query_lengths, item_starts, item_lengths, inputs)
+
+    def _move(self, array: NDArray[Any]) -> Any:
+        tensor = self._torch.from_numpy(array)
+        if self.device.type != "cuda":
+            return tensor.to(self.device)
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def _forward(self, batch: PairSpans, describe: Callable[[int], str], rows: Rows) -> list[Any]:
+        """The batch's scores, still on the device; a batch too large for its memory is halved, as are later ones."""
+        try:
+            return [self._read_scores(batch)]
+        except self._torch.cuda.OutOfMemoryError as error:
+            if len(rows) == 1:
+                raise ScorerError(f"the device has too little memory for {describe(int(rows[0]))}.") from error
+        # Outside the handler, so that the failed pass is no longer held by its traceback.
+        self._torch.cuda.empty_cache()
+        self.batch_tokens = max(1, min(self.batch_tokens, batch.ids.shape[0] * batch.ids.shape[1]) // 2)
+        logger.warning("a batch did not fit in the device's memory; batch_tokens is now %d", self.batch_tokens)
+        middle = len(rows) // 2
+        return [
+            score
+            for half in (slice(0, middle), slice(middle, None))
+            for score in self._forward(_take_pairs(batch, half), describe, rows[half])
+        ]
+
+    def _count(self, passes: Passes, tokens: int, padded: int) -> None:
+        with self._lock:
+            self.counts.passes += len(passes.pair)
+            self.counts.items_cut += passes.items_cut
+            self.counts.queries_cut += passes.queries_cut
+            self.counts.tokens += tokens
+            self.counts.padding += padded - tokens
+            warn = not self._warned and bool(passes.items_cut or passes.queries_cut)
+            self._warned = self._warned or warn
+        if warn:
+            logger.warning(
+                "%d items and %d queries did not fit and were cut (max_length %d); see .counts for the running "
+                "totals, and long_items='max' to score long items whole. This is said once.",
+                passes.items_cut,
+                passes.queries_cut,
+                self.limits.max_length,
+            )
+
+    def _score_settings(self) -> dict[str, Any]:
+        """A subclass's settings that change scores, for the fingerprint."""
+        return {}
+
+    def _check_ids(self, ids: Tokens, pieces: PairPieces, describe: Callable[[int], str]) -> None:
+        """A subclass may refuse pairs here, before they reach the device."""
+
+    def _read_scores(self, batch: PairSpans) -> Any:
+        """(pairs,) float32 on the device."""
+        raise NotImplementedError
+
+
+def _choose_length(pretrained: Pretrained, max_length: int | None, specials: int) -> int:
+    default, limit = longest_input(pretrained.model, pretrained.tokenizer)
+    if max_length is None:
+        return default
+    if limit is not None and max_length > limit:
+        raise InputError(f"max_length must be at most {limit} for this model. Got {max_length} instead.")
+    if max_length < specials + 2:
+        raise InputError(f"max_length must leave room for both texts, so at least {specials + 2}. Got {max_length}.")
+    return max_length
+
+
+def _distinct(texts: Sequence[str], kind: str) -> tuple[list[str], Rows]:
+    """The different texts, and for each text given which of them it is."""
+    try:
+        rows = dict(zip(dict.fromkeys(texts), count(), strict=False))
+    except TypeError as error:  # a list or a dictionary among them
+        raise InputError(f"every {kind} must be a string: {error}") from error
+    for text in rows:
+        if not isinstance(text, str):
+            raise InputError(f"every {kind} must be a string. Got {type(text).__name__} instead: {str(text)[:80]!r}")
+    return list(rows), np.fromiter(map(rows.__getitem__, texts), np.int64, len(texts))
+
+
+def _look_up(store: TokenStore, texts: list[str], rows: Rows) -> tuple[Ragged, Rows]:
+    used, at = np.unique(rows, return_inverse=True)
+    return store.lookup([texts[row] for row in used]), at
+
+
+def _one_ahead(batches: Iterator[tuple[Rows, PairSpans]]) -> Iterator[tuple[Rows, PairSpans]]:
+    """Assemble the next batch before the current one runs: models may wait for the device when they read a mask."""
+    current = next(batches, None)
+    while current is not None:
+        following = next(batches, None)
+        yield current
+        current = following
+
+
+def _describe_row(describe: Callable[[int], str], rows: Rows, row: int) -> str:
+    return describe(int(rows[row]))
+
+
+def _take_pairs(batch: PairSpans, part: slice) -> PairSpans:
+    return PairSpans(
+        batch.ids[part],
+        batch.columns,
+        batch.query_start,
+        batch.query_lengths[part],
+        batch.item_starts[part],
+        batch.item_lengths[part],
+        {name: tensor[part] for name, tensor in batch.inputs.items()},
+    )

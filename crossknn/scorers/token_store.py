@@ -1,0 +1,98 @@
+"""Texts become token ids once: a bounded store of token ids, and ragged arrays to gather them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int32]
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Rows of different lengths in one buffer: row `i` is `flat[starts[i] : starts[i] + lengths[i]]`."""
+
+    flat: Tokens
+    starts: Counts
+    lengths: Counts
+
+    @classmethod
+    def of(cls, rows: Sequence[Tokens]) -> Ragged:
+        """The rows, one after the other."""
+        lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
+        flat = np.concatenate(rows) if len(rows) else np.empty(0, np.int32)
+        return cls(flat, np.cumsum(lengths) - lengths, lengths)
+
+
+class TokenStore:
+    """Token ids by text, the oldest forgotten first once `max_tokens` are held.
+
+    The key is a 16-byte digest, so that the store never holds a text. Safe to use from several threads.
+    """
+
+    def __init__(self, tokenize: Callable[[list[str]], list[Tokens]], *, max_tokens: int) -> None:
+        self._tokenize = tokenize
+        self._max_tokens = max_tokens
+        self._rows: dict[bytes, Tokens] = {}  # in the order of arrival
+        self._lock = Lock()
+        self.tokens = 0  # held now
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def lookup(self, texts: Sequence[str]) -> Ragged:
+        """The token ids of each text; those not held are tokenised in one call."""
+        keys = [digest_text(text) for text in texts]
+        rows: list[Tokens | None] = [self._rows.get(key) for key in keys]
+        missing = {key: text for key, text, row in zip(keys, texts, rows, strict=True) if row is None}
+        if not missing:
+            return Ragged.of(rows)  # type: ignore[arg-type]
+        made = dict(zip(missing, self._tokenize(list(missing.values())), strict=True))
+        self._keep(made)
+        return Ragged.of([made[key] if row is None else row for key, row in zip(keys, rows, strict=True)])
+
+    def _keep(self, made: dict[bytes, Tokens]) -> None:
+        with self._lock:
+            new = {key: row for key, row in made.items() if key not in self._rows}
+            self._rows |= new
+            self.tokens += sum(len(row) for row in new.values())
+            while self.tokens > self._max_tokens:
+                for key in list(islice(self._rows, max(1, len(self._rows) // 16))):
+                    self.tokens -= len(self._rows.pop(key))
+
+
+def digest_text(text: str) -> bytes:
+    """16 bytes that stand for the text."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def fast_tokenize(backend: Any) -> Callable[[list[str]], list[Tokens]]:
+    """A function from texts to their own token ids: nothing special added, nothing cut.
+
+    `backend` is a `tokenizers.Tokenizer` that nobody else changes: the functions of `transformers` set
+    truncation on a shared one at every call, which is not safe with threads.
+    """
+    encode = getattr(backend, "encode_batch_fast", backend.encode_batch)
+
+    def tokenize(texts: list[str]) -> list[Tokens]:
+        encodings = encode([_without_surrogates(text) for text in texts], add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    return tokenize
+
+
+def _without_surrogates(text: str) -> str:
+    """Lone surrogates cannot be written as UTF-8, which is what tokenizers read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text

@@ -1,0 +1,282 @@
+"""Items, a scorer and whatever proposes candidates, put together for searching."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crossknn.answering import Answerer
+from crossknn.encoders.checks import check_vectors
+from crossknn.encoders.corpus import encode_items
+from crossknn.errors import InputError
+from crossknn.hits import Hits, best_hits
+from crossknn.items import Items
+from crossknn.normalization import Normalization
+from crossknn.retrievers.bm25 import Bm25
+from crossknn.retrievers.dense import Dense
+from crossknn.retrievers.fused import Fused
+from crossknn.retrievers.simple import Random
+from crossknn.retrievers.tfidf import TfIdf
+from crossknn.scorers.checked import score_pairs
+from crossknn.strategies.base import Space, Strategy, check_positive, drive
+from crossknn.strategies.rerank import Rerank
+from crossknn.types import Encoder, Progress, Proposal, Retriever, Scorer, Vectors, VectorSearch
+from crossknn.vectors.exact import ExactSearch
+
+Filter = Collection[str] | Callable[[str], bool]
+"""Ids that may be found, or a test on an id. It holds in every round."""
+
+
+class Searcher:
+    """Searches `items` for the highest scores of `scorer`.
+
+    scorer         any `Scorer`; called once per round for all queries of a search
+    encoder        any `Encoder`; without one there are no item vectors and no "dense" retriever
+    vectors        the items' vectors if you have them: an array, a tensor or a `VectorSearch`.
+                   Without them the items are encoded when they are first needed
+    retrievers     your own, beside "dense", "bm25", "tfidf", "random" and "fused" (reciprocal rank of
+                   dense and BM25), which are made when a strategy first names them; one of the same
+                   name takes the place of the built-in
+    normalization  α and β for `Axn`; `fit_normalization` estimates them
+    device         where the item vectors are searched: "cpu" (default) or "cuda"
+    progress       called as `progress(step, done, total)` while encoding and scoring
+
+    A searcher may be used from several threads; the scorer is called by one at a time.
+    """
+
+    def __init__(
+        self,
+        items: Items,
+        *,
+        scorer: Scorer,
+        encoder: Encoder | None = None,
+        vectors: VectorSearch | NDArray[Any] | None = None,
+        retrievers: Iterable[Retriever] = (),
+        normalization: Normalization | None = None,
+        device: str | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if not isinstance(items, Items):
+            raise InputError(f"items must be Items, as from Items.from_path(…). Got {type(items).__name__} instead.")
+        self.items = items
+        self.scorer = scorer
+        self.encoder = encoder
+        self.normalization = normalization
+        self._device = device
+        self._progress = progress
+        self._vectors = None if vectors is None else self._as_search(vectors)
+        self._own = {retriever.name: retriever for retriever in retrievers}
+        self._fitted: dict[str, Retriever] = {}
+        self._making = threading.RLock()
+        self._scoring = threading.Lock()
+
+    def search(
+        self,
+        query: str,
+        *,
+        k: int = 10,
+        budget: int | None = None,
+        strategy: Strategy | None = None,
+        filter: Filter | None = None,
+        deadline: float | None = None,
+    ) -> Hits:
+        """The `k` best items for one query; see `search_many`."""
+        return self.search_many([query], k=k, budget=budget, strategy=strategy, filter=filter, deadline=deadline)[0]
+
+    def search_many(
+        self,
+        queries: Sequence[str],
+        *,
+        k: int = 10,
+        budget: int | None = None,
+        strategy: Strategy | None = None,
+        filter: Filter | None = None,
+        deadline: float | None = None,
+    ) -> list[Hits]:
+        """The `k` best items for each query, all queries side by side, one scorer call per round.
+
+        `strategy` defaults to `Rerank(budget)`, and `budget` to 100 calls per query; give one or the other.
+        `deadline` is in seconds for the whole call: when it is over, the best so far come back and
+        `hits.stopped` is "deadline".
+        """
+        return self._search(queries, k, budget, strategy, filter, deadline, None)
+
+    async def asearch(
+        self,
+        query: str,
+        *,
+        k: int = 10,
+        budget: int | None = None,
+        strategy: Strategy | None = None,
+        filter: Filter | None = None,
+        deadline: float | None = None,
+    ) -> Hits:
+        """`search` without blocking the event loop. Cancelling the task ends the search after its current slice."""
+        cancelled = threading.Event()
+        try:
+            found = await asyncio.to_thread(self._search, [query], k, budget, strategy, filter, deadline, cancelled)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return found[0]
+
+    def fit_normalization(self, queries: Sequence[str], *, items_per_query: int = 100, seed: int = 0) -> Normalization:
+        """Estimate α and β from calls on `queries` (the paper: 100 train queries) and keep them for `Axn`.
+
+        Each query is scored against `items_per_query` random items.
+        """
+        check_positive("items_per_query", items_per_query)
+        queries = self._check_queries(queries)
+        sampled = Random(seed=seed).fit(self.items).retrieve(queries, items_per_query)
+        query_vectors, search = self._encode_queries(queries), self._item_vectors()
+        scores, estimates = [], []
+        for query, vector, proposal in zip(queries, query_vectors, sampled, strict=True):
+            with self._scoring:
+                scores.append(score_pairs(self.scorer, [query] * len(proposal), self.items.texts_of(proposal.rows)))
+            estimates.append(search.take(proposal.rows) @ vector)
+        self.normalization = Normalization.fit(np.concatenate(scores), np.concatenate(estimates))
+        return self.normalization
+
+    def _search(
+        self,
+        queries: Sequence[str],
+        k: int,
+        budget: int | None,
+        strategy: Strategy | None,
+        filter: Filter | None,
+        deadline: float | None,
+        cancelled: threading.Event | None,
+    ) -> list[Hits]:
+        start = time.monotonic()
+        queries = self._check_queries(queries)
+        chosen = _choose_strategy(strategy, budget, k)
+        if deadline is not None and not deadline > 0:
+            raise InputError(f"deadline must be a positive number of seconds. Got {deadline!r} instead.")
+        space = self._space(queries, filter)
+        reachable = len(space.allowed_rows)
+        answerer = Answerer(
+            self.scorer,
+            self.items,
+            queries,
+            lock=self._scoring,
+            ends=None if deadline is None else start + deadline,
+            cancelled=cancelled,
+            progress=self._progress,
+            total_calls=len(queries) * min(chosen.budget or reachable, reachable),
+        )
+        found = drive(chosen, space, answerer)
+        seconds = time.monotonic() - start
+        return [
+            best_hits(query, one, self.items, k, seconds=seconds, score_seconds=answerer.seconds)
+            for query, one in zip(queries, found, strict=True)
+        ]
+
+    def _space(self, queries: Sequence[str], filter: Filter | None) -> Space:
+        allowed = None if filter is None else self.items.mask(filter)
+
+        def propose(name: str | None, n: int) -> tuple[str, list[Proposal]]:
+            retriever = self._retriever(name or self._default_retriever)
+            return retriever.name, retriever.retrieve(queries, n, allowed=allowed)
+
+        return Space(
+            queries=len(queries),
+            items=len(self.items),
+            propose=propose,
+            query_vectors=_once(lambda: self._encode_queries(queries)) if self.encoder else None,
+            item_vectors=self._item_vectors,
+            allowed=allowed,
+            normalization=self.normalization,
+        )
+
+    def prepare(self, *retrievers: str) -> None:
+        """Do now what the first search would do: encode the items, fit these retrievers (default: the default one)."""
+        for name in retrievers or (self._default_retriever,):
+            self._retriever(name)
+        if self.encoder:
+            self._item_vectors()
+
+    @property
+    def _default_retriever(self) -> str:
+        return "fused" if self.encoder else "bm25"
+
+    def _retriever(self, name: str) -> Retriever:
+        with self._making:
+            if name not in self._fitted:
+                retriever = self._own.get(name) or self._built_in(name)
+                self._fitted[name] = retriever.fit(self.items)
+            return self._fitted[name]
+
+    def _built_in(self, name: str) -> Retriever:
+        if name == "fused":
+            return Fused([self._retriever("dense"), self._retriever("bm25")])
+        if name == "dense":
+            return Dense(self._need_encoder("the dense retriever"), vectors=self._item_vectors())
+        simple: dict[str, Callable[[], Retriever]] = {"bm25": Bm25, "tfidf": TfIdf, "random": Random}
+        if name not in simple:
+            known = sorted({*self._own, *simple, "dense", "fused"})
+            raise InputError(f"there is no retriever named {name!r}. Known here: {', '.join(known)}.")
+        return simple[name]()
+
+    def _item_vectors(self) -> VectorSearch:
+        with self._making:
+            if self._vectors is None:
+                encoder = self._need_encoder("a search with item vectors")
+                self._vectors = self._as_search(encode_items(self.items, encoder, progress=self._progress))
+            return self._vectors
+
+    def _as_search(self, vectors: VectorSearch | NDArray[Any]) -> VectorSearch:
+        search = vectors if isinstance(vectors, VectorSearch) else ExactSearch(vectors, device=self._device)
+        if len(search) != len(self.items):
+            raise InputError(f"there must be one vector per item ({len(self.items)}). Got {len(search)} instead.")
+        return search
+
+    def _encode_queries(self, queries: Sequence[str]) -> Vectors:
+        encoder = self._need_encoder("a query vector")
+        return check_vectors(encoder.encode_queries(queries), queries, dim=self._item_vectors().dim)
+
+    def _need_encoder(self, what: str) -> Encoder:
+        if self.encoder is None:
+            raise InputError(f"{what} needs an encoder: Searcher(items, scorer=…, encoder=SentenceEncoder(…)).")
+        return self.encoder
+
+    @staticmethod
+    def _check_queries(queries: Sequence[str]) -> list[str]:
+        if isinstance(queries, str):
+            raise InputError("search_many takes a list of queries. For one query use search.")
+        for position, query in enumerate(queries):
+            if not isinstance(query, str) or not query.strip():
+                raise InputError(f"a query must be a string with something in it. Query {position} is {query!r}.")
+        return list(queries)
+
+
+def _choose_strategy(strategy: Strategy | None, budget: int | None, k: int) -> Strategy:
+    check_positive("k", k)
+    if strategy is None:
+        strategy = Rerank(budget=100 if budget is None else budget)
+    elif budget is not None:
+        raise InputError("give either a budget or a strategy, which has a budget of its own.")
+    if not isinstance(strategy, Strategy):
+        raise InputError(f"strategy must be a Strategy such as Axn(budget=100). Got {strategy!r} instead.")
+    if strategy.budget is not None and k > strategy.budget:
+        raise InputError(
+            f"k must be at most the budget ({strategy.budget}): only scored items are returned. Got {k} instead."
+        )
+    return strategy
+
+
+def _once(make: Callable[[], Vectors]) -> Callable[[], Vectors]:
+    """`make`, run at the first call only."""
+    made: list[Vectors] = []
+
+    def get() -> Vectors:
+        if not made:
+            made.append(make())
+        return made[0]
+
+    return get

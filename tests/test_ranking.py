@@ -1,0 +1,35 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crossknn.errors import RetrieverError
+from crossknn.ranking import top_rows
+
+small = st.lists(st.sampled_from([-1.0, 0.0, 0.5, 0.5, 2.0, -np.inf]), max_size=30)
+
+
+@given(scores=small, n=st.integers(0, 35), data=st.data())
+def test_equals_a_full_sort(scores, n, data):
+    allowed = np.array(data.draw(st.lists(st.booleans(), min_size=len(scores), max_size=len(scores))), np.bool_)
+    candidates = [row for row in range(len(scores)) if allowed[row] and scores[row] > -np.inf]
+    wanted = sorted(candidates, key=lambda row: (-scores[row], row))[:n]
+    found = top_rows(np.array(scores, np.float32), n, allowed)
+    assert found.rows.tolist() == wanted
+    assert found.estimates.tolist() == [scores[row] for row in wanted]
+    assert found.rows.dtype == np.int64
+    assert found.estimates.dtype == np.float32
+
+
+def test_ties_at_the_border_go_to_the_lower_rows():
+    assert top_rows(np.array([1, 2, 1, 1, 2]), 3).rows.tolist() == [1, 4, 0]
+
+
+def test_scores_that_are_equal_as_float32_are_ties():
+    assert top_rows(np.array([1.0, 1.0 + 1e-12]), 2).rows.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_scores_must_be_finite(bad):
+    with pytest.raises(RetrieverError, match="Row 1: "):
+        top_rows(np.array([0, bad]), 1)

@@ -1,0 +1,73 @@
+"""Tiny worlds with a known answer, for tests that need scores, vectors and candidates but no model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from crossknn.normalization import Normalization
+from crossknn.ranking import top_rows
+from crossknn.strategies.base import Answer, Found, Space, Strategy, drive
+from crossknn.types import Proposal
+from crossknn.vectors.exact import ExactSearch
+
+
+@dataclass
+class World:
+    """Scores of every pair, item vectors, and a dual encoder's query vectors that are a little off."""
+
+    scores: np.ndarray  # (queries, items)
+    vectors: np.ndarray  # (items, dim)
+    query_vectors: np.ndarray  # (queries, dim)
+    normalization: Normalization | None = None
+    asked: list[list[int]] | None = None  # how many rows each round asked for, per query
+
+    @classmethod
+    def low_rank(cls, queries: int = 5, items: int = 200, dim: int = 8, seed: int = 0, noise: float = 1.0) -> World:
+        """Scores that are exactly `u·v`, with `u` unknown to the dual encoder up to `noise`."""
+        rng = np.random.default_rng(seed)
+        vectors = rng.normal(size=(items, dim)).astype(np.float32)
+        truth = rng.normal(size=(queries, dim)).astype(np.float32)
+        guess = truth + noise * rng.normal(size=truth.shape).astype(np.float32)
+        return cls(truth @ vectors.T, vectors, guess, Normalization())
+
+    def space(self, *, allowed: np.ndarray | None = None, only: slice = slice(None)) -> Space:
+        query_vectors = self.query_vectors[only]
+        signals = {
+            "dense": query_vectors @ self.vectors.T,
+            "random": np.tile(np.random.default_rng(7).permutation(len(self.vectors)), (len(query_vectors), 1)),
+        }
+
+        def propose(name: str | None, n: int) -> tuple[str, list[Proposal]]:
+            return name or "dense", [top_rows(line, n, allowed) for line in signals[name or "dense"]]
+
+        return Space(
+            queries=len(query_vectors),
+            items=len(self.vectors),
+            propose=propose,
+            query_vectors=lambda: query_vectors,
+            item_vectors=lambda: ExactSearch(self.vectors),
+            allowed=allowed,
+            normalization=self.normalization,
+        )
+
+    def run(self, strategy: Strategy, *, allowed: np.ndarray | None = None, only: slice = slice(None)) -> list[Found]:
+        self.asked = []
+        scores = self.scores[only]
+
+        def answer(asks: list[np.ndarray]) -> Answer:
+            assert self.asked is not None
+            self.asked.append([len(rows) for rows in asks])
+            return Answer([line[rows].astype(np.float32) for line, rows in zip(scores, asks, strict=True)])
+
+        return drive(strategy, self.space(allowed=allowed, only=only), answer)
+
+
+def all_rows(found: Found) -> list[int]:
+    return np.concatenate(found.rows).tolist()
+
+
+def best(found: Found, k: int) -> list[int]:
+    rows, scores = np.concatenate(found.rows), np.concatenate(found.scores)
+    return rows[np.lexsort((rows, -scores))][:k].tolist()
