@@ -20,7 +20,8 @@ types: .venv/installed
 
 bench: .venv/installed  ## the CPU part; needs the data folder, see benchmarks/README.md
 	$(BIN)/python -m benchmarks.paper_search $(SHARED)/scores/scifact $(SHARED)/scores/acl25k
-	$(BIN)/python -m benchmarks.scoring_speed --model $(SHARED)/models/ce-ir --texts $(SHARED)/data/scifact.tar.xz --device cpu
+	mkdir -p .bench && tar -xf $(SHARED)/data/scifact.tar.xz -C .bench
+	$(BIN)/python -m benchmarks.scoring_speed --model $(SHARED)/models/ce-ir --texts .bench/scifact --device cpu --out benchmarks/results/scoring_speed_cpu.json
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -28,4 +29,4 @@ bench: .venv/installed  ## the CPU part; needs the data folder, see benchmarks/R
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .bench .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -29,8 +29,8 @@ class Matrix:
     bm25: np.ndarray  # (queries, items) float32
     normalization: Normalization
 
-    def space(self, *, own_scale: bool = False) -> Space:
-        """What a strategy sees; with `own_scale` nobody has estimated α and β."""
+    def space(self, normalization: Normalization | None) -> Space:
+        """What a strategy sees; without a normalization nobody has estimated α and β."""
         dense = self.query_vectors @ self.vectors.take(np.arange(len(self.vectors))).T
 
         def propose(retriever: str | None, n: int) -> tuple[str, list[Proposal]]:
@@ -46,13 +46,15 @@ class Matrix:
             propose=propose,
             query_vectors=lambda: self.query_vectors,
             item_vectors=lambda: self.vectors,
-            normalization=None if own_scale else self.normalization,
+            normalization=normalization,
         )
 
-    def run(self, strategy: Strategy, *, own_scale: bool = False) -> list[Found]:
+    def run(self, strategy: Strategy, *, scale: str = "train") -> list[Found]:
+        """`scale` says where α and β come from: "train" queries, the query's "own" first scores, or "none"."""
+        normalization = {"train": self.normalization, "own": None, "none": Normalization()}[scale]
         return drive(
             strategy,
-            self.space(own_scale=own_scale),
+            self.space(normalization),
             lambda asks: Answer([line[rows] for line, rows in zip(self.scores, asks, strict=True)]),
         )
 

@@ -3,7 +3,8 @@
     python -m benchmarks.paper_search ../shared/scores/scifact ../shared/scores/acl25k
 
 `Axn` runs with the dual encoder's item vectors, 10 rounds, every mix λ in 0, 0.5, 0.8, and its first round from BM25
-or the dual encoder; α and β come from 100 train queries ("train") or from each query's own first scores ("own").
+or the dual encoder; α and β come from 100 train queries ("train"), from each query's own first scores ("own"), or
+scores stay raw ("none").
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def measure(matrix: Matrix) -> dict[str, Any]:
     records = []
     for budget, ks in GRID.items():
         for name, strategy in strategies(budget).items():
-            found = matrix.run(strategy, own_scale=name.endswith("own"))
+            found = matrix.run(strategy, scale=name.partition("αβ=")[2] or "train")
             calls = max(one.calls for one in found)
             recalls = {str(k): round(100 * float(matrix.recall(found, k).mean()), 2) for k in ks}
             records.append({"strategy": name, "budget": budget, "calls": calls, "recall": recalls})
@@ -60,7 +61,7 @@ def strategies(budget: int) -> dict[str, Strategy]:
     made: dict[str, Strategy] = {f"Rerank {name}": Rerank(budget, name) for name in ("dense", "bm25", "fused")}
     for first in ("dense", "bm25"):
         for mix in (0.0, 0.5, 0.8):
-            for scale in ("train", "own"):
+            for scale in ("train", "own", "none"):
                 made[f"Axn {first} λ={mix:g} αβ={scale}"] = Axn(budget, 10, mix, first)
     return made
 

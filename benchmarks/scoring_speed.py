@@ -55,6 +55,8 @@ def main() -> None:
     load.append(round(os.getloadavg()[0], 1))
     report = summarise(timings, scores, storing, dtype, len(queries))
     report |= {"batch_sizes_tried": chosen, "batch_tokens": storing.batch_tokens, "seed": options.seed}
+    if options.sweep:
+        report["pairs_per_s_by_batch_tokens"] = sweep(options, dtype, queries, items)
     report["load_before_and_after"] = load  # above the number of threads: other programs ran beside this one
     report |= {"texts": options.texts.stem, "model": options.model.name, **surroundings(options)}
     text = json.dumps(report, indent=1)
@@ -74,6 +76,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     parser.add_argument("--batch-sizes", default="4,8,16,32,64", help="tried for sentence-transformers")
     parser.add_argument("--batch-tokens", type=int, default=None, help="for crossknn; its own choice if not given")
+    parser.add_argument("--sweep", default="", help="also time crossknn with these batch_tokens, separated by commas")
     parser.add_argument("--trial-share", type=int, default=2, help="batch sizes are tried on one n-th of the pairs")
     parser.add_argument("--threads", type=int, default=None, help="of torch; one is the fairest on a busy machine")
     parser.add_argument("--repeats", type=int, default=5)
@@ -122,6 +125,17 @@ def best_batch_size(model: Any, queries: list[str], items: list[str], options: a
         side = theirs_side(model, queries, items, size)
         seconds[size] = round(min(timed(side)[0] for _ in range(2)), 4)
     return {"best": min(seconds, key=seconds.__getitem__), "pairs": len(queries), "wall_s": seconds}
+
+
+def sweep(options: argparse.Namespace, dtype: str, queries: list[str], items: list[str]) -> dict[int, float]:
+    """Pairs per second of crossknn, tokens stored, the better of two tries for each size of batch."""
+    speeds = {}
+    for size in [int(size) for size in options.sweep.split(",")]:
+        scorer = CrossEncoder(options.model, device=options.device, dtype=dtype, batch_tokens=size)
+        scorer.score(queries, items)
+        seconds = min(timed(lambda scorer=scorer: scorer.score(queries, items))[0] for _ in range(2))
+        speeds[size] = round(len(queries) / seconds, 1)
+    return speeds
 
 
 def timed(side: Side) -> tuple[float, float, np.ndarray]:

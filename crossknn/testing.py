@@ -40,7 +40,8 @@ class MatrixScorer:
 
     @property
     def fingerprint(self) -> str:
-        return f"matrix:{blake2b(self.matrix.tobytes(), digest_size=8).hexdigest()}"
+        texts = "\0".join([*self.queries, *self.items]).encode()
+        return f"matrix:{blake2b(self.matrix.tobytes() + texts, digest_size=16).hexdigest()}"
 
     @property
     def calls(self) -> int:

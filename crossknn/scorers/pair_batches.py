@@ -79,7 +79,8 @@ def longest_first(query_lengths: Counts, item_lengths: Counts, room: int) -> tup
     """The lengths that fit in `room` together when tokens are taken from the longer text first.
 
     The closed form of the fast tokenizers' `longest_first`: where both texts are longer than half the room,
-    each gets half, and an odd token goes to the longer one (to the item where they are equal).
+    each gets half, and an odd token goes to the longer one (to the item where they are equal). Tokenizers before
+    0.23.3 give it to the item where each text alone is longer than the room.
     """
     fits = query_lengths + item_lengths <= room
     shorter = np.minimum(query_lengths, item_lengths)

