@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
+from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.items import Items
 from crossknn.normalization import Normalization
-from crossknn.ranking import top_rows
 from crossknn.retrievers.bm25 import Bm25
+from crossknn.retrievers.dense import Dense
+from crossknn.retrievers.fused import Fused
 from crossknn.strategies.base import Answer, Found, Space, Strategy, drive
-from crossknn.types import Proposal
+from crossknn.types import Proposal, Retriever
 from crossknn.vectors.exact import ExactSearch
 
 
@@ -23,21 +25,18 @@ class Matrix:
     """Test queries with their exact scores, and train queries to estimate α and β from."""
 
     name: str
+    queries: list[str]
     scores: np.ndarray  # (queries, items) float32
     query_vectors: np.ndarray  # (queries, dim) float32
     vectors: ExactSearch
-    bm25: np.ndarray  # (queries, items) float32
+    retrievers: dict[str, Retriever]
     normalization: Normalization
 
     def space(self, normalization: Normalization | None) -> Space:
         """What a strategy sees; without a normalization nobody has estimated α and β."""
-        dense = self.query_vectors @ self.vectors.take(np.arange(len(self.vectors))).T
 
         def propose(retriever: str | None, n: int) -> tuple[str, list[Proposal]]:
-            if retriever == "fused":
-                return "fused", [fuse(d, b, n) for d, b in zip(dense, self.bm25, strict=True)]
-            signal = {"dense": dense, "bm25": self.bm25}[str(retriever)]
-            return str(retriever), [top_rows(line, n) for line in signal]
+            return str(retriever), self.retrievers[str(retriever)].retrieve(self.queries, n)
 
         queries, items = self.scores.shape
         return Space(
@@ -64,15 +63,6 @@ class Matrix:
         return np.array([np.isin(t, np.concatenate(f.rows)).mean() for t, f in zip(truth, found, strict=True)])
 
 
-def fuse(dense: np.ndarray, bm25: np.ndarray, n: int) -> Proposal:
-    """Reciprocal rank fusion over full rankings."""
-    fused = np.zeros(len(dense), np.float32)
-    for signal in (dense, bm25):
-        order = np.argsort(-signal, kind="stable")
-        fused[order] += 1 / (60 + np.arange(1, len(order) + 1))
-    return top_rows(fused, n)
-
-
 def load(folder: Path) -> Matrix:
     """The matrix of `folder`; without train scores its first half of queries is train and its second half test."""
     scores = _full_scores(folder)
@@ -89,13 +79,16 @@ def load(folder: Path) -> Matrix:
         train_scores, scores = scores[:half], scores[half:]
         train_vectors, query_vectors = query_vectors[:half], query_vectors[half:]
         queries = queries[half:]
-    bm25 = Bm25().fit(Items(texts["items"], ids=texts["item_ids"]))
+    items, search = Items(texts["items"], ids=texts["item_ids"]), ExactSearch(vectors)
+    encoder = PrecomputedEncoder(queries=dict(zip(queries, query_vectors, strict=True)))
+    members = [Dense(encoder, vectors=search), Bm25()]
     return Matrix(
         name=folder.name,
+        queries=queries,
         scores=scores,
         query_vectors=query_vectors,
-        vectors=ExactSearch(vectors),
-        bm25=np.stack([bm25.scores(query) for query in queries]),
+        vectors=search,
+        retrievers={retriever.name: retriever for retriever in (Fused(members).fit(items), *members)},
         normalization=Normalization.fit(train_scores[:100], train_vectors[:100] @ vectors.T),
     )
 

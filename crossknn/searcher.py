@@ -66,7 +66,7 @@ class Searcher:
             raise InputError(f"items must be Items, as from Items.from_path(…). Got {type(items).__name__} instead.")
         self.items = items
         self.scorer = scorer
-        self.encoder = encoder
+        self.encoder = None if encoder is None else _Remembering(encoder)
         self.normalization = normalization
         self._device = device
         self._progress = progress
@@ -188,7 +188,7 @@ class Searcher:
             queries=len(queries),
             items=len(self.items),
             propose=propose,
-            query_vectors=_once(lambda: self._encode_queries(queries)) if self.encoder else None,
+            query_vectors=(lambda: self._encode_queries(queries)) if self.encoder else None,
             item_vectors=self._item_vectors,
             allowed=allowed,
             normalization=self.normalization,
@@ -270,13 +270,22 @@ def _choose_strategy(strategy: Strategy | None, budget: int | None, k: int) -> S
     return strategy
 
 
-def _once(make: Callable[[], Vectors]) -> Callable[[], Vectors]:
-    """`make`, run at the first call only."""
-    made: list[Vectors] = []
+class _Remembering:
+    """An encoder that keeps the vectors of its last queries: a retriever and a strategy often want the same ones."""
 
-    def get() -> Vectors:
-        if not made:
-            made.append(make())
-        return made[0]
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._last: tuple[list[str], Vectors] | None = None  # replaced whole, so that threads need no lock
 
-    return get
+    @property
+    def fingerprint(self) -> str:
+        return self._encoder.fingerprint
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        last, wanted = self._last, list(texts)
+        if last is None or last[0] != wanted:
+            last = self._last = (wanted, self._encoder.encode_queries(wanted))
+        return last[1]
+
+    def encode_items(self, texts: Sequence[str]) -> Vectors:
+        return self._encoder.encode_items(texts)

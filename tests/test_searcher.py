@@ -316,3 +316,18 @@ def test_parts_that_do_not_fit_are_refused():
 
 def test_no_queries_no_hits():
     assert Setup().searcher.search_many([]) == []
+
+
+def test_queries_are_encoded_once_per_search():
+    setup = Setup()
+    encoded = []
+
+    class Counting(PrecomputedEncoder):
+        def encode_queries(self, texts):
+            encoded.extend(texts)
+            return super().encode_queries(texts)
+
+    encoder = Counting(queries=(setup.queries, setup.world.query_vectors))
+    searcher = Searcher(setup.items, scorer=setup.scorer, encoder=encoder, vectors=setup.world.vectors)
+    searcher.search_many(setup.queries, strategy=Axn(budget=30, rounds=3, first="fused"))
+    assert encoded == setup.queries

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 STEP = "encode items"
 DTYPES = ("float16", "float32")
+PIECE = 256  # texts of like length that an encoder is given at once; progress is reported after each
 
 
 def encode_items(
@@ -29,7 +30,7 @@ def encode_items(
     encoder: Encoder,
     *,
     path: str | Path | None = None,
-    block: int = 4096,
+    block: int = 1024,
     dtype: str = "float16",
     progress: Progress | None = None,
 ) -> NDArray[Any]:
@@ -61,7 +62,6 @@ class _Run:
         for start in range(0, len(vectors), self.block):
             part = self.encode(start, vectors.shape[1])
             vectors[start : start + len(part)] = part
-            self.report(start + len(part))
         return vectors
 
     def dim(self) -> int:
@@ -71,7 +71,13 @@ class _Run:
     def encode(self, start: int, dim: int) -> NDArray[Any]:
         """The vectors of one block of rows, as they are stored."""
         texts = self.items.texts_of(np.arange(start, min(start + self.block, len(self.items))))
-        vectors = check_vectors(self.encoder.encode_items(texts), texts, dim=dim)
+        vectors = np.empty((len(texts), dim), np.float32)
+        order = np.argsort([len(text) for text in texts], kind="stable")  # texts of like length waste less padding
+        for first in range(0, len(texts), PIECE):
+            piece = order[first : first + PIECE]
+            chosen = [texts[at] for at in piece]
+            vectors[piece] = check_vectors(self.encoder.encode_items(chosen), chosen, dim=dim)
+            self.report(start + first + len(piece))
         with np.errstate(over="ignore"):
             stored = vectors.astype(self.dtype)
         if not np.isfinite(stored).all():
@@ -157,7 +163,6 @@ def _write_rows(run: _Run, partial: Path, sidecar: Path, state: _State) -> None:
             file.write(part.tobytes())
             _sync(file)
             _write_state(sidecar, state, start + len(part))
-            run.report(start + len(part))
 
 
 def _header(state: _State) -> bytes:

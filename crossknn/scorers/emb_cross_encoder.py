@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError, ScorerError
-from crossknn.optional import import_extra
 from crossknn.scorers.model_scorer import STORED_TOKENS, ModelScorer, PairSpans
 from crossknn.scorers.pair_batches import LongItems
 from crossknn.scorers.pair_template import PairPieces
@@ -188,28 +187,15 @@ def _mean(states: Any, inside: Any) -> Any:
 
 def _stored_pooling(pretrained: Pretrained) -> Pooling | None:
     """What `save` wrote beside the weights, if anything."""
-    folder = Path(pretrained.source).expanduser()
-    if folder.is_dir():
-        found: Path | None = folder / POOLING_FILE
-    else:
-        hub = import_extra("huggingface_hub", extra="models")
-        cached = hub.try_to_load_from_cache(pretrained.source, POOLING_FILE)
-        found = Path(cached) if isinstance(cached, str) else _download_pooling(hub, pretrained.source)
-    if found is None or not found.is_file():
+    file = pretrained.folder / POOLING_FILE
+    if not file.is_file():
         return None
     try:
-        fields = json.loads(found.read_text(encoding="utf-8"))
+        fields = json.loads(file.read_text(encoding="utf-8"))
         tokens = fields.get("mention_tokens")
         return Pooling(**{**fields, "mention_tokens": None if tokens is None else tuple(tokens)})
     except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"{found} does not describe a pooling: {error}") from error
-
-
-def _download_pooling(hub: Any, name: str) -> Path | None:
-    try:
-        return Path(hub.hf_hub_download(name, POOLING_FILE))
-    except (OSError, ValueError):  # the model has no such file, or there is no network
-        return None
+        raise InputError(f"{file} does not describe a pooling: {error}") from error
 
 
 def _choose_pooling(given: dict[str, Any], stored: Pooling | None, source: str) -> Pooling:

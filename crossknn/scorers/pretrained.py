@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from crossknn.errors import InputError, ModelNotFound
@@ -33,6 +34,7 @@ class Pretrained:
     backend: Any  # never cuts, never pads, shared with nobody
     device: Any
     dtype: str
+    folder: Path
     source: str  # what the user gave: a folder or a hub name
 
 
@@ -42,9 +44,9 @@ def load_pretrained(name: str | os.PathLike[str], *, kind: str, device: Any, dty
     transformers = import_extra("transformers", extra="models")
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = choose_dtype(dtype, place.type)
-    source = os.fspath(name)
+    source, folder = os.fspath(name), find_model(name)
     options: dict[str, Any] = {_dtype_option(transformers): getattr(torch, dtype)}
-    model, tokenizer, loading = _load(transformers, str(find_model(name)), kind, options)
+    model, tokenizer, loading = _load(transformers, str(folder), kind, options)
     _refuse_untrained(loading, source, kind)
     backend_class = import_extra("tokenizers", extra="models").Tokenizer
     if not getattr(tokenizer, "is_fast", False):
@@ -52,7 +54,7 @@ def load_pretrained(name: str | os.PathLike[str], *, kind: str, device: Any, dty
     backend = backend_class.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()
-    return Pretrained(model.eval().requires_grad_(False).to(place), tokenizer, backend, place, dtype, source)
+    return Pretrained(model.eval().requires_grad_(False).to(place), tokenizer, backend, place, dtype, folder, source)
 
 
 def choose_dtype(dtype: str, device_type: str) -> str:

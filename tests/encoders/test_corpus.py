@@ -161,3 +161,11 @@ def test_vectors_too_large_for_float16():
     with pytest.raises(EncoderError, match='do not fit in float16: use dtype="float32"'):
         encode_items(Items(TEXTS), encoder)
     assert encode_items(Items(TEXTS), encoder, dtype="float32").max() == 1e6
+
+
+def test_texts_are_encoded_by_length_and_come_back_in_order(encoder, monkeypatch):
+    monkeypatch.setattr("crossknn.encoders.corpus.PIECE", 3)
+    texts, told = ["x" * length for length in (9, 1, 7, 3, 8, 2, 6)], []
+    vectors = encode_items(Items(texts), encoder, block=5, dtype="float32", progress=lambda *news: told.append(news))
+    np.testing.assert_array_equal(vectors, encoder.encode_items(texts))
+    assert [done for _, done, _ in told] == [3, 5, 7]
