@@ -83,6 +83,7 @@ class ModelScorer:
             raise InputError("batch_tokens and stored_tokens must be at least 1.")
         self._queries = TokenStore(tokenize, max_tokens=stored_tokens)
         self._items = TokenStore(tokenize, max_tokens=stored_tokens)
+        self._embeddings = int(pretrained.model.get_input_embeddings().num_embeddings)
         self._lock = Lock()
         self._warned = False
         self.counts = Work()
@@ -176,8 +177,18 @@ class ModelScorer:
         for rows in cut_batches(lengths, self.batch_tokens):
             chosen = pieces.take(rows)
             ids = self.template.assemble(chosen)
+            self._check_vocabulary(ids)
             self._check_ids(ids, chosen, partial(_describe_row, describe, rows))
             yield rows, self._to_device(ids, chosen, padded=bool(lengths[rows[-1]] < ids.shape[1]))
+
+    def _check_vocabulary(self, ids: Tokens) -> None:
+        """An id without an embedding would end a GPU's process with no more than an assertion."""
+        largest = int(ids.max())
+        if largest >= self._embeddings:
+            raise InputError(
+                f"{self._pretrained.source} has {self._embeddings} token embeddings, but its tokenizer gave token "
+                f"{largest}: they do not belong together. Save the model with its own tokenizer."
+            )
 
     def _to_device(self, ids: Tokens, pieces: PairPieces, *, padded: bool) -> PairSpans:
         """Only ids and lengths travel; masks and token types are made where they are used."""

@@ -244,6 +244,24 @@ def test_only_strings_are_scored(bert_folder: Path) -> None:
     assert np.isfinite(scorer.score(["broken \ud800 text"], ["\x00"])).all()
 
 
+def test_a_tokenizer_that_is_only_a_sentencepiece_model(tmp_path: Path) -> None:
+    """As DeBERTa-v3 comes from the hub: no tokenizer.json."""
+    folder = tiny.save_cross_encoder(tmp_path, "deberta-v2", vocab_size=200)
+    (folder / "tokenizer.json").unlink()
+    tiny.save_sentencepiece_model(folder / "spm.model")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "DebertaV2Tokenizer"}))
+    queries, items = tiny.pairs(count=12)
+    wanted = tiny.plain_logits(folder, queries, items)[:, 0]
+    np.testing.assert_allclose(open_tiny(folder).score(queries, items), wanted, atol=1e-4)
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    """On a GPU an id without an embedding would end the process."""
+    folder = tiny.save_cross_encoder(tmp_path, "bert", vocab_size=20)
+    with pytest.raises(InputError, match=r"has 20 token embeddings, but its tokenizer gave token \d+"):
+        open_tiny(folder).score([tiny.words(1, 9)], [tiny.words(2, 9)])
+
+
 def test_folders_that_hold_no_model(bert_folder: Path, encoder_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"holds config\.json or modules\.json; this one does not"):
         CrossEncoder(tmp_path)

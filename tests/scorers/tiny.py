@@ -1,5 +1,6 @@
 """Small tokenizers trained on a few sentences, and small models with random weights to go with them."""
 
+import io
 import json
 import random
 from pathlib import Path
@@ -126,6 +127,19 @@ def save_cross_encoder(folder: Path, family: str, *, labels: int = 1, dtype: str
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def save_sentencepiece_model(path: Path) -> None:
+    """A tokenizer in sentencepiece's own format, small enough for the tiny models."""
+    import sentencepiece
+
+    pieces = {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
+    numbers = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 5), model_writer=written, vocab_size=120, minloglevel=2, **pieces, **numbers
+    )
+    path.write_bytes(written.getvalue())
 
 
 def save_encoder(folder: Path) -> Path:

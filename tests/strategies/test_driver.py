@@ -4,8 +4,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from crossknn.errors import StrategyError
+from crossknn.normalization import Normalization
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Answer, Ask, drive
 from crossknn.strategies.rerank import Rerank
@@ -74,6 +77,27 @@ def test_an_early_stop_keeps_what_was_scored_and_closes_the_strategy():
     assert [all_rows(one) for one in found] == [[1, 2, 3]] * 5
     assert {one.stopped for one in found} == {"deadline"}
     assert strategy.closed == [True]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_setting_breaks_the_budget_the_filter_or_asks_twice(data):
+    """And none leaves a call unused while an allowed item is left."""
+    items = data.draw(st.integers(1, 60), "items")
+    budget = data.draw(st.integers(1, 80), "budget")
+    rounds = data.draw(st.integers(1, budget), "rounds")
+    shortlist = data.draw(st.none() | st.integers(budget, 100), "shortlist")
+    mix = data.draw(st.sampled_from([0.0, 0.4, 1.0]), "mix")
+    allowed = np.array(data.draw(st.lists(st.booleans(), min_size=items, max_size=items), "allowed"))
+    world = World.low_rank(queries=3, items=items, dim=4)
+    world.vectors[: items // 2] = world.vectors[0]  # duplicates
+    world.normalization = data.draw(st.sampled_from([None, Normalization()]), "normalization")
+    first = data.draw(st.sampled_from(["dense", "random"]), "first")
+    for strategy in (Axn(budget, rounds, mix, first, shortlist), Rerank(budget, first)):
+        for one in world.run(strategy, allowed=allowed):
+            rows = np.concatenate([np.empty(0, np.int64), *one.rows])
+            assert len(rows) == len(set(rows.tolist())) == min(budget, allowed.sum())
+            assert allowed[rows].all()
 
 
 def test_one_answer_per_round_for_all_queries():
