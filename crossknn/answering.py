@@ -13,7 +13,7 @@ from crossknn.scorers.checked import score_pairs
 from crossknn.strategies.base import Answer
 from crossknn.types import Progress, Rows, Scorer, Scores
 
-MAX_PAIRS = 65_536  # texts held at once; an ask larger than this is scored in slices
+MAX_PAIRS = 65_536  # pairs whose texts are held at once; a larger ask takes several scorer calls
 FIRST_SLICE = 16  # pairs scored under a deadline before anything is known about the scorer's speed
 
 
@@ -51,20 +51,35 @@ class Answerer:
         self.seconds = 0.0  # spent in the scorer
 
     def __call__(self, asks: list[Rows]) -> Answer:
-        queries = np.repeat(np.arange(len(asks)), [len(rows) for rows in asks])
-        rows = np.concatenate([np.empty(0, np.int64), *asks])
+        scores = [np.empty(len(rows), np.float32) for rows in asks]
+        kept = np.zeros(len(asks), np.int64)
+        width = max(1, MAX_PAIRS // max(1, len(asks)))  # ranks that are looked at together
+        stopped = None
+        for first in range(0, max(1, *map(len, asks)), width):
+            stopped = self._stop_reason() or self._answer_ranks(asks, slice(first, first + width), scores, kept)
+            if stopped:
+                break
+        return Answer([line[:keep] for line, keep in zip(scores, kept, strict=True)], stopped)
+
+    def _answer_ranks(self, asks: list[Rows], ranks: slice, scores: list[Scores], kept: Rows) -> str | None:
+        """Score these ranks of every ask; why it stopped early, if it did."""
+        parts = [rows[ranks] for rows in asks]
+        queries = np.repeat(np.arange(len(asks)), [len(part) for part in parts])
+        rows = np.concatenate(parts)
+        rank = np.concatenate([np.arange(len(part)) for part in parts])
         # Best rows of all queries first, so that a deadline cuts every query's tail and not the last queries.
-        ranks = np.concatenate([np.empty(0, np.int64), *(np.arange(len(rows)) for rows in asks)])
-        order = np.argsort(ranks, kind="stable")
-        scores = np.empty(len(rows), np.float32)
-        done, stopped = 0, self._stop_reason()
+        order = np.argsort(rank, kind="stable")
+        found = np.empty(len(rows), np.float32)
+        done, stopped = 0, None
         while done < len(rows) and stopped is None:
             part = order[done : done + self._slice_size()]
-            scores[part] = self._score(queries[part], rows[part])
+            found[part] = self._score(queries[part], rows[part])
             done += len(part)
             stopped = self._stop_reason() if done < len(rows) else None
-        kept = np.bincount(queries[order[:done]], minlength=len(asks))
-        return Answer(_split(scores, [len(rows) for rows in asks], kept.tolist()), stopped)
+        for line, values in zip(scores, np.split(found, np.cumsum([len(part) for part in parts])[:-1]), strict=True):
+            line[ranks] = values
+        kept += np.bincount(queries[order[:done]], minlength=len(asks))
+        return stopped
 
     def _score(self, queries: Rows, rows: Rows) -> Scores:
         start = time.monotonic()
@@ -93,9 +108,3 @@ class Answerer:
         if self._ends is not None and (self._fits < 1 or time.monotonic() >= self._ends):
             return "deadline"
         return None
-
-
-def _split(scores: Scores, asked: list[int], kept: list[int]) -> list[Scores]:
-    """Each query's scores, without the tail that was not scored."""
-    starts = np.cumsum([0, *asked[:-1]])
-    return [scores[start : start + keep] for start, keep in zip(starts.tolist(), kept, strict=True)]

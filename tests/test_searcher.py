@@ -140,8 +140,10 @@ class SlowScorer(MatrixScorer):
         return super().score(queries, items)
 
 
+@pytest.mark.parametrize("max_pairs", [65_536, 40, 4], ids=lambda n: f"{n} pairs at once")
 @pytest.mark.parametrize("strategy", [Exact(), Rerank(budget=120), Axn(budget=120, rounds=12)], ids=repr)
-def test_a_deadline_returns_the_best_so_far_and_says_so(strategy, monkeypatch):
+def test_a_deadline_returns_the_best_so_far_and_says_so(strategy, max_pairs, monkeypatch):
+    monkeypatch.setattr("crossknn.answering.MAX_PAIRS", max_pairs)
     clock = Clock(monkeypatch)
     setup = Setup(scorer=SlowScorer(clock))
     found = setup.searcher.search_many(setup.queries, k=5, strategy=strategy, deadline=0.25)  # 0.72 s without
@@ -165,6 +167,18 @@ def test_a_deadline_over_before_the_first_call_returns_nothing(monkeypatch):
     )
     hits = setup.searcher.search(setup.queries[0], strategy=Rerank(retriever="dense"), deadline=5)
     assert (len(hits), hits.calls, hits.stopped) == (0, 0, "deadline")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+def test_an_ask_too_large_for_one_call_is_scored_in_several(strategy, monkeypatch):
+    whole, parts = Setup(), Setup()
+    wanted = whole.searcher.search_many(whole.queries, k=10, strategy=strategy)
+    monkeypatch.setattr("crossknn.answering.MAX_PAIRS", 20)
+    assert [hits.hits for hits in parts.searcher.search_many(parts.queries, k=10, strategy=strategy)] == [
+        hits.hits for hits in wanted
+    ]
+    assert max(parts.scorer.batches) <= 20
+    assert sorted(parts.scorer.asked) == sorted(whole.scorer.asked)
 
 
 def test_a_deadline_that_is_far_away_changes_nothing():

@@ -126,7 +126,7 @@ class _Gate:
     def __init__(self, budget: int | None, space: Space) -> None:
         self._budget = budget
         self._space = space
-        self._asked: list[set[int]] = [set() for _ in range(space.queries)]
+        self._asked: list[list[Rows]] = [[] for _ in range(space.queries)]
 
     def check(self, ask: Ask) -> None:
         if len(ask.proposals) != self._space.queries:
@@ -135,13 +135,13 @@ class _Gate:
             )
         for query, (proposal, asked) in enumerate(zip(ask.proposals, self._asked, strict=True)):
             self._check_rows(proposal.rows, ask.proposed_by)
-            before = len(asked)
-            asked.update(proposal.rows.tolist())
-            if len(asked) != before + len(proposal):
+            asked.append(proposal.rows)
+            rows = np.concatenate(asked)
+            if len(np.unique(rows)) != len(rows):
                 raise StrategyError(f"{ask.proposed_by!r} asked to score a row of query {query} twice.")
-            if self._budget is not None and len(asked) > self._budget:
+            if self._budget is not None and len(rows) > self._budget:
                 raise StrategyError(
-                    f"{ask.proposed_by!r} asked for call {len(asked)} of query {query}; its budget is {self._budget}."
+                    f"{ask.proposed_by!r} asked for call {len(rows)} of query {query}; its budget is {self._budget}."
                 )
 
     def _check_rows(self, rows: Rows, proposed_by: str) -> None:
