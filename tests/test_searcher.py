@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.errors import EncoderError, InputError, ScorerError
@@ -345,3 +346,11 @@ def test_queries_are_encoded_once_per_search():
     searcher = Searcher(setup.items, scorer=setup.scorer, encoder=encoder, vectors=setup.world.vectors)
     searcher.search_many(setup.queries, strategy=Axn(budget=30, rounds=3, first="fused"))
     assert encoded == setup.queries
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("strategy", [Rerank(budget=30, retriever="dense"), Axn(budget=30, rounds=3, first="dense")])
+def test_a_gpu_finds_what_a_cpu_finds(strategy):
+    setup = Setup()
+    on_gpu = Setup(device="cuda").searcher.search_many(setup.queries, strategy=strategy)
+    assert [h.ids for h in on_gpu] == [h.ids for h in setup.searcher.search_many(setup.queries, strategy=strategy)]

@@ -45,6 +45,16 @@ def test_many_blocks_give_what_one_block_gives(monkeypatch, device):
         assert np.array_equal(one.rows, other.rows)
 
 
+@pytest.mark.parametrize("device", DEVICES[1:])
+def test_vectors_too_large_for_a_gpu_are_streamed(monkeypatch, device):
+    monkeypatch.setattr(ExactSearch, "_fits", lambda *_: False)
+    monkeypatch.setattr(exact, "BLOCK_ROWS", 33)
+    vectors = random_vectors(500)
+    search = ExactSearch(vectors, device=device)
+    assert search._vectors.device.type == "cpu"
+    check_vector_search(search, vectors)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 45), st.integers(1, 9), st.data())
 def test_ties_go_to_the_lower_row(values, n, block, data):
