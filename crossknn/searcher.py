@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +23,13 @@ from crossknn.retrievers.dense import Dense
 from crossknn.retrievers.fused import Fused
 from crossknn.retrievers.simple import Random
 from crossknn.retrievers.tfidf import TfIdf
-from crossknn.scorers.checked import score_pairs
 from crossknn.strategies.base import Space, Strategy, check_positive, drive
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Encoder, Progress, Proposal, Retriever, Scorer, Vectors, VectorSearch
 from crossknn.vectors.exact import ExactSearch
+
+if TYPE_CHECKING:
+    import torch
 
 Filter = Collection[str] | Callable[[str], bool]
 """Ids that may be found, or a test on an id. It holds in every round."""
@@ -56,7 +58,7 @@ class Searcher:
         *,
         scorer: Scorer,
         encoder: Encoder | None = None,
-        vectors: VectorSearch | NDArray[Any] | None = None,
+        vectors: VectorSearch | NDArray[Any] | torch.Tensor | None = None,
         retrievers: Iterable[Retriever] = (),
         normalization: Normalization | None = None,
         device: str | None = None,
@@ -66,7 +68,8 @@ class Searcher:
             raise InputError(f"items must be Items, as from Items.from_path(…). Got {type(items).__name__} instead.")
         self.items = items
         self.scorer = scorer
-        self.encoder = None if encoder is None else _Remembering(encoder)
+        self.encoder = encoder
+        self._encoder = None if encoder is None else _Remembering(encoder)
         self.normalization = normalization
         self._device = device
         self._progress = progress
@@ -135,12 +138,10 @@ class Searcher:
         queries = self._check_queries(queries)
         sampled = Random(seed=seed).fit(self.items).retrieve(queries, items_per_query)
         query_vectors, search = self._encode_queries(queries), self._item_vectors()
-        scores, estimates = [], []
-        for query, vector, proposal in zip(queries, query_vectors, sampled, strict=True):
-            with self._scoring:
-                scores.append(score_pairs(self.scorer, [query] * len(proposal), self.items.texts_of(proposal.rows)))
-            estimates.append(search.take(proposal.rows) @ vector)
-        self.normalization = Normalization.fit(np.concatenate(scores), np.concatenate(estimates))
+        rows = [proposal.rows for proposal in sampled]
+        answered = self._answerer(queries, total_calls=sum(map(len, rows)))(rows)
+        estimates = [search.take(mine) @ vector for mine, vector in zip(rows, query_vectors, strict=True)]
+        self.normalization = Normalization.fit(np.concatenate(answered.scores), np.concatenate(estimates))
         return self.normalization
 
     def _search(
@@ -160,15 +161,11 @@ class Searcher:
             raise InputError(f"deadline must be a positive number of seconds. Got {deadline!r} instead.")
         space = self._space(queries, filter)
         reachable = len(space.allowed_rows)
-        answerer = Answerer(
-            self.scorer,
-            self.items,
+        answerer = self._answerer(
             queries,
-            lock=self._scoring,
+            total_calls=len(queries) * min(chosen.budget or reachable, reachable),
             ends=None if deadline is None else start + deadline,
             cancelled=cancelled,
-            progress=self._progress,
-            total_calls=len(queries) * min(chosen.budget or reachable, reachable),
         )
         found = drive(chosen, space, answerer)
         seconds = time.monotonic() - start
@@ -176,6 +173,25 @@ class Searcher:
             best_hits(query, one, self.items, k, seconds=seconds, score_seconds=answerer.seconds)
             for query, one in zip(queries, found, strict=True)
         ]
+
+    def _answerer(
+        self,
+        queries: Sequence[str],
+        *,
+        total_calls: int,
+        ends: float | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> Answerer:
+        return Answerer(
+            self.scorer,
+            self.items,
+            queries,
+            lock=self._scoring,
+            ends=ends,
+            cancelled=cancelled,
+            progress=self._progress,
+            total_calls=total_calls,
+        )
 
     def _space(self, queries: Sequence[str], filter: Filter | None) -> Space:
         allowed = None if filter is None else self.items.mask(filter)
@@ -230,7 +246,7 @@ class Searcher:
                 self._vectors = self._as_search(encode_items(self.items, encoder, progress=self._progress))
             return self._vectors
 
-    def _as_search(self, vectors: VectorSearch | NDArray[Any]) -> VectorSearch:
+    def _as_search(self, vectors: VectorSearch | NDArray[Any] | torch.Tensor) -> VectorSearch:
         search = vectors if isinstance(vectors, VectorSearch) else ExactSearch(vectors, device=self._device)
         if len(search) != len(self.items):
             raise InputError(f"there must be one vector per item ({len(self.items)}). Got {len(search)} instead.")
@@ -241,9 +257,9 @@ class Searcher:
         return check_vectors(encoder.encode_queries(queries), queries, dim=self._item_vectors().dim)
 
     def _need_encoder(self, what: str) -> Encoder:
-        if self.encoder is None:
+        if self._encoder is None:
             raise InputError(f"{what} needs an encoder: Searcher(items, scorer=…, encoder=SentenceEncoder(…)).")
-        return self.encoder
+        return self._encoder
 
     @staticmethod
     def _check_queries(queries: Sequence[str]) -> list[str]:
