@@ -58,7 +58,9 @@ def read_documentation(modules: list[str]) -> ck.Items:
 def late_interaction(folder: str, items: ck.Items) -> ck.Scorer:
     """For each token of the query its closest token of the item, summed."""
     from sentence_transformers import SentenceTransformer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model = SentenceTransformer(folder, device="cpu")
 
     def encode(texts: list[str]) -> list[np.ndarray]:
@@ -79,15 +81,15 @@ def compare(searcher: ck.Searcher, budget: int) -> Table:
     """How many of the exact ten best each strategy finds."""
     truth = [set(hits.ids) for hits in searcher.search_many(QUERIES, k=10, strategy=ck.Exact())]
     table = Table("strategy", "calls per query", "of the 10 best, found", title=f"{len(searcher.items)} items")
-    table.add_row("Exact()", str(len(searcher.items)), "100 %")
-    strategies: list[ck.Strategy] = [
-        *(ck.Rerank(budget=budget, retriever=name) for name in ("bm25", "dense", "fused")),
-        *(ck.Axn(budget=budget, rounds=5, first=name) for name in ("bm25", "dense", "fused")),
-    ]
-    for strategy in strategies:
+    table.add_row("Exact", str(len(searcher.items)), "100 %")
+    strategies: dict[str, ck.Strategy] = {}
+    for name in ("bm25", "dense", "fused"):
+        strategies[f"Rerank, {name}"] = ck.Rerank(budget=budget, retriever=name)
+        strategies[f"Axn, first round {name}"] = ck.Axn(budget=budget, rounds=5, first=name)
+    for label, strategy in strategies.items():
         found = searcher.search_many(QUERIES, k=10, strategy=strategy)
         recall = np.mean([len(t & set(hits.ids)) / 10 for t, hits in zip(truth, found, strict=True)])
-        table.add_row(repr(strategy), str(max(hits.calls for hits in found)), f"{100 * recall:.0f} %")
+        table.add_row(label, str(max(hits.calls for hits in found)), f"{100 * recall:.0f} %")
     return table
 
 
@@ -106,11 +108,12 @@ def main() -> None:
     console = Console()
     if not arguments.query:
         console.print(compare(searcher, arguments.budget))
-    for hit in searcher.search(arguments.query or QUERIES[0], k=5, strategy=ck.Axn(budget=arguments.budget, rounds=5)):
-        summary = " ".join(items.text(hit.row).split())[:90]
-        console.print(
-            f"{hit.score:7.2f}  round {hit.round} by {hit.proposed_by:<6} {summary}", markup=False, highlight=False
-        )
+    query = arguments.query or QUERIES[0]
+    console.print(f"\n{query}", style="bold", markup=False)
+    for hit in searcher.search(query, k=5, strategy=ck.Axn(budget=arguments.budget, rounds=5)):
+        summary = " ".join(items.text(hit.row).split())
+        line = f"{hit.score:7.2f}  round {hit.round} by {hit.proposed_by:<6} {summary}"
+        console.print(line, markup=False, highlight=False, no_wrap=True, overflow="ellipsis")
 
 
 if __name__ == "__main__":
