@@ -41,7 +41,13 @@ class Normalization:
         wanted, have = np.asarray(estimates, np.float64), np.asarray(scores, np.float64)
         if wanted.shape != have.shape or have.size < 2:
             raise InputError(f"scores and estimates must pair up, two or more. Got {have.shape} and {wanted.shape}.")
-        if not have.std() or not wanted.std():
+        if not varies(have) or not varies(wanted):
             raise InputError("α and β cannot be estimated from scores or estimates that are all equal.")
         beta = wanted.std() / have.std()
         return cls(alpha=float(have.mean() - wanted.mean() / beta), beta=float(beta))
+
+
+def varies(values: ArrayLike) -> bool:
+    """Whether the values differ by more than float32 rounding."""
+    array = np.asarray(values, np.float64)
+    return bool(array.size) and bool(np.ptp(array) > 1e-6 * np.abs(array).max())

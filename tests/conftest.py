@@ -8,8 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.scorers import tiny
+
+# The same examples in every run; `pytest --hypothesis-profile=explore` looks for new ones.
+settings.register_profile("same", max_examples=60, derandomize=True, deadline=None)
+settings.register_profile("explore", max_examples=2000, deadline=None)
+settings.load_profile("same")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -676,7 +676,7 @@ class TestProgress:
 CHARACTERS = st.text(st.characters(exclude_categories=["Cs"]))
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(world=st.dictionaries(CHARACTERS.filter(bool), CHARACTERS, min_size=1, max_size=12))
 def test_every_reader_gives_back_the_same_items(world: dict[str, str], tmp_path: Path) -> None:
     readings = [

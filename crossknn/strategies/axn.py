@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crossknn.errors import InputError
-from crossknn.normalization import Normalization
+from crossknn.normalization import Normalization, varies
 from crossknn.ranking import order_rows
 from crossknn.strategies.base import Ask, Flow, Settings, Space, check_positive
 from crossknn.types import Proposal, Rows, Scores, Vectors
@@ -112,11 +112,13 @@ class Axn(Settings):
         """
         early = max(self._share(0, 1), 10)
         scores = scores[:early]
+        if not len(scores):
+            return Normalization()
         if guess is None:  # what is unknown counts as the worst seen
-            return Normalization(alpha=float(scores.min(initial=0.0)))
+            return Normalization(alpha=float(scores.min()))
         estimates = vectors[:early] @ guess
-        if len(scores) < 2 or not scores.std() or not estimates.std():
-            return Normalization(alpha=float(np.mean(scores) - np.mean(estimates))) if len(scores) else Normalization()
+        if not varies(scores) or not varies(estimates):
+            return Normalization(alpha=float(scores.mean() - estimates.mean()))
         return Normalization.fit(scores, estimates)
 
     def _all_estimates(self, space: Space, states: list[_State]) -> list[Scores]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from crossknn.errors import InputError
@@ -62,7 +62,6 @@ def test_a_tokenizer_that_joins_in_its_own_way_is_refused(bert_folder: Path) -> 
         find_template(tokenizer, lambda texts: [row[::-1] for row in tokenize(texts)])
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(2, 60))
 @example(query=15, item=15, room=29)
 @example(query=16, item=15, room=29)
@@ -78,7 +77,6 @@ def test_longest_first_is_the_tokenizers(query: int, item: int, room: int) -> No
     assert [0] * int(kept_query[0]) + [1] * int(kept_item[0]) == wanted
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 200))
 def test_batches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
     array = np.array(lengths)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crossknn.errors import InputError
@@ -168,7 +168,6 @@ def test_a_query_without_first_rows_uses_the_dual_encoder_or_ends():
     assert [f.calls for f in drive(Axn(budget=20, rounds=4, mix=0.5), nothing, answer)] == [20, 20]
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 10_000), st.booleans())
 def test_solution_equals_numpy_pinv(rows, dim, seed, duplicate):
     """Under- and over-determined systems, with duplicated rows too."""

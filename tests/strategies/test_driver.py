@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crossknn.errors import StrategyError
@@ -79,7 +79,6 @@ def test_an_early_stop_keeps_what_was_scored_and_closes_the_strategy():
     assert strategy.closed == [True]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_setting_breaks_the_budget_the_filter_or_asks_twice(data):
     """And none leaves a call unused while an allowed item is left."""

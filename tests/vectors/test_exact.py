@@ -7,7 +7,7 @@ import textwrap
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crossknn.errors import InputError
@@ -55,7 +55,6 @@ def test_vectors_too_large_for_a_gpu_are_streamed(monkeypatch, device):
     check_vector_search(search, vectors)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 45), st.integers(1, 9), st.data())
 def test_ties_go_to_the_lower_row(values, n, block, data):
     """Against a plain sort, on values with many ties, over block borders and with exclusions."""
