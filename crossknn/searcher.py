@@ -136,6 +136,8 @@ class Searcher:
         """
         check_positive("items_per_query", items_per_query)
         queries = self._check_queries(queries)
+        if not queries:
+            raise InputError("α and β need at least one train query. Got none.")
         sampled = Random(seed=seed).fit(self.items).retrieve(queries, items_per_query)
         query_vectors, search = self._encode_queries(queries), self._item_vectors()
         rows = [proposal.rows for proposal in sampled]
@@ -160,10 +162,9 @@ class Searcher:
         if deadline is not None and not deadline > 0:
             raise InputError(f"deadline must be a positive number of seconds. Got {deadline!r} instead.")
         space = self._space(queries, filter)
-        reachable = len(space.allowed_rows)
         answerer = self._answerer(
             queries,
-            total_calls=len(queries) * min(chosen.budget or reachable, reachable),
+            total_calls=len(queries) * min(chosen.budget or space.reachable, space.reachable),
             ends=None if deadline is None else start + deadline,
             cancelled=cancelled,
         )

@@ -16,7 +16,7 @@ HEAVY = ["torch", "transformers", "sentence_transformers", "sklearn", "bm25s", "
 LAYERS = [
     {"errors"},
     {"optional", "normalization", "types"},
-    {"models", "ranking", "readers", "strings"},
+    {"fingerprints", "models", "ranking", "readers", "strings"},
     {"items"},
     {"encoders", "retrievers", "scorers", "strategies", "vectors", "testing"},
     {"answering", "hits"},

@@ -266,6 +266,22 @@ def test_normalization_is_fitted_on_train_queries():
     assert setup.scorer.calls == 6 * 120
 
 
+def test_no_train_queries_are_refused():
+    with pytest.raises(InputError, match="α and β need at least one train query"):
+        Setup().searcher.fit_normalization([])
+
+
+def test_a_scorers_own_stop_iteration_does_not_end_the_search():
+    def careless(pairs):
+        return [next(iter(())) for _ in pairs]
+
+    setup = Setup(scorer=function_scorer(careless))
+    with pytest.raises(ScorerError, match="the scorer raised StopIteration"):
+        setup.searcher.search(setup.queries[0], strategy=Exact())
+    with pytest.raises(ScorerError, match="the scorer raised StopIteration"):
+        asyncio.run(setup.searcher.asearch(setup.queries[0], strategy=Exact()))
+
+
 def test_progress_ends_at_the_budget():
     seen = []
     setup = Setup(progress=lambda *event: seen.append(event))

@@ -52,7 +52,14 @@ class World:
             normalization=self.normalization,
         )
 
-    def run(self, strategy: Strategy, *, allowed: np.ndarray | None = None, only: slice = slice(None)) -> list[Found]:
+    def run(
+        self,
+        strategy: Strategy,
+        *,
+        allowed: np.ndarray | None = None,
+        only: slice = slice(None),
+        space: Space | None = None,
+    ) -> list[Found]:
         self.asked = []
         scores = self.scores[only]
 
@@ -61,7 +68,7 @@ class World:
             self.asked.append([len(rows) for rows in asks])
             return Answer([line[rows].astype(np.float32) for line, rows in zip(scores, asks, strict=True)])
 
-        return drive(strategy, self.space(allowed=allowed, only=only), answer)
+        return drive(strategy, space or self.space(allowed=allowed, only=only), answer)
 
 
 def all_rows(found: Found) -> list[int]:

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.encoders.checks import check_vectors
-from crossknn.encoders.function import UNNAMED
 from crossknn.errors import EncoderError, InputError
+from crossknn.fingerprints import is_unnamed
 from crossknn.types import Encoder, Progress
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class _State:
 def _into_file(run: _Run, path: Path) -> NDArray[Any]:
     if path.suffix != ".npy":
         raise InputError(f"path must end in .npy. Got {path} instead.")
-    if run.encoder.fingerprint.startswith(UNNAMED):
+    if is_unnamed(run.encoder.fingerprint):
         raise InputError("the encoder has no name to store vectors under: give function_encoder a fingerprint.")
     partial, sidecar = path.with_name(path.name + ".partial"), path.with_name(path.name + ".json")
     state = _resume(run, path, partial, sidecar)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 
 from crossknn.encoders.checks import check_vectors
 from crossknn.errors import InputError
+from crossknn.fingerprints import function_fingerprint
 from crossknn.types import Encoder, Vectors
 
-UNNAMED = "unnamed-function:"  # begins the fingerprint of a function that was given none
 Encode = Callable[[list[str]], Any]
 
 
@@ -30,9 +29,7 @@ class _FunctionEncoder:
     def __init__(self, encode_queries: Encode, encode_items: Encode, fingerprint: str | None) -> None:
         if not callable(encode_queries) or not callable(encode_items):
             raise InputError("encode must be a function that takes a list of texts and returns their vectors.")
-        if fingerprint is not None and (not fingerprint or fingerprint.startswith(UNNAMED)):
-            raise InputError(f"fingerprint must be a non-empty name of your own. Got {fingerprint!r} instead.")
-        self.fingerprint = fingerprint or f"{UNNAMED}{uuid4().hex}"
+        self.fingerprint = function_fingerprint(fingerprint)
         self._encode_queries = encode_queries
         self._encode_items = encode_items
         self._dim: int | None = None

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from crossknn.errors import InputError
+from crossknn.fingerprints import is_unnamed
 from crossknn.scorers.checked import score_pairs
-from crossknn.scorers.function import UNNAMED
 from crossknn.types import Scorer, Scores
 
 SLICE = 4_096  # pairs scored between two writes: the most that a kill can lose
@@ -37,7 +37,7 @@ class Cached:
     """
 
     def __init__(self, scorer: Scorer, path: str | os.PathLike[str]) -> None:
-        if scorer.fingerprint.startswith(UNNAMED):
+        if is_unnamed(scorer.fingerprint):
             raise InputError(
                 "a function without a name cannot be cached: its scores could not be told from another's. "
                 "Give it one: function_scorer(fn, fingerprint='my-model-v1')."

@@ -16,7 +16,11 @@ def score_pairs(scorer: Scorer, queries: Sequence[str], items: Sequence[str]) ->
         raise InputError(f"queries and items must pair up. Got {len(queries)} queries and {len(items)} items instead.")
     if not len(queries):
         return np.empty(0, np.float32)
-    return check_scores(scorer.score(queries, items), queries, items)
+    try:
+        scores = scorer.score(queries, items)
+    except StopIteration as error:  # it would pass for the end of a generator, and cannot leave a thread
+        raise ScorerError("the scorer raised StopIteration: a `next` inside it found nothing.") from error
+    return check_scores(scores, queries, items)
 
 
 def check_scores(scores: object, queries: Sequence[str], items: Sequence[str]) -> Scores:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 
 from crossknn.errors import InputError
+from crossknn.fingerprints import function_fingerprint
 from crossknn.scorers.checked import check_scores
 from crossknn.types import Scores
-
-UNNAMED = "unnamed-function:"  # begins the fingerprint of a function that was given none
 
 
 class FunctionScorer:
@@ -21,10 +19,8 @@ class FunctionScorer:
     def __init__(self, fn: Callable[[list[tuple[str, str]]], Any], *, fingerprint: str | None) -> None:
         if not callable(fn):
             raise InputError(f"fn must be a function of a list of pairs. Got {type(fn).__name__} instead.")
-        if fingerprint is not None and (not fingerprint or fingerprint.startswith(UNNAMED)):
-            raise InputError(f"fingerprint must be a non-empty name of your own. Got {fingerprint!r} instead.")
         self._fn = fn
-        self._fingerprint = fingerprint or f"{UNNAMED}{uuid4().hex}"
+        self._fingerprint = function_fingerprint(fingerprint)
 
     @property
     def fingerprint(self) -> str:

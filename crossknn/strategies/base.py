@@ -36,6 +36,11 @@ class Space:
     normalization: Normalization | None = None
 
     @property
+    def reachable(self) -> int:
+        """How many items may be found."""
+        return self.items if self.allowed is None else int(self.allowed.sum())
+
+    @property
     def allowed_rows(self) -> Rows:
         return np.arange(self.items) if self.allowed is None else np.flatnonzero(self.allowed)
 
@@ -102,22 +107,33 @@ def drive(strategy: Strategy, space: Space, answer: Callable[[list[Rows]], Answe
         return found
     gate = _Gate(strategy.budget, space)
     flow = strategy.flow(space)
-    try:
-        ask = next(flow)
-        while True:
-            gate.check(ask)
-            answered = answer([proposal.rows for proposal in ask.proposals])
-            for one, proposal, scores in zip(found, ask.proposals, answered.scores, strict=True):
-                one.record(proposal, scores, ask.proposed_by)
-                one.stopped = answered.stopped
-            if answered.stopped:
-                flow.close()
-                return found
-            ask = flow.send(answered.scores)
-    except StopIteration as end:
-        for one, estimates in zip(found, end.value or [], strict=False):
+    step = _advance(flow, None)
+    while isinstance(step, Ask):
+        gate.check(step)
+        answered = answer([proposal.rows for proposal in step.proposals])
+        for one, proposal, scores in zip(found, step.proposals, answered.scores, strict=True):
+            one.record(proposal, scores, step.proposed_by)
+            one.stopped = answered.stopped
+        if answered.stopped:
+            flow.close()
+            return found
+        step = _advance(flow, answered.scores)
+    if step is not None:
+        for one, estimates in zip(found, step, strict=True):
             one.all_estimates = estimates
     return found
+
+
+def _advance(flow: Flow, scores: list[Scores] | None) -> Ask | list[Scores] | None:
+    """The flow's next ask, or what it returned at its end.
+
+    Only the flow's own end is caught: a `StopIteration` from a user's scorer must not pass for it.
+    """
+    try:
+        return next(flow) if scores is None else flow.send(scores)
+    except StopIteration as end:
+        estimates: list[Scores] | None = end.value
+        return estimates
 
 
 class _Gate:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from crossknn.errors import InputError, ScorerError
-from crossknn.scorers.function import UNNAMED, function_scorer
+from crossknn.fingerprints import UNNAMED
+from crossknn.scorers.function import function_scorer
 from crossknn.testing import check_scorer
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from crossknn.errors import InputError
 from crossknn.normalization import Normalization
 from crossknn.strategies.axn import Axn
-from crossknn.strategies.base import Answer, drive
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.regression import solve_query_vector
 from crossknn.strategies.rerank import Rerank
@@ -78,12 +77,9 @@ def test_works_without_an_encoder_at_mix_0_only():
     world.normalization = None
     space = replace(world.space(), query_vectors=None)
 
-    def answer(asks):
-        return Answer([line[rows].astype(np.float32) for line, rows in zip(world.scores, asks, strict=True)])
-
-    assert [f.calls for f in drive(Axn(budget=40, rounds=4, mix=0.0, first="random"), space, answer)] == [40] * 5
+    assert [f.calls for f in world.run(Axn(budget=40, rounds=4, mix=0.0, first="random"), space=space)] == [40] * 5
     with pytest.raises(InputError, match="a mix above 0 needs the query vectors of an encoder"):
-        drive(Axn(budget=40, rounds=4, mix=0.1, first="random"), space, answer)
+        world.run(Axn(budget=40, rounds=4, mix=0.1, first="random"), space=space)
 
 
 def test_one_round_is_rerank():
@@ -161,11 +157,8 @@ def test_a_query_without_first_rows_uses_the_dual_encoder_or_ends():
     space = world.space()
     nothing = replace(space, propose=lambda name, n: ("given", [p.first(0) for p in space.propose(name, n)[1]]))
 
-    def answer(asks):
-        return Answer([line[rows].astype(np.float32) for line, rows in zip(world.scores, asks, strict=True)])
-
-    assert [f.calls for f in drive(Axn(budget=20, rounds=4, mix=0.0), nothing, answer)] == [0, 0]
-    assert [f.calls for f in drive(Axn(budget=20, rounds=4, mix=0.5), nothing, answer)] == [20, 20]
+    assert [f.calls for f in world.run(Axn(budget=20, rounds=4, mix=0.0), space=nothing)] == [0, 0]
+    assert [f.calls for f in world.run(Axn(budget=20, rounds=4, mix=0.5), space=nothing)] == [20, 20]
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 10_000), st.booleans())
