@@ -3,12 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 SHARED ?= ../shared
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test browser lint types bench clean
 
 demo: .venv/installed  ## search a small corpus end to end, offline
 	HF_HUB_OFFLINE=1 $(BIN)/python examples/python_docs.py
 
-test: .venv/installed
+test: .venv/installed browser
 	$(BIN)/python -m pytest
 
 lint: .venv/installed
@@ -27,6 +27,15 @@ bench: .venv/installed  ## the CPU part; needs the data folder, see benchmarks/R
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
+
+browser: .venv/browser  ## a Chromium for the tests of the report: one that is there, or a new one
+
+.venv/browser: .venv/installed
+	@command -v chromium || command -v chromium-browser || command -v google-chrome \
+	|| { sudo=$$(test "$$(id -u)" = 0 || echo "sudo -n"); $$sudo apt-get update -qq && $$sudo apt-get install -qq -y chromium; } \
+	|| $(BIN)/python -m playwright install chromium \
+	|| echo "warning: no browser could be found or installed; the browser tests will be skipped"
+	@touch $@
 
 clean:
 	rm -rf .venv .bench .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from crossknn.errors import RetrieverError as RetrieverError
     from crossknn.errors import ScorerError as ScorerError
     from crossknn.errors import StrategyError as StrategyError
+    from crossknn.evaluate.compare import Contender as Contender
+    from crossknn.evaluate.compare import compare as compare
+    from crossknn.evaluate.compare import exact_truth as exact_truth
+    from crossknn.evaluate.comparison import Comparison as Comparison
+    from crossknn.evaluate.report import write_report as write_report
     from crossknn.hits import Hit as Hit
     from crossknn.hits import Hits as Hits
     from crossknn.items import Items as Items
@@ -64,6 +69,11 @@ _HOMES = {
     "RetrieverError": "crossknn.errors",
     "ScorerError": "crossknn.errors",
     "StrategyError": "crossknn.errors",
+    "Contender": "crossknn.evaluate.compare",
+    "compare": "crossknn.evaluate.compare",
+    "exact_truth": "crossknn.evaluate.compare",
+    "Comparison": "crossknn.evaluate.comparison",
+    "write_report": "crossknn.evaluate.report",
     "Hit": "crossknn.hits",
     "Hits": "crossknn.hits",
     "Items": "crossknn.items",

@@ -10,7 +10,18 @@ import pytest
 import crossknn
 
 PACKAGE = Path(crossknn.__file__).parent
-HEAVY = ["torch", "transformers", "sentence_transformers", "sklearn", "bm25s", "pyarrow", "scipy", "rich", "typer"]
+HEAVY = [
+    "torch",
+    "transformers",
+    "sentence_transformers",
+    "sklearn",
+    "bm25s",
+    "pyarrow",
+    "scipy",
+    "rich",
+    "typer",
+    "matplotlib",
+]
 
 # A module may import from its own layer and from those above it in this list.
 LAYERS = [
@@ -18,9 +29,11 @@ LAYERS = [
     {"optional", "normalization", "types"},
     {"fingerprints", "models", "ranking", "readers", "strings"},
     {"items"},
-    {"encoders", "retrievers", "scorers", "strategies", "vectors", "testing"},
+    {"encoders", "example", "retrievers", "scorers", "strategies", "vectors", "testing"},
     {"answering", "hits"},
     {"searcher"},
+    {"evaluate"},
+    {"demo"},
     {"cli"},
     {"__main__"},
 ]

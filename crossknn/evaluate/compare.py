@@ -1,0 +1,200 @@
+"""Several strategies on the same queries and budgets, measured against exact search."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from crossknn.errors import InputError
+from crossknn.evaluate.measures import bootstrap_interval, top_k_recall
+from crossknn.evaluate.timing import Speed
+from crossknn.hits import Hits
+from crossknn.searcher import Searcher
+from crossknn.strategies.base import Strategy, check_positive
+from crossknn.strategies.exact import Exact
+from crossknn.types import Progress, Rows
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A strategy that takes part in a comparison, at every budget of it.
+
+    name      how it is shown, such as "Axn, dense first"
+    make      the strategy for a budget, such as `lambda budget: Axn(budget, first="dense")`
+    baseline  for an adaptive strategy, the name of the contender that it is always shown beside
+    """
+
+    name: str
+    make: Callable[[int], Strategy]
+    baseline: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise InputError(f"a contender's name must be a string with something in it. Got {self.name!r} instead.")
+        if not callable(self.make):
+            raise InputError(f"make must be a function from a budget to a strategy. Got {self.make!r} instead.")
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether it has a baseline to be measured against."""
+        return self.baseline is not None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one contender found of the true top `k` within one budget; means over the queries.
+
+    recall     the share found, between 0 and 1, with `low` and `high` as its 95 % interval
+    calls      calls per query
+    seconds    per query, "scorer" and everything else of the "search"
+    """
+
+    strategy: str
+    baseline: str | None
+    budget: int
+    k: int
+    recall: float
+    low: float
+    high: float
+    calls: float
+    seconds: dict[str, float]
+
+    @property
+    def total_seconds(self) -> float | None:
+        """Seconds per query altogether; None where a part is not known."""
+        known = [self.seconds[part] for part in ("scorer", "search") if part in self.seconds]
+        return sum(known) if len(known) == 2 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON can hold them."""
+        return {**vars(self), "seconds": dict(self.seconds)}
+
+
+def exact_truth(searcher: Searcher, queries: Sequence[str], *, k: int, progress: Progress | None = None) -> list[Hits]:
+    """The true `k` best items of each query: queries × items calls.
+
+    Nothing is kept between runs; give the searcher a `Cached` scorer, and an interrupted run goes on.
+    """
+    truth = []
+    for done, query in enumerate(queries, start=1):
+        truth.append(searcher.search(query, k=k, strategy=Exact()))
+        if progress:
+            progress("exact search", done * len(searcher.items), len(queries) * len(searcher.items))
+    return truth
+
+
+def compare(
+    searcher: Searcher,
+    queries: Sequence[str],
+    truth: Sequence[Hits],
+    contenders: Sequence[Contender],
+    *,
+    budgets: Sequence[int],
+    ks: Sequence[int],
+    speed: Speed | None = None,
+    progress: Progress | None = None,
+) -> list[Result]:
+    """One result for every contender, budget (smallest first) and k, in this order.
+
+    Queries are searched one at a time, so that times are those of a single query. Before a contender is
+    measured it searches once, within the smallest budget, to fit its retrievers and load its models.
+    `speed` is for scores that come from a cache: the scorer's time is then what it says of each search's rounds.
+    `progress` counts searches.
+    """
+    if not contenders:
+        raise InputError("there must be at least one contender. Got none.")
+    _check_queries(queries, truth, wanted=min(max(_check_sizes("ks", ks)), len(searcher.items)))
+    plan = list(_plan(contenders, sorted(_check_sizes("budgets", budgets))))
+    rows, results = [_rows(hits) for hits in truth], []
+    for number, (contender, strategy, budget, first) in enumerate(plan):
+        if first:
+            # The last query: the searcher remembers the vector of the query it saw last.
+            searcher.search(queries[-1], k=budget, strategy=strategy)
+        found = []
+        for done, query in enumerate(queries, start=1):
+            found.append(searcher.search(query, k=budget, strategy=strategy))
+            if progress:
+                progress(f"comparing: {contender.name}", number * len(queries) + done, len(plan) * len(queries))
+        results += [_measure(contender, budget, k, rows, found, speed) for k in ks]
+    return results
+
+
+def _plan(contenders: Sequence[Contender], budgets: Sequence[int]) -> Iterator[tuple[Contender, Strategy, int, bool]]:
+    """Every search to make, with whether its contender is new; all strategies are made before the first call."""
+    seen: dict[str, Contender] = {}
+    for contender in contenders:
+        if contender.name in seen:
+            raise InputError(f"contenders must have different names. {contender.name!r} comes twice.")
+        if contender.baseline is not None and (contender.baseline not in seen or seen[contender.baseline].adaptive):
+            raise InputError(
+                f"the baseline of {contender.name!r} must be a contender before it that has no baseline itself."
+                f" Got {contender.baseline!r} instead."
+            )
+        seen[contender.name] = contender
+        for budget in budgets:
+            yield contender, _make(contender, budget), budget, budget == budgets[0]
+
+
+def _make(contender: Contender, budget: int) -> Strategy:
+    strategy = contender.make(budget)
+    if not isinstance(strategy, Strategy) or strategy.budget != budget:
+        raise InputError(
+            f"make of {contender.name!r} must give a strategy with the budget asked for ({budget}). Got {strategy!r}."
+        )
+    return strategy
+
+
+def _check_sizes(name: str, sizes: Sequence[int]) -> Sequence[int]:
+    if not len(sizes) or len(set(sizes)) != len(sizes):
+        raise InputError(f"{name} must be different whole numbers, at least one. Got {list(sizes)} instead.")
+    for size in sizes:
+        check_positive(f"each of {name}", size)
+    return sizes
+
+
+def _check_queries(queries: Sequence[str], truth: Sequence[Hits], *, wanted: int) -> None:
+    if isinstance(queries, str) or not len(queries):
+        raise InputError(f"queries must be a list with at least one query. Got {queries!r} instead.")
+    if [hits.query for hits in truth] != list(queries):
+        raise InputError("truth must be the exact hits of these queries in their order, as from exact_truth.")
+    shortest = min(len(hits) for hits in truth)
+    if shortest < wanted:
+        raise InputError(
+            f"truth must have the {wanted} best items of every query: exact_truth(…, k={wanted})."
+            f" Got {shortest} instead."
+        )
+
+
+def _measure(
+    contender: Contender, budget: int, k: int, truth: list[Rows], found: list[Hits], speed: Speed | None
+) -> Result:
+    recall = top_k_recall(truth, [_rows(hits) for hits in found], k)
+    low, high = bootstrap_interval(recall)
+    calls = float(np.mean([hits.calls for hits in found]))
+    scorer = float(np.mean([hits.score_seconds for hits in found]))
+    search = float(np.mean([hits.seconds for hits in found])) - scorer
+    return Result(
+        strategy=contender.name,
+        baseline=contender.baseline,
+        budget=budget,
+        k=k,
+        recall=float(recall.mean()),
+        low=low,
+        high=high,
+        calls=calls,
+        seconds={"scorer": scorer if speed is None else _scorer_seconds(found, speed), "search": search},
+    )
+
+
+def _scorer_seconds(found: list[Hits], speed: Speed) -> float:
+    """The mean over queries; every scored item is among the hits, with its round."""
+    rounds = [Counter(hit.round for hit in hits).values() for hits in found]
+    return float(np.mean([speed.seconds(sizes) for sizes in rounds]))
+
+
+def _rows(hits: Hits) -> Rows:
+    return np.array([hit.row for hit in hits], np.int64)

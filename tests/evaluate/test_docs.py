@@ -1,0 +1,40 @@
+"""The code of docs/evaluating.md runs as it stands, with small functions in place of the models."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import crossknn as ck
+
+PAGE = Path(__file__).parents[2] / "docs" / "evaluating.md"
+
+
+def count_letters(texts):
+    return np.array([[text.count(letter) + 0.01 * len(text) for letter in "abcdef"] for text in texts], np.float32)
+
+
+def test_the_code_of_the_page(tmp_path, monkeypatch, capsys):
+    rng = np.random.default_rng(0)
+    texts = ["".join(rng.choice(list("abcdef "), 30)) + f" word{row % 7}" for row in range(400)]
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.jsonl").write_text(
+        "".join(json.dumps({"_id": f"d{i}", "text": t}) + "\n" for i, t in enumerate(texts))
+    )
+    Path("queries.txt").write_text("abc word1\nfed word2\ncab bed\n")
+    overlap = ck.function_scorer(
+        lambda pairs: [float(count_letters([q])[0] @ count_letters([i])[0]) for q, i in pairs], fingerprint="overlap"
+    )
+    monkeypatch.setattr(ck, "CrossEncoder", lambda name: overlap, raising=False)
+    monkeypatch.setattr(ck, "SentenceEncoder", lambda name: ck.function_encoder(count_letters), raising=False)
+    for module in ("page", "report"):  # drawing takes time and is tested elsewhere
+        monkeypatch.setattr(f"crossknn.evaluate.{module}.draw", lambda comparison, **options: b"")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S))
+    names = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+    assert len(names["results"]) == 2 * 3 * 3
+    assert names["results"][0].seconds["scorer"] == pytest.approx(names["speed"].seconds([50]))
+    assert Path("report/report.html").is_file()
+    assert "↳ Axn, fused first" in capsys.readouterr().out
