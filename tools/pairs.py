@@ -1,0 +1,85 @@
+"""Texts as tensors, pairs assembled on the device, and scores of many pairs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+AT_ONCE = {"cuda": 16_384, "cpu": 256}  # pairs in one forward pass
+
+
+@dataclass
+class Tokens:
+    """(texts, width) piece numbers, padded, and the length of each text."""
+
+    numbers: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, texts: Sequence[str], *, most: int, device: str) -> Tokens:
+        lists = [one.ids[:most] for one in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+        numbers = torch.zeros(len(lists), most, dtype=torch.int32)
+        for row, ids in enumerate(lists):
+            numbers[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
+        return cls(numbers.to(device), torch.tensor([len(ids) for ids in lists], device=device))
+
+
+@dataclass
+class Pairs:
+    """Assembles `[CLS] query [SEP] item [SEP]` from stored tokens."""
+
+    queries: Tokens
+    items: Tokens
+    cls: int
+    sep: int
+
+    def lengths(self, q: Tensor, i: Tensor) -> Tensor:
+        return self.queries.lengths[q] + self.items.lengths[i] + 3
+
+    def assemble(self, q: Tensor, i: Tensor) -> dict[str, Tensor]:
+        query, item = self.queries.lengths[q][:, None], self.items.lengths[i][:, None]
+        longest = -(-int(self.lengths(q, i).max()) // 8) * 8  # few different shapes
+        at = torch.arange(longest, device=q.device)[None]
+        first = self.queries.numbers[q].gather(
+            1, (at - 1).clamp(0, self.queries.numbers.shape[1] - 1).expand(len(q), -1)
+        )
+        second = self.items.numbers[i].gather(1, (at - query - 2).clamp(0, self.items.numbers.shape[1] - 1))
+        ids = torch.where(at <= query, first, second)
+        ids = torch.where(at == 0, self.cls, ids)
+        ids = torch.where((at == query + 1) | (at == query + item + 2), self.sep, ids)
+        real = at <= query + item + 2
+        return {
+            "input_ids": torch.where(real, ids, 0),
+            "token_type_ids": ((at > query + 1) & real).long(),
+            "attention_mask": real.long(),
+        }
+
+    def logits(self, model: Any, q: Tensor, i: Tensor, *, chunks: int = 1) -> Tensor:
+        """One logit per pair, scored in at least so many chunks of like length."""
+        order = self.lengths(q, i).argsort()
+        size = min(AT_ONCE[q.device.type], -(-len(q) // chunks))
+        found = [model(**self.assemble(q[part], i[part])).logits[:, 0].float() for part in order.split(size)]
+        return torch.cat(found)[order.argsort()]
+
+
+@torch.no_grad()
+def score(model: Any, pairs: Pairs, q: Tensor, i: Tensor, *, chunks: int = 8) -> Tensor:
+    """The logits of many pairs, without a gradient: bfloat16 on a GPU."""
+    model.eval()
+    with torch.autocast("cuda", torch.bfloat16, enabled=q.is_cuda):
+        return pairs.logits(model, q, i, chunks=chunks)
+
+
+def ranks_in_exact_search(model: Any, pairs: Pairs, q: Tensor, gold: Tensor, items: int) -> Tensor:
+    """How many of the first `items` items score higher than each query's own sense."""
+    rows = torch.arange(items, device=q.device)
+    found = []
+    for query, row in zip(q.tolist(), gold.tolist(), strict=True):
+        scores = score(model, pairs, torch.full_like(rows, query), rows)
+        found.append(int((scores > scores[row]).sum()))
+    return torch.tensor(found)
