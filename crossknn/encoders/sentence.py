@@ -13,7 +13,7 @@ import numpy as np
 
 from crossknn.encoders.checks import check_vectors
 from crossknn.errors import InputError, ModelNotFound
-from crossknn.models import find_model, no_progress_bars
+from crossknn.models import EMBEDDED, find_model, no_progress_bars
 from crossknn.optional import import_extra
 from crossknn.types import Vectors
 
@@ -28,7 +28,8 @@ SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "*.model")  # w
 class SentenceEncoder:
     """A sentence-transformers model, such as sentence-transformers/all-MiniLM-L6-v2.
 
-    `name_or_folder` is a folder, or a name on the model hub. The model's own prompts for queries and
+    `name_or_folder` is a folder, a name on the model hub, or "embedded", the all-MiniLM-L6-v2 that comes with
+    crossknn[example] (a folder of that name is "./embedded"). The model's own prompts for queries and
     documents are used where it has any, unless `query_prompt` or `item_prompt` say otherwise. `dtype`
     "auto" is float32 on a CPU and whatever the library loads the model in elsewhere; vectors are
     float32 always. `normalize=True` makes every vector's length 1, so that inner products are cosines.
@@ -54,7 +55,7 @@ class SentenceEncoder:
                 raise InputError(f"{setting} must be None or an integer of at least 1. Got {value!r} instead.")
         library = import_extra("sentence_transformers", extra="models")
         self.name = str(name_or_folder)
-        self.folder = find_model(_full_name(name_or_folder))
+        self.folder = find_model(_full_name(name_or_folder), kind="SentenceTransformer")
         self.normalize = normalize
         self._prompts = {"query": query_prompt, "document": item_prompt}
         self._model = _load(library, self.folder, device, dtype)
@@ -107,8 +108,9 @@ class SentenceEncoder:
 
 def _full_name(name: str | Path) -> str | Path:
     """A bare hub name, such as all-MiniLM-L6-v2, belongs to sentence-transformers."""
-    bare = isinstance(name, str) and "/" not in name and not name.startswith((".", "~")) and not Path(name).exists()
-    return f"sentence-transformers/{name}" if bare else name
+    if not isinstance(name, str) or name == EMBEDDED or "/" in name or name.startswith((".", "~")):
+        return name
+    return name if Path(name).exists() else f"sentence-transformers/{name}"
 
 
 def _load(library: Any, folder: Path, device: str | None, dtype: str) -> Any:

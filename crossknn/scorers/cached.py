@@ -20,7 +20,6 @@ from crossknn.fingerprints import is_unnamed
 from crossknn.scorers.checked import score_pairs
 from crossknn.types import Scorer, Scores
 
-SLICE = 4_096  # pairs scored between two writes: the most that a kill can lose
 ASKED_AT_ONCE = 900  # keys in one SELECT; older SQLite takes at most 999
 BUSY_SECONDS = 60.0
 APPLICATION_ID = 0x434B4E4E  # "CKNN" in the file's header
@@ -32,11 +31,13 @@ _inherited: list[sqlite3.Connection] = []  # connections of a parent process: ne
 class Cached:
     """`scorer`, with its scores in an SQLite file that threads and processes may share.
 
-    Scores are kept by the scorer's fingerprint, so one file serves several scorers. Each slice of new scores is
-    written in one transaction: a process killed at any moment loses at most the slice it was scoring.
+    Scores are kept by the scorer's fingerprint, so one file serves several scorers. New scores are written after
+    `every` pairs, in one transaction: a process killed at any moment loses at most the slice it was scoring.
     """
 
-    def __init__(self, scorer: Scorer, path: str | os.PathLike[str]) -> None:
+    def __init__(self, scorer: Scorer, path: str | os.PathLike[str], *, every: int = 4096) -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise InputError(f"every must be a whole number of at least 1. Got {every!r} instead.")
         if is_unnamed(scorer.fingerprint):
             raise InputError(
                 "a function without a name cannot be cached: its scores could not be told from another's. "
@@ -44,6 +45,7 @@ class Cached:
             )
         self.scorer = scorer
         self.path = Path(path)
+        self.every = every
         self.hits = 0  # pairs answered without the scorer
         self.misses = 0  # pairs the scorer was asked for
         self._start()
@@ -56,7 +58,7 @@ class Cached:
 
     def __getstate__(self) -> dict[str, Any]:
         """Workers get the scorer and the path; each opens the file itself."""
-        return {"scorer": self.scorer, "path": self.path, "hits": 0, "misses": 0}
+        return {"scorer": self.scorer, "path": self.path, "every": self.every, "hits": 0, "misses": 0}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -69,14 +71,12 @@ class Cached:
 
     def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
         """The scores of the pairs; only those not on disk go to the scorer, each once."""
-        if len(queries) != len(items):
-            raise InputError(f"queries and items must pair up. Got {len(queries)} and {len(items)} instead.")
-        keys = [self._key(query, item) for query, item in zip(queries, items, strict=True)]
+        keys = self._keys(queries, items)
         known = self._read(list(dict.fromkeys(keys)))
         missing = {key: at for at, key in enumerate(keys) if key not in known}  # one position per distinct pair
         order = sorted(missing.values())
-        for start in range(0, len(order), SLICE):
-            part = order[start : start + SLICE]
+        for start in range(0, len(order), self.every):
+            part = order[start : start + self.every]
             scores = score_pairs(self.scorer, [queries[at] for at in part], [items[at] for at in part])
             new = {keys[at]: float(score) for at, score in zip(part, scores, strict=True)}
             self._write(new)
@@ -85,12 +85,22 @@ class Cached:
         self._count(hits=len(keys) - len(order))
         return np.fromiter((known[key] for key in keys), np.float32, len(keys))
 
+    def count_missing(self, queries: Sequence[str], items: Sequence[str]) -> int:
+        """How many calls of the scorer these pairs would cost now: the different ones that are not on disk."""
+        keys = list(dict.fromkeys(self._keys(queries, items)))
+        return len(keys) - len(self._read(keys))
+
     def close(self) -> None:
         """Close this thread's connection; the next call of `score` opens another."""
         connection = getattr(self._local, "connection", None)
         if connection is not None and self._local.process == os.getpid():
             connection.close()
         self._local.connection = None
+
+    def _keys(self, queries: Sequence[str], items: Sequence[str]) -> list[bytes]:
+        if len(queries) != len(items):
+            raise InputError(f"queries and items must pair up. Got {len(queries)} and {len(items)} instead.")
+        return [self._key(query, item) for query, item in zip(queries, items, strict=True)]
 
     def _key(self, query: str, item: str) -> bytes:
         """16 bytes; each part is preceded by its length, so that no two pairs run together."""

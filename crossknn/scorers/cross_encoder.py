@@ -15,8 +15,9 @@ from crossknn.scorers.pretrained import load_pretrained
 class CrossEncoder(ModelScorer):
     """The raw logit of a sequence-classification model, whatever activation its config asks for.
 
-    `name` is a folder or a hub name, such as `cross-encoder/ms-marco-MiniLM-L6-v2`. `dtype` "auto" is float32 on a
-    CPU and bfloat16 on a GPU. A pair longer than `max_length` (by default what the model can take) loses the end
+    `name` is a folder, a hub name such as `cross-encoder/ms-marco-MiniLM-L6-v2`, or "embedded", the small one
+    trained on WordNet that comes with crossknn (a folder of that name is "./embedded"). `dtype` "auto" is float32
+    on a CPU and bfloat16 on a GPU. A pair longer than `max_length` (by default what the model can take) loses the end
     of its longer text; `long_items="max"` scores overlapping windows of the item instead, `stride` tokens apart
     (by default half a window), and takes the best. `label` says which logit to read where there are several.
     """

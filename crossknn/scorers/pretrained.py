@@ -35,7 +35,7 @@ class Pretrained:
     device: Any
     dtype: str
     folder: Path
-    source: str  # what the user gave: a folder or a hub name
+    source: str  # what the user gave: a folder, a hub name or "embedded"
 
 
 def load_pretrained(name: str | os.PathLike[str], *, kind: str, device: Any, dtype: str) -> Pretrained:
@@ -44,7 +44,7 @@ def load_pretrained(name: str | os.PathLike[str], *, kind: str, device: Any, dty
     transformers = import_extra("transformers", extra="models")
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = choose_dtype(dtype, place.type)
-    source, folder = os.fspath(name), find_model(name)
+    source, folder = os.fspath(name), find_model(name, kind=kind)
     options: dict[str, Any] = {_dtype_option(transformers): getattr(torch, dtype)}
     model, tokenizer, loading = _load(transformers, str(folder), kind, options)
     _refuse_untrained(loading, source, kind)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossknn.encoders.corpus import encode_items
+from crossknn.encoders.corpus import count_encoded, encode_items
 from crossknn.encoders.function import function_encoder
 from crossknn.errors import EncoderError, InputError
 from crossknn.items import Items
@@ -56,9 +56,11 @@ def test_memory_and_file_are_equal(tmp_path, encoder, block, dtype):
 
 
 def test_a_whole_file_is_only_opened(tmp_path, encoder):
+    assert count_encoded(Items(TEXTS), encoder, path=tmp_path / "v.npy") == 0
     first = encode_items(Items(TEXTS), encoder, path=tmp_path / "v.npy")
     again = encode_items(Items(TEXTS), encoder, path=tmp_path / "v.npy")
     np.testing.assert_array_equal(first, again)
+    assert count_encoded(Items(TEXTS), encoder, path=tmp_path / "v.npy") == len(TEXTS)
     assert len(encoder.encoded()) == len(TEXTS)
 
 
@@ -79,6 +81,7 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path, encoder, kill_after):
     killed = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert 0 < len(encoder.encoded()) < len(TEXTS)
+    assert count_encoded(Items(TEXTS), encoder, path=tmp_path / "v.npy") == len(encoder.encoded())
     assert not (tmp_path / "v.npy").exists()
     vectors = encode_items(Items(TEXTS), encoder, block=3, path=tmp_path / "v.npy")
     np.testing.assert_array_equal(vectors, encode_items(Items(TEXTS), Counting(tmp_path / "other")))
@@ -115,8 +118,9 @@ def test_vectors_of_something_else_are_refused(tmp_path, encoder, change, messag
     if not finished:
         path.rename(tmp_path / "v.npy.partial")
     other = Counting(tmp_path / "log", change.get("encoder", "counting"))
-    with pytest.raises(InputError, match=message):
-        encode_items(Items(change.get("items", TEXTS)), other, path=path, dtype=change.get("dtype", "float16"))
+    for act in (encode_items, count_encoded):
+        with pytest.raises(InputError, match=message):
+            act(Items(change.get("items", TEXTS)), other, path=path, dtype=change.get("dtype", "float16"))
 
 
 def test_a_kill_just_before_the_rename_costs_nothing(tmp_path, encoder):

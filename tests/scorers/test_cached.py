@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from crossknn.errors import InputError, ScorerError
-from crossknn.scorers import cached
 from crossknn.scorers.cached import Cached
 from crossknn.scorers.function import function_scorer
 from crossknn.testing import MatrixScorer, check_scorer
@@ -92,8 +91,34 @@ def test_bad_scores_are_not_written(tmp_path: Path) -> None:
     assert len(asked) == 1
 
 
-def test_an_error_keeps_the_slices_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cached, "SLICE", 10)
+def test_what_pairs_would_cost_is_known_before(tmp_path: Path) -> None:
+    scorer, asked = counting()
+    cache = Cached(scorer, tmp_path / "scores.db")
+    pairs = ["a", "b", "a", "c"], ["x", "y", "x", "z"]
+    assert cache.count_missing(*pairs) == 3
+    cache.score(["b"], ["y"])
+    assert cache.count_missing(*pairs) == 2
+    assert len(asked) == 1
+    cache.score(*pairs)
+    assert (cache.count_missing(*pairs), cache.count_missing([], [])) == (0, 0)
+    with pytest.raises(InputError, match="pair up"):
+        cache.count_missing(["a"], [])
+
+
+@pytest.mark.parametrize("every", [0, -1, 2.5, "many", True, None])
+def test_every_is_a_number_of_pairs(tmp_path: Path, every: object) -> None:
+    with pytest.raises(InputError, match="every must be a whole number of at least 1"):
+        Cached(MatrixScorer([[1]]), tmp_path / "scores.db", every=every)
+
+
+def test_scores_are_written_after_every_so_many_pairs(tmp_path: Path) -> None:
+    world = MatrixScorer(np.arange(50.0)[None])
+    cache = pickle.loads(pickle.dumps(Cached(world, tmp_path / "scores.db", every=20)))
+    cache.score(["query 0"] * 50, world.items)
+    assert cache.scorer.batches == [20, 20, 10]
+
+
+def test_an_error_keeps_the_slices_before_it(tmp_path: Path) -> None:
     scorer, asked = counting()
     healthy = Cached(scorer, tmp_path / "scores.db")
 
@@ -103,8 +128,9 @@ def test_an_error_keeps_the_slices_before_it(tmp_path: Path, monkeypatch: pytest
         return lengths(pairs)
 
     items = [str(number) for number in range(50)]
+    failing = Cached(function_scorer(fail_later, fingerprint="lengths"), tmp_path / "scores.db", every=10)
     with pytest.raises(ConnectionError):
-        Cached(function_scorer(fail_later, fingerprint="lengths"), tmp_path / "scores.db").score(["q"] * 50, items)
+        failing.score(["q"] * 50, items)
     healthy.score(["q"] * 50, items)
     assert len(asked) == 20
 
@@ -234,9 +260,8 @@ def test_a_forked_process_opens_the_file_itself(tmp_path: Path) -> None:
 
 WORKER = """
 import sys, time
-from crossknn.scorers import cached
+from crossknn.scorers.cached import Cached
 from crossknn.scorers.function import function_scorer
-cached.SLICE = 20
 path, log, pause, first, last = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
 
 def fn(pairs):
@@ -246,7 +271,8 @@ def fn(pairs):
     return [float(query) * 2 for query, _ in pairs]
 
 queries = [str(number) for number in range(first, last)]
-scores = cached.Cached(function_scorer(fn, fingerprint="double"), path).score(queries, ["x"] * len(queries))
+cache = Cached(function_scorer(fn, fingerprint="double"), path, every=20)
+scores = cache.score(queries, ["x"] * len(queries))
 assert scores.tolist() == [2.0 * number for number in range(first, last)]
 """
 

@@ -1,0 +1,67 @@
+"""The command line: `crossknn search`, `crossknn score`, `crossknn demo`.
+
+Results go to standard output, progress and messages to standard error. Exit codes: 0 done, 1 a scorer,
+encoder, retriever or strategy failed, 2 input that cannot be used, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.logging import RichHandler
+
+from crossknn.cli import demo, score, search
+from crossknn.cli.common import err, fail, out
+from crossknn.errors import CrossKnnError, InputError, MissingExtra, ModelNotFound
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="crossknn",
+    help="k-nearest-neighbour search when the similarity is a cross-encoder.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from crossknn import __version__
+
+        out.print(__version__, highlight=False)
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+]
+
+
+@app.callback()
+def _common(version: VersionOption = False) -> None:  # noqa: ARG001
+    handler = RichHandler(level=logging.WARNING, console=err, show_path=False, show_time=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+
+
+for command in (search.search, score.score, demo.demo):
+    app.command()(command)
+
+
+def main() -> None:
+    """The entry point: every error that crossknn knows is one sentence, not a traceback."""
+    try:
+        app()
+    except (InputError, MissingExtra, ModelNotFound) as error:
+        fail(str(error), code=2)
+    except CrossKnnError as error:
+        fail(str(error), code=1)
+    except KeyboardInterrupt:
+        fail("interrupted", code=130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads any more: nothing to flush
+        raise SystemExit(1) from None

@@ -1,0 +1,178 @@
+"""What the commands share: consoles, options, progress, and loading what an option names."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+from rich.text import Text
+
+from crossknn.errors import InputError
+
+if TYPE_CHECKING:
+    from crossknn.items import Items
+    from crossknn.types import Progress, Scorer
+
+DEFAULT_SCORER = "cross-encoder/ms-marco-MiniLM-L6-v2"
+DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
+
+out = Console()
+err = Console(stderr=True)
+
+
+class Dtype(StrEnum):
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+ScorerOption = Annotated[
+    str,
+    typer.Option(
+        "--scorer", help="Cross-encoder: a hub name, a local folder, or 'embedded', a small one that needs no hub."
+    ),
+]
+DeviceOption = Annotated[str | None, typer.Option(help="Where models run: cpu or cuda. Default: cuda if there is one.")]
+DtypeOption = Annotated[
+    Dtype, typer.Option(help="Precision of the cross-encoder. auto: float32 on cpu, bfloat16 on cuda.")
+]
+CacheOption = Annotated[Path | None, typer.Option("--cache", help="File that keeps scores from one run to the next.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of a table.")]
+
+
+def fail(message: str, *, code: int) -> NoReturn:
+    """End the process with one sentence on standard error."""
+    err.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    raise SystemExit(code) from None
+
+
+def load_scorer(name: str, *, device: str | None, dtype: Dtype, cache: Path | None) -> Scorer:
+    """The cross-encoder that --scorer names, with its scores kept in --cache."""
+    from crossknn.scorers.cached import Cached
+    from crossknn.scorers.cross_encoder import CrossEncoder
+
+    check_device(device)
+    model = CrossEncoder(name, device=device, dtype=str(dtype))
+    return model if cache is None else Cached(model, cache)
+
+
+def check_device(device: str | None) -> None:
+    """An error unless models can run on the device that --device names."""
+    from crossknn.optional import import_extra
+
+    if device is None:
+        return
+    torch = import_extra("torch", extra="models")
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"--device must be one that torch can use here. Got {device!r} instead: {reason}") from error
+
+
+def read_items(
+    path: Path,
+    *,
+    id_field: str | None = None,
+    text_fields: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> Items:
+    """The items of a file, or of a BEIR folder."""
+    from crossknn.items import Items
+
+    options: dict[str, Any] = {"progress": progress}
+    if id_field is not None:
+        options["id"] = id_field
+    if text_fields:
+        options["text"] = text_fields[0] if len(text_fields) == 1 else tuple(text_fields)
+    return Items.from_path(path, **options)
+
+
+def batches(values: Any, size: int) -> Iterator[list[Any]]:
+    """The values in lists of at most `size`."""
+    iterator = iter(values)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+class Steps:
+    """Progress on standard error while it is entered: in a terminal a bar per step.
+
+    Elsewhere there is nothing, or with `lines` a line where a step begins and one where it ends. `keep` leaves
+    the bars standing. May be entered again; a step begins anew then.
+    """
+
+    def __init__(self, *, keep: bool = False, lines: bool = False) -> None:
+        self._keep = keep
+        self._lines = lines and not err.is_terminal
+        self._bars: ProgressBar | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._begun: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(elapsed_when_finished=self._keep),
+        )
+        self._bars = ProgressBar(*columns, console=err, transient=not self._keep, disable=not err.is_terminal)
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+        self._bars = None
+        self._tasks.clear()
+        self._begun.clear()
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        """What a `Progress` is called with."""
+        if self._bars is None:
+            return
+        if step not in self._tasks:
+            # What was done before this run is no measure of its speed.
+            self._tasks[step] = self._bars.add_task(step, total=total, completed=done)
+            self._begin_line(step, done, total)
+        self._bars.update(self._tasks[step], completed=done, total=total)
+        if done >= total:
+            self._end_line(step, total)
+
+    def _begin_line(self, step: str, done: int, total: int) -> None:
+        if self._lines:
+            self._begun[step] = time.monotonic()
+            known = f", {done:,} of them done before" if done else ""
+            err.print(f"{step}: {total:,}{known} …", highlight=False, markup=False)
+
+    def _end_line(self, step: str, total: int) -> None:
+        if self._lines and step in self._begun:
+            took = time.monotonic() - self._begun.pop(step)
+            err.print(f"{step}: {total:,} done in {took:.1f} s", highlight=False, markup=False)
+
+
+def print_json(records: list[dict[str, Any]]) -> None:
+    """One JSON object per line on standard output."""
+    for record in records:
+        sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def one_line(text: str, width: int = 160) -> str:
+    """The text without line breaks, cut to `width` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"
