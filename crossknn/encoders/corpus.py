@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from crossknn.encoders.checks import check_vectors
 from crossknn.errors import EncoderError, InputError
+from crossknn.files import sync, write_whole
 from crossknn.fingerprints import is_unnamed
 from crossknn.types import Encoder, Progress
 
@@ -120,7 +121,7 @@ def _into_file(run: _Run, path: Path) -> NDArray[Any]:
     if not path.exists():
         _write_rows(run, partial, sidecar, state)
         partial.rename(path)
-        _sync_folder(path.parent)
+        sync(path.parent)
     vectors: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     if vectors.shape != (state.rows, state.dim) or vectors.dtype != run.dtype:
         raise InputError(f"{path}: holds {vectors.dtype} {vectors.shape}, not what {sidecar.name} says. Delete both.")
@@ -168,13 +169,13 @@ def _write_rows(run: _Run, partial: Path, sidecar: Path, state: _State) -> None:
         file.truncate(len(header) + done * row_bytes)
         file.seek(0)
         file.write(header)
-        _sync(file)
+        _flush(file)
         _write_state(sidecar, state, done)
         file.seek(len(header) + done * row_bytes)
         for start in range(done, state.rows, run.block):
             part = run.encode(start, state.dim)
             file.write(part.tobytes())
-            _sync(file)
+            _flush(file)
             _write_state(sidecar, state, start + len(part))
 
 
@@ -192,26 +193,10 @@ def _header(state: _State) -> bytes:
 
 
 def _write_state(sidecar: Path, state: _State, done: int) -> None:
-    fresh = sidecar.with_name(sidecar.name + ".new")
-    with fresh.open("wb") as file:
-        file.write(json.dumps({**asdict(state), "done": done}, indent=1).encode())
-        _sync(file)
-    fresh.replace(sidecar)
-    _sync_folder(sidecar.parent)
+    write_whole(sidecar, json.dumps({**asdict(state), "done": done}, indent=1).encode())
 
 
-def _sync(file: IO[bytes]) -> None:
+def _flush(file: IO[bytes]) -> None:
+    """Make what was written last."""
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last. Systems that cannot open a folder do without."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from secrets import token_hex
 
 from crossknn.errors import InputError
 from crossknn.evaluate.comparison import Comparison
 from crossknn.evaluate.page import page
 from crossknn.evaluate.plots import draw
+from crossknn.files import write_whole
 
 
 def write_report(comparison: Comparison, folder: str | Path) -> Path:
@@ -28,22 +27,9 @@ def write_report(comparison: Comparison, folder: str | Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
-            _write(folder / name, content)
+            write_whole(folder / name, content)
     except OSError as error:
         raise InputError(
             f"{folder}: the report cannot be written ({error.strerror or error}). Choose another folder."
         ) from error
     return folder / "report.html"
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write beside the target, then put it in its place."""
-    fresh = path.with_name(f".{path.name}.{token_hex(4)}.new")
-    try:
-        with fresh.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from crossknn.errors import InputError
+from crossknn.files import write_whole
 from crossknn.types import Scorer, Scores
 
 WARM_UP = 32  # pairs before anything is measured
@@ -100,9 +100,7 @@ def measure_speed(scorer: Scorer, queries: Sequence[str], items: Sequence[str]) 
 
 def save_speed(path: Path, speed: Speed, *, scorer: str, machine: str) -> None:
     """Write it as JSON, with whose it is: the file is there whole or not at all."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
-    fresh.write_text(json.dumps({**asdict(speed), "scorer": scorer, "machine": machine}, indent=1), encoding="utf-8")
-    fresh.replace(path)
+    write_whole(path, json.dumps({**asdict(speed), "scorer": scorer, "machine": machine}, indent=1).encode())
 
 
 def load_speed(path: Path, *, scorer: str, machine: str) -> Speed | None:
