@@ -27,10 +27,10 @@ HEAVY = [
 LAYERS = [
     {"errors"},
     {"optional", "normalization", "types"},
-    {"fingerprints", "models", "ranking", "readers", "strings"},
+    {"files", "fingerprints", "models", "ranking", "readers", "strings"},
     {"items"},
     {"encoders", "example", "retrievers", "scorers", "strategies", "vectors", "testing"},
-    {"answering", "hits"},
+    {"answering", "hits", "indexing"},
     {"searcher"},
     {"evaluate"},
     {"demo"},

@@ -1,0 +1,198 @@
+"""A folder of files that is replaced whole: readers see the old one or the new one, never half of each.
+
+Files carry the hash of their content in their names and never change. `index.json` says which of them belong
+together; it is written last and put in place by one rename. What it no longer names is deleted after that;
+whoever has mapped such a file keeps reading it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from crossknn.errors import InputError
+from crossknn.files import sync, unfinished, write_whole
+
+MANIFEST = "index.json"
+LOCK = ".lock"
+FORMAT = 1
+OURS = re.compile(r"^(?P<stem>[a-z_]+)-[0-9a-f]{16}(?P<suffix>\.[a-z]+)$")
+LEFT = re.compile(r"^\.[a-z_.]+\.[0-9a-f]{16}\.tmp$")  # by a writer that was killed
+ATTEMPTS = 5  # at reading a folder that is replaced again and again meanwhile
+CHUNK = 1 << 20
+
+Write = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Folder:
+    """An opened folder: what its manifest says, and the path of each file by its plain name."""
+
+    path: Path
+    facts: dict[str, Any]
+    files: dict[str, Path]
+    _sizes: dict[str, int] = field(repr=False)
+    _hashes: dict[str, str] = field(repr=False)
+
+    def verify(self) -> int:
+        """Read every file and compare its hash; how many bytes were read."""
+        for name, path in self.files.items():
+            found = _hash(path)
+            if found != self._hashes[name]:
+                raise InputError(
+                    f"{path}: damaged. Its content has the hash {found}, but {MANIFEST} says {self._hashes[name]}. "
+                    "Restore it from a copy or build the index again."
+                )
+        return sum(self._sizes.values())
+
+
+def write_folder(path: str | Path, facts: Mapping[str, Any], files: Mapping[str, Write]) -> Folder:
+    """Put these files and facts into the folder, in the place of what it held before.
+
+    `files` gives for each plain name, such as `vectors.safetensors`, what writes it to a path. A folder that
+    holds something else than an index is refused.
+    """
+    folder = Path(path)
+    _check_target(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _taking_turns(folder):
+            listed = {name: _store(folder, name, write) for name, write in files.items()}
+            content = {"format": FORMAT, "facts": dict(facts), "files": listed}
+            write_whole(folder / MANIFEST, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).encode())
+            _clean(folder, {str(entry["file"]) for entry in listed.values()})
+            return read_folder(folder)
+    except OSError as error:
+        raise InputError(
+            f"{folder}: the index could not be written ({error.strerror or error}). What it held before is unchanged."
+        ) from error
+
+
+def read_folder(path: str | Path) -> Folder:
+    """Open the folder; its files are there and as large as they should be, their content is not read."""
+    folder = Path(path)
+    before = b""
+    for _ in range(ATTEMPTS):
+        text = _read_manifest(folder)
+        opened = _parse(folder, text)
+        problem = _find_problem(opened)
+        if problem is None:
+            return opened
+        if text == before:  # it was not replaced while we looked
+            break
+        before = text
+    raise InputError(problem or f"{folder}: is being replaced all the time. Try again.")
+
+
+def _read_manifest(folder: Path) -> bytes:
+    try:
+        return (folder / MANIFEST).read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        what = "there is no such folder" if not folder.exists() else f"it holds no {MANIFEST}, so it is no index"
+        raise InputError(f"{folder}: {what}. Give the folder that an index was saved to.") from error
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read ({error.strerror or error}).") from error
+
+
+def _parse(folder: Path, text: bytes) -> Folder:
+    try:
+        content = json.loads(text)
+        if content["format"] > FORMAT:
+            raise InputError(
+                f"{folder}: written by a newer crossknn (format {content['format']}, this one reads {FORMAT}). Upgrade."
+            )
+        listed = {str(name): (str(e["file"]), int(e["bytes"]), str(e["hash"])) for name, e in content["files"].items()}
+        facts = dict(content["facts"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{folder / MANIFEST}: damaged ({error!r}). Restore it from a copy or build the index again."
+        ) from error
+    for file, _, _ in listed.values():
+        if not OURS.match(file):
+            raise InputError(f"{folder / MANIFEST}: names {file!r}, which is no file of an index.")
+    return Folder(
+        folder,
+        facts,
+        {name: folder / file for name, (file, _, _) in listed.items()},
+        {name: size for name, (_, size, _) in listed.items()},
+        {name: hash_ for name, (_, _, hash_) in listed.items()},
+    )
+
+
+def _find_problem(folder: Folder) -> str | None:
+    for name, path in folder.files.items():
+        try:
+            size = path.stat().st_size
+        except OSError:
+            return f"{path}: missing, though {MANIFEST} names it. Restore it from a copy or build the index again."
+        if size != folder._sizes[name]:
+            return (
+                f"{path}: damaged. It has {size} bytes, but {MANIFEST} says {folder._sizes[name]}. "
+                "Restore it from a copy or build the index again."
+            )
+    return None
+
+
+def _check_target(folder: Path) -> None:
+    """Refuse to make an index of a folder that is something else."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise InputError(f"{folder}: is a file. Give a folder for the index, new or one that holds an index.")
+    if not (folder / MANIFEST).exists():
+        names = {entry.name for entry in folder.iterdir()} - {LOCK}
+        others = [name for name in names if not LEFT.match(name) and not OURS.match(name)]
+        if others:
+            raise InputError(f"{folder}: holds other files ({sorted(others)[0]}) and no index. Give another folder.")
+
+
+@contextlib.contextmanager
+def _taking_turns(folder: Path) -> Iterator[None]:
+    """One writer at a time, where the system has file locks; the lock ends with its process."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with (folder / LOCK).open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _store(folder: Path, name: str, write: Write) -> dict[str, Any]:
+    """Write one file under its content's hash; what the manifest says of it."""
+    fresh = unfinished(folder / name)
+    try:
+        write(fresh)
+        sync(fresh)
+        hash_ = _hash(fresh)
+        plain = Path(name)
+        target = folder / f"{plain.stem}-{hash_[:16]}{plain.suffix}"
+        size = fresh.stat().st_size
+        fresh.replace(target)
+        sync(folder)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return {"file": target.name, "bytes": size, "hash": hash_}
+
+
+def _clean(folder: Path, wanted: set[str]) -> None:
+    """Delete what earlier indexes and killed writers left; a system that cannot delete a file in use keeps it."""
+    for entry in folder.iterdir():
+        if LEFT.match(entry.name) or (OURS.match(entry.name) and entry.name not in wanted):
+            with contextlib.suppress(OSError):
+                entry.unlink()
+
+
+def _hash(path: Path) -> str:
+    digest = blake2b(digest_size=32)
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

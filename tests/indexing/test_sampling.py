@@ -1,0 +1,152 @@
+"""Which pairs are scored: as many as were asked for, each once, the same for the same seed."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crossknn.errors import InputError
+from crossknn.indexing.entries import Coverage, Entries, Pairs
+from crossknn.indexing.sampling import PerItem, PerQuery, merge, sample_per_item, sample_per_query
+from crossknn.types import Proposal
+from crossknn.vectors.exact import ExactSearch
+
+
+def make_pairs(queries, rows, n_queries=10, n_items=10):
+    return Pairs(np.array(queries, np.int32), np.array(rows, np.int32), n_queries, n_items)
+
+
+def best_first(n_queries, n_items):
+    """A retriever that proposes the highest rows, for every query."""
+
+    def propose(retriever, n):
+        assert retriever == "dense"
+        rows = np.arange(n_items)[::-1][:n].astype(np.int64)
+        return [Proposal(rows, np.zeros(len(rows), np.float32))] * n_queries
+
+    return propose
+
+
+@given(n_queries=st.integers(0, 12), n_items=st.integers(0, 60), items=st.integers(1, 70), seed=st.integers(0, 5))
+def test_per_query_every_query_gets_as_many_different_items(n_queries, n_items, items, seed):
+    pairs = sample_per_query(PerQuery(items, seed=seed), n_queries=n_queries, n_items=n_items)
+    assert len(np.unique(pairs.keys())) == len(pairs) == n_queries * min(items, n_items)
+    assert (np.bincount(pairs.queries, minlength=n_queries) == min(items, n_items)).all()
+    assert (np.diff(pairs.keys()) > 0).all()
+
+
+@given(n_queries=st.integers(1, 40), n_items=st.integers(0, 50), queries=st.integers(1, 45), seed=st.integers(0, 5))
+def test_per_item_every_item_gets_as_many_different_queries(n_queries, n_items, queries, seed):
+    pairs = sample_per_item(PerItem(queries, seed=seed), n_queries=n_queries, n_items=n_items)
+    assert len(np.unique(pairs.keys())) == len(pairs) == n_items * min(queries, n_queries)
+    assert (np.bincount(pairs.rows, minlength=n_items) == min(queries, n_queries)).all()
+    assert (np.diff(pairs.keys()) > 0).all()
+
+
+def test_the_best_of_a_retriever_and_some_at_random():
+    pairs = sample_per_query(
+        PerQuery(10, retriever="dense", at_random=0.3), n_queries=4, n_items=100, propose=best_first(4, 100)
+    )
+    for query in range(4):
+        rows = set(pairs.rows[pairs.queries == query].tolist())
+        assert len(rows) == 10
+        assert set(range(93, 100)) < rows
+
+
+def test_a_retriever_with_little_to_say_is_filled_up_at_random():
+    pairs = sample_per_query(
+        PerQuery(5, retriever="dense"),
+        n_queries=1,
+        n_items=50,
+        propose=lambda retriever, n: [Proposal(np.array([7]), np.zeros(1, np.float32))],
+    )
+    assert len(pairs) == 5
+    assert 7 in pairs.rows
+
+
+def test_the_nearest_queries_of_an_item():
+    queries = np.eye(6, dtype=np.float32)
+    items = queries[[3, 0, 5]] + 0.5 * queries[[4, 1, 2]]
+    search = ExactSearch(queries)
+    pairs = sample_per_item(PerItem(2, nearest=1.0), n_queries=6, n_items=3, queries=search, item_vectors=items)
+    assert [set(pairs.queries[pairs.rows == row].tolist()) for row in range(3)] == [{3, 4}, {0, 1}, {5, 2}]
+    mixed = sample_per_item(PerItem(4, nearest=0.5), n_queries=6, n_items=3, queries=search, item_vectors=items)
+    for row, near in enumerate(({3, 4}, {0, 1}, {5, 2})):
+        mine = mixed.queries[mixed.rows == row].tolist()
+        assert near < set(mine)
+        assert len(set(mine)) == len(mine) == 4
+
+
+def test_samples_at_random_are_spread_evenly():
+    pairs = sample_per_item(PerItem(8), n_queries=50, n_items=20_000)
+    counts = np.bincount(pairs.queries, minlength=50)
+    assert counts.min() > 0.9 * counts.mean()
+    assert counts.max() < 1.1 * counts.mean()
+    pairs = sample_per_query(PerQuery(40), n_queries=500, n_items=100)
+    assert np.bincount(pairs.rows, minlength=100).min() > 100
+
+
+@pytest.mark.parametrize("plan", [PerQuery(5), PerItem(5)])
+def test_the_same_seed_is_the_same_sample(plan):
+    sample = sample_per_query if isinstance(plan, PerQuery) else sample_per_item
+    first, again = (sample(plan, n_queries=30, n_items=40) for _ in range(2))
+    other = sample(type(plan)(5, seed=1), n_queries=30, n_items=40)
+    assert np.array_equal(first.keys(), again.keys())
+    assert not np.array_equal(first.keys(), other.keys())
+
+
+def test_merged_samples_have_every_pair_once():
+    merged = merge(make_pairs([0, 1], [5, 5]), make_pairs([1, 2], [5, 0]))
+    assert list(zip(merged.queries.tolist(), merged.rows.tolist(), strict=True)) == [(0, 5), (1, 5), (2, 0)]
+    with pytest.raises(InputError, match="of the same queries and items"):
+        merge(make_pairs([0], [0]), make_pairs([0], [0], n_items=11))
+    with pytest.raises(InputError, match="at least one sample"):
+        merge()
+
+
+def test_coverage():
+    coverage = Coverage.of(make_pairs([0, 1, 2, 0], [3, 3, 3, 4], n_items=5))
+    assert coverage == Coverage(calls=4, items=5, never_scored=3, fewest=0, median=0.0, most=3)
+    assert coverage.calls_per_item == 0.8
+    assert Coverage.of(make_pairs([], [], n_items=0)).calls_per_item == 0
+
+
+def test_held_out_entries_are_apart_and_the_same_for_a_seed():
+    entries = Entries(make_pairs(range(10), range(10)), np.arange(10, dtype=np.float32))
+    fit, held = entries.hold_out(0.2, seed=3)
+    assert (len(fit), len(held)) == (8, 2)
+    assert sorted([*fit.scores, *held.scores]) == list(range(10))
+    assert (held.pairs.rows == held.scores).all()
+    assert np.array_equal(entries.hold_out(0.2, seed=3)[1].scores, held.scores)
+    assert [len(part) for part in entries.hold_out(0, seed=3)] == [10, 0]
+    assert [len(part) for part in entries.take(slice(1)).hold_out(0.5, seed=0)] == [1, 0]
+    assert [len(part) for part in entries.take(slice(2)).hold_out(0.01, seed=0)] == [1, 1]
+    with pytest.raises(InputError, match="share must be at least 0 and below 1"):
+        entries.hold_out(1, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PerQuery(0), "items must be a whole number of at least 1. Got 0"),
+        (lambda: PerQuery(5, at_random=1.5), "at_random must be between 0 and 1. Got 1.5"),
+        (lambda: PerQuery(5, seed=-1), "seed must be a whole number of at least 0. Got -1"),
+        (lambda: PerItem(True), "queries must be a whole number of at least 1. Got True"),
+        (lambda: PerItem(5, nearest="all"), "nearest must be between 0 and 1. Got 'all'"),
+        (lambda: sample_per_query(PerQuery(5, "dense"), n_queries=1, n_items=9), "'dense' need `propose`"),
+        (lambda: sample_per_item(PerItem(5, nearest=1), n_queries=9, n_items=9), "need the vectors of both"),
+        (
+            lambda: sample_per_query(PerQuery(5, "dense"), n_queries=2, n_items=9, propose=best_first(1, 9)),
+            "answer for 2 queries. Got 1 answers",
+        ),
+        (lambda: make_pairs([10], [0]), "queries must be between 0 and 9. Got 10 to 10"),
+        (lambda: make_pairs([0], [-1]), "rows must be between 0 and 9. Got -1 to -1"),
+        (lambda: make_pairs([0, 1], [0]), "queries and rows must pair up. Got 2 and 1"),
+        (lambda: Pairs(np.zeros(1), np.zeros(1, np.int32), 1, 1), "queries must be one int32 per pair. Got float64"),
+        (lambda: Entries(make_pairs([0], [0]), np.zeros(2, np.float32)), "one float32 per pair .1.. Got float32 .2,."),
+        (lambda: Entries(make_pairs([0], [0]), np.full(1, np.nan, np.float32)), "scores must be finite"),
+    ],
+)
+def test_bad_input_is_named(make, message):
+    with pytest.raises(InputError, match=message):
+        make()

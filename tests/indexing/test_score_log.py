@@ -1,0 +1,690 @@
+"""What was scored is kept, whatever happens, and a build run again ends with the same scores bit for bit."""
+
+import errno
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import blake2b
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crossknn import files
+from crossknn.errors import InputError, ScorerError
+from crossknn.indexing.entries import Entries, Pairs
+from crossknn.indexing.score_chunks import Chunk, write_chunk
+from crossknn.indexing.score_log import LogSize, ScoreLog, hash_texts, score_pairs_into
+from crossknn.items import Items
+from crossknn.scorers.function import function_scorer
+
+QUERIES = [f"query {number}" for number in range(7)]
+ITEMS = Items([f"item {row}" for row in range(20)])
+
+
+def scores_of(pairs: list[tuple[str, str]]) -> list[float]:
+    """Scores that depend on the whole batch, far more than those of a model do."""
+    salt = blake2b(repr(pairs).encode("utf-8", "surrogatepass"), digest_size=2).digest()
+    return [
+        sum(query.encode("utf-8", "surrogatepass")) + sum(item.encode()) / 7 + int.from_bytes(salt) * 1e-4
+        for query, item in pairs
+    ]
+
+
+class World:
+    """A scorer that remembers what it was asked, and fails at the calls it is told to."""
+
+    def __init__(self, *, name: str = "salted") -> None:
+        self.batches: list[list[tuple[str, str]]] = []
+        self.errors: dict[int, BaseException] = {}  # by number of the call
+        self.scorer = function_scorer(self._score, fingerprint=name)
+
+    def _score(self, pairs: list[tuple[str, str]]) -> list[float]:
+        self.batches.append(pairs)
+        if len(self.batches) - 1 in self.errors:
+            raise self.errors[len(self.batches) - 1]
+        return scores_of(pairs)
+
+    @property
+    def asked(self) -> list[tuple[str, str]]:
+        return [pair for batch in self.batches for pair in batch]
+
+
+def draw_pairs(count: int = 50, *, seed: int = 0, n_queries: int = 7, n_items: int = 20) -> Pairs:
+    keys = np.random.default_rng(seed).permutation(n_queries * n_items)[:count].astype(np.int32)
+    return Pairs(keys // n_items, keys % n_items, n_queries, n_items)
+
+
+def texts_of(pairs: Pairs) -> list[tuple[str, str]]:
+    rows = zip(pairs.queries.tolist(), ITEMS.texts_of(pairs.rows), strict=True)
+    return [(QUERIES[query], item) for query, item in rows]
+
+
+def build(folder: Path, world: World | None = None, pairs: Pairs | None = None, **options: object) -> Entries:
+    world, pairs = world or World(), draw_pairs() if pairs is None else pairs
+    log = ScoreLog.open(folder, scorer=world.scorer.fingerprint)
+    return score_pairs_into(log, pairs, QUERIES, ITEMS, world.scorer, **{"chunk": 8, **options})  # type: ignore[arg-type]
+
+
+def chunk_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.parquet"))
+
+
+def assert_same(left: Entries, right: Entries) -> None:
+    assert np.array_equal(left.pairs.keys(), right.pairs.keys())
+    assert left.scores.tobytes() == right.scores.tobytes()
+
+
+def test_pairs_are_scored_in_their_order_and_kept(tmp_path: Path) -> None:
+    world, pairs = World(), draw_pairs()
+    entries = build(tmp_path / "new" / "log", world, pairs)
+    texts = texts_of(pairs)
+    assert entries.pairs is pairs
+    assert world.batches == [texts[start : start + 8] for start in range(0, 50, 8)]
+    wanted = np.array([score for batch in world.batches for score in scores_of(batch)], np.float32)
+    assert entries.scores.tobytes() == wanted.tobytes()
+    again = World()
+    assert_same(build(tmp_path / "new" / "log", again, pairs), entries)
+    assert again.batches == []
+
+
+def test_what_lies_in_the_folder(tmp_path: Path) -> None:
+    build(tmp_path)
+    log = ScoreLog.open(tmp_path, scorer="salted")
+    assert log.chunks == [path.name for path in chunk_files(tmp_path)]
+    assert log.verify() == LogSize(7, 50, sum(path.stat().st_size for path in chunk_files(tmp_path)))
+    assert json.loads((tmp_path / "log.json").read_text()) == {"format": 1, "scorer": "salted"}
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json"] * 2 + [".parquet"] * 7
+    assert pickle.loads(pickle.dumps(log)) == log  # workers get the path
+
+
+def test_no_pairs(tmp_path: Path) -> None:
+    world, nothing = World(), draw_pairs(0)
+    assert len(build(tmp_path, world, nothing)) == 0
+    build(tmp_path, world, draw_pairs(5))
+    assert len(build(tmp_path, world, nothing, chunk=9)) == 0  # a new plan, beside chunks of another
+    assert len(world.asked) == 5
+    empty = Pairs(nothing.queries, nothing.rows, 0, 20)
+    log = ScoreLog.open(tmp_path, scorer="salted")
+    assert len(score_pairs_into(log, empty, [], ITEMS, world.scorer)) == 0
+    assert len(log.known(hash_texts([]), hash_texts(ITEMS.texts))) == 0
+    assert ScoreLog.open(tmp_path / "none", scorer="salted").verify() == LogSize(0, 0, 0)
+
+
+def test_progress_counts_what_is_reused_as_done(tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    build(tmp_path, pairs=draw_pairs().take(slice(0, 20)))
+    build(tmp_path, progress=lambda *step: seen.append(step))
+    assert seen == [("scoring", done, 50) for done in (20, 28, 36, 44, 50)]
+
+
+def test_another_plan_scores_only_what_is_new(tmp_path: Path) -> None:
+    first = build(tmp_path, pairs=draw_pairs(30))
+    world, pairs = World(), draw_pairs(60)  # the same 30, and 30 more
+    second = build(tmp_path, world, pairs, chunk=11)
+    assert world.asked == texts_of(pairs)[30:]
+    assert second.scores[:30].tobytes() == first.scores.tobytes()
+    other = World()
+    backwards = build(tmp_path, other, pairs.take(np.arange(60)[::-1].copy()))
+    assert other.asked == []
+    assert backwards.scores.tobytes() == second.scores[::-1].tobytes()
+
+
+def test_chunks_of_another_log_can_be_copied_in(tmp_path: Path) -> None:
+    entries, world = build(tmp_path / "one"), World()
+    ScoreLog.open(tmp_path / "two", scorer="salted")
+    for path in chunk_files(tmp_path / "one"):
+        shutil.copy(path, tmp_path / "two")
+    assert_same(build(tmp_path / "two", world), entries)
+    assert world.asked == []
+
+
+def test_a_pair_is_known_by_its_texts(tmp_path: Path) -> None:
+    entries, world = build(tmp_path), World()
+    log, pairs = ScoreLog.open(tmp_path, scorer="salted"), draw_pairs()
+    shuffled = np.random.default_rng(1).permutation(20)  # the same items in other rows
+    items, rows = Items(ITEMS.texts_of(shuffled)), np.argsort(shuffled).astype(np.int32)[pairs.rows]
+    moved = Pairs(pairs.queries, rows, 7, 20)
+    assert_same(score_pairs_into(log, moved, QUERIES, items, world.scorer), Entries(moved, entries.scores))
+    assert world.asked == []
+
+
+def test_equal_texts_are_scored_once(tmp_path: Path) -> None:
+    world = World()
+    log = ScoreLog.open(tmp_path, scorer="salted")
+    items, queries = Items(["a", "b", "a", "c", "a"]), ["x", "y", "x"]
+    numbers = np.arange(15, dtype=np.int32)
+    pairs = Pairs(numbers // 5, numbers % 5, 3, 5)
+    seen: list[tuple[str, int, int]] = []
+    entries = score_pairs_into(
+        log, pairs, queries, items, world.scorer, chunk=4, progress=lambda *step: seen.append(step)
+    )
+    assert world.asked == [(query, item) for query in "xy" for item in "abc"]
+    matrix = entries.scores.reshape(3, 5)
+    assert np.array_equal(matrix[0], matrix[2])
+    assert np.array_equal(matrix[:, 0], matrix[:, 2])
+    assert np.array_equal(matrix[:, 0], matrix[:, 4])
+    assert seen[-1] == ("scoring", 15, 15)
+    assert_same(log.known(hash_texts(queries), hash_texts(items.texts)), entries)
+    some = log.known(hash_texts(["y", "z"]), hash_texts(["c", "d", "a", "c"]))
+    assert (some.pairs.queries.tolist(), some.pairs.rows.tolist()) == ([0, 0, 0], [0, 2, 3])
+    assert some.scores.tolist() == [matrix[1, 3], matrix[1, 0], matrix[1, 3]]
+
+
+def test_any_text(tmp_path: Path) -> None:
+    queries, items = ["", "é", "e\u0301", "\ud800", "\udc80\0", "深い"], Items(["", "\0", "🦀", "a\nb"])
+    assert len(np.unique(hash_texts(queries))) == 6
+    numbers = np.arange(24, dtype=np.int32)
+    pairs, world = Pairs(numbers // 4, numbers % 4, 6, 4), World()
+    log = ScoreLog.open(tmp_path, scorer="salted")
+    entries = score_pairs_into(log, pairs, queries, items, world.scorer, chunk=5)
+    assert_same(score_pairs_into(log, pairs, queries, items, world.scorer, chunk=5), entries)
+    assert_same(log.known(hash_texts(queries), hash_texts(items.texts)), entries)
+    assert len(world.asked) == 24
+
+
+def test_the_first_of_two_chunks_with_a_pair_counts(tmp_path: Path) -> None:
+    log = ScoreLog.open(tmp_path, scorer="salted")
+    queries, items = hash_texts(QUERIES[:1]), hash_texts(ITEMS.texts[:1])
+    for plan, score in (("b" * 16, 2.0), ("a" * 16, 1.0), ("c" * 16, 3.0)):
+        write_chunk(
+            tmp_path, Chunk(queries, items, np.array([score], np.float32)), plan=plan, number=0, scorer="salted"
+        )
+    assert log.known(queries, items).scores.tolist() == [1]
+    assert log.known(queries, items, chunks=log.chunks[1:]).scores.tolist() == [2]
+    world = World()
+    pairs = Pairs(np.zeros(1, np.int32), np.zeros(1, np.int32), 7, 20)
+    assert build(tmp_path, world, pairs).scores.tolist() == [1]
+    assert world.asked == []
+
+
+def test_of_two_copies_of_a_chunk_the_first_counts(tmp_path: Path) -> None:
+    """Two workers without parts may finish one chunk at the same moment; a GPU need not repeat itself bit for bit."""
+    build(tmp_path)
+    log = ScoreLog.open(tmp_path, scorer="salted")
+    first = log.chunks[0]
+    chunk = log.read(first)
+    for number in range(4):
+        copy = Chunk(chunk.queries, chunk.items, chunk.scores + np.float32(number + 1))
+        write_chunk(tmp_path, copy, plan=first[:16], number=0, scorer="salted")
+    assert build(tmp_path).scores[:8].tobytes() == log.read(log.chunks[0]).scores.tobytes()
+    assert len(log.chunks) == 11
+    known = log.known(hash_texts(QUERIES), hash_texts(ITEMS.texts))
+    assert sorted(known.scores.tolist()) == sorted(build(tmp_path).scores.tolist())
+
+
+# --- interruptions
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionError("gone"), KeyboardInterrupt(), ScorerError("bad"), OSError(28, "full")]
+)
+def test_an_error_of_the_scorer_passes_and_a_second_run_goes_on(tmp_path: Path, error: BaseException) -> None:
+    whole, failing, world = build(tmp_path / "whole"), World(), World()
+    failing.errors[3] = error
+    with pytest.raises(type(error)) as raised:
+        build(tmp_path / "log", failing)
+    assert raised.value is error
+    assert ScoreLog.open(tmp_path / "log", scorer="salted").verify().scores == 24
+    assert_same(build(tmp_path / "log", world), whole)
+    assert world.batches[0] == failing.batches[3]
+    assert len(world.asked) == 50 - 24
+
+
+@mock.patch("os.fsync", mock.Mock())  # it guards against power cuts only, and is slow on a busy disk
+@settings(max_examples=40)
+@given(data=st.data())
+def test_any_interruptions_end_with_the_same_entries(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Errors at any calls of any workers, chunk files lost at any time; over what an earlier plan left, or nothing."""
+    folder = tmp_path_factory.mktemp("any")
+    chunk = data.draw(st.integers(1, 60))
+    earlier = data.draw(st.integers(0, 30))
+    pairs = draw_pairs(40, seed=3)
+    for name in ("whole", "log"):
+        build(folder / name, pairs=pairs.take(slice(10, 10 + earlier)), chunk=7)
+    reused = {path.name for path in chunk_files(folder / "log")}
+    whole = build(folder / "whole", pairs=pairs, chunk=chunk)
+    for _ in range(data.draw(st.integers(0, 5))):
+        failing, workers = World(), data.draw(st.integers(1, 3))
+        failing.errors[data.draw(st.integers(0, 4))] = ConnectionError()
+        with suppress(ConnectionError):
+            build(folder / "log", failing, pairs, chunk=chunk, part=(data.draw(st.integers(0, workers - 1)), workers))
+        own = [path for path in chunk_files(folder / "log") if path.name not in reused]
+        if own and data.draw(st.booleans()):
+            data.draw(st.sampled_from(own)).unlink()
+    assert_same(build(folder / "log", pairs=pairs, chunk=chunk), whole)
+    shutil.rmtree(folder)
+
+
+def test_workers_make_the_chunks_of_one(tmp_path: Path) -> None:
+    whole, asked, parts = build(tmp_path / "one"), [], []
+    for worker in (2, 0, 1):
+        world = World()
+        seen: list[tuple[str, int, int]] = []
+        parts.append(build(tmp_path / "log", world, part=(worker, 3), progress=lambda *step, to=seen: to.append(step)))
+        asked += world.asked
+        assert seen[-1][1:] == (len(world.asked), len(world.asked))
+        assert len(parts[-1]) == len(world.asked)
+    assert sorted(asked) == sorted(texts_of(draw_pairs()))
+    last = World()
+    assert_same(build(tmp_path / "log", last), whole)
+    assert last.asked == []
+    keys = np.concatenate([part.pairs.keys() for part in parts])
+    assert sorted(keys.tolist()) == sorted(whole.pairs.keys().tolist())
+
+
+def test_what_a_worker_left_out_is_scored_at_the_end(tmp_path: Path) -> None:
+    whole, world = build(tmp_path / "one"), World()
+    build(tmp_path / "log", part=(0, 2))
+    assert_same(build(tmp_path / "log", world), whole)
+    assert [len(batch) for batch in world.batches] == [8, 8, 8]
+
+
+def test_a_chunk_that_another_worker_writes_meanwhile_is_read(tmp_path: Path) -> None:
+    whole, world = build(tmp_path / "one"), World()
+
+    def score(pairs: list[tuple[str, str]]) -> list[float]:
+        build(tmp_path / "log", world)  # all of it, while this one is at its first chunk
+        return [0.0] * len(pairs)
+
+    slow = function_scorer(score, fingerprint="salted")
+    log = ScoreLog.open(tmp_path / "log", scorer="salted")
+    assert_same(score_pairs_into(log, draw_pairs(), QUERIES, ITEMS, slow, chunk=8), whole)
+    assert len(log.chunks) == len(world.batches) == 7
+
+
+def test_of_two_plans_at_once_the_first_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(tmp_path, pairs=draw_pairs(20))
+    claim, raced = files._claim, World()
+
+    def race(unfinished: Path, path: Path) -> None:
+        monkeypatch.setattr(files, "_claim", claim)
+        chunk_files(tmp_path)[0].unlink()  # the other worker sees other chunks, and plans otherwise
+        build(tmp_path, raced)
+        claim(unfinished, path)
+
+    monkeypatch.setattr(files, "_claim", race)
+    world = World()
+    late = build(tmp_path, world)
+    assert world.asked == []
+    assert_same(late, build(tmp_path))
+    assert len(raced.asked) == 38
+
+
+def test_without_links_plans_are_still_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    whole = build(tmp_path / "one")
+    monkeypatch.setattr(os, "link", refuse)
+    assert_same(build(tmp_path / "log"), whole)
+    assert not list((tmp_path / "log").glob(".*"))
+
+
+# --- damage
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, empty])
+def test_a_damaged_chunk_is_named_and_can_be_deleted(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    whole = build(tmp_path)
+    path = chunk_files(tmp_path)[2]
+    damage(path)
+    log, failing = ScoreLog.open(tmp_path, scorer="salted"), World()
+    words = (
+        rf"{path.name}: damaged: wanted bytes whose hash is \w+, got (an empty|\d+ bytes).*Delete this file: .*scores"
+    )
+    for read in (
+        lambda: build(tmp_path, failing),
+        lambda: build(tmp_path, failing, chunk=9),
+        log.verify,
+        lambda: log.known(hash_texts(QUERIES), hash_texts(ITEMS.texts)),
+    ):
+        with pytest.raises(InputError, match=words):
+            read()
+    assert failing.asked == []
+    path.unlink()
+    world = World()
+    assert_same(build(tmp_path, world), whole)
+    assert len(world.asked) == 8
+
+
+def test_a_reused_chunk_that_is_gone_is_scored_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build(tmp_path, pairs=draw_pairs(20))
+    reused = chunk_files(tmp_path)[0]
+    before, world = build(tmp_path), World()
+    reused.unlink()
+    after = build(tmp_path, world)
+    assert world.batches == [texts_of(draw_pairs())[:8]]
+    assert "is gone; what it held is scored again" in caplog.text
+    assert after.scores[8:].tobytes() == before.scores[8:].tobytes()
+    again = World()
+    assert_same(build(tmp_path, again), after)
+    assert again.asked == []
+
+
+def test_foreign_files(tmp_path: Path) -> None:
+    build(tmp_path)
+    for name in (".DS_Store", "README", "notes.json"):
+        (tmp_path / name).write_text("hello")
+    build(tmp_path)
+    ITEMS.to_parquet(tmp_path / "items.parquet")
+    log = ScoreLog.open(tmp_path, scorer="salted")
+    for read in (lambda: log.chunks, log.verify, lambda: build(tmp_path)):
+        with pytest.raises(InputError, match=r"items\.parquet: wanted only chunks of scores here, .*Move it away"):
+            read()
+    (tmp_path / "items.parquet").unlink()
+    content = b"not parquet"
+    digest = blake2b(content, digest_size=8).hexdigest()
+    odd = tmp_path / f"{'0' * 16}-000000-{digest}.parquet"
+    odd.write_bytes(content)
+    with pytest.raises(InputError, match=r"got another file \(.*Delete"):
+        log.verify()
+    odd.unlink()
+    buffer = tmp_path / "buffer"
+    ITEMS.to_parquet(buffer)
+    digest = blake2b(buffer.read_bytes(), digest_size=8).hexdigest()
+    buffer.rename(tmp_path / f"{'0' * 16}-000000-{digest}.parquet")
+    with pytest.raises(InputError, match="got another file"):
+        log.verify()
+
+
+def test_a_renamed_chunk_and_one_of_another_scorer_are_refused(tmp_path: Path) -> None:
+    build(tmp_path / "log")
+    path = chunk_files(tmp_path / "log")[1]
+    renamed = path.with_name(path.name.replace("-000001-", "-000017-"))
+    path.rename(renamed)
+    with pytest.raises(InputError, match=r"wanted a chunk with number '17', got '1'\. Move it away"):
+        ScoreLog.open(tmp_path / "log", scorer="salted").verify()
+    renamed.unlink()
+    build(tmp_path / "other", World(name="other"))
+    shutil.copy(chunk_files(tmp_path / "other")[0], tmp_path / "log")
+    with pytest.raises(InputError, match="wanted a chunk with scorer 'salted', got 'other'"):
+        ScoreLog.open(tmp_path / "log", scorer="salted").verify()
+
+
+def test_a_chunk_with_pairs_of_another_plan_is_refused(tmp_path: Path) -> None:
+    build(tmp_path)
+    path = chunk_files(tmp_path)[0]
+    log = ScoreLog.open(tmp_path, scorer="salted")
+    chunk = log.read(path.name)
+    path.unlink()
+    other = Chunk(chunk.queries, chunk.items[::-1].copy(), chunk.scores)
+    write_chunk(tmp_path, other, plan=path.name[:16], number=0, scorer="salted")
+    with pytest.raises(InputError, match=r"wanted the pairs of its plan, got others. Delete this file"):
+        build(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", r"plan-.*json: damaged: wanted JSON, got 0 bytes"),
+        ('{"format": 1}', r"plan-.*json: damaged: KeyError"),
+        ("[]", r"plan-.*json: damaged: wanted an object"),
+        (None, r"plan-.*json: damaged: its content is not what its hash or its name says"),
+    ],
+)
+def test_a_damaged_plan_is_named_and_can_be_deleted(tmp_path: Path, content: str | None, words: str) -> None:
+    whole = build(tmp_path)
+    (path,) = tmp_path.glob("plan-*")
+    path.write_text(path.read_text().replace('"reused": []', '"reused": ["x"]') if content is None else content)
+    for read in (lambda: build(tmp_path), ScoreLog.open(tmp_path, scorer="salted").verify):
+        with pytest.raises(InputError, match=words + ".*Delete this file: finished chunks are reused"):
+            read()
+    path.unlink()
+    world = World()
+    assert_same(build(tmp_path, world), whole)
+    assert world.asked == []
+
+
+def test_the_log_of_another_scorer(tmp_path: Path) -> None:
+    build(tmp_path)
+    with pytest.raises(InputError, match=r"log\.json: wanted the scores of scorer 'new', got those of 'salted'"):
+        ScoreLog.open(tmp_path, scorer="new")
+    log = ScoreLog.open(tmp_path, scorer="salted")
+    with pytest.raises(InputError, match=r"scorer must be the one of the log .* 'salted'. Got 'new' instead"):
+        score_pairs_into(log, draw_pairs(), QUERIES, ITEMS, World(name="new").scorer)
+    with pytest.raises(InputError, match=r"a function without a name.*function_scorer\(fn, fingerprint="):
+        ScoreLog.open(tmp_path, scorer=function_scorer(scores_of).fingerprint)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"scorer": "salted"}', '"log"', "\0\0\0"])
+def test_a_damaged_log_file_is_named_and_can_be_deleted(tmp_path: Path, content: str) -> None:
+    build(tmp_path)
+    (tmp_path / "log.json").write_text(content)
+    with pytest.raises(InputError, match=r"log\.json: damaged: wanted .*, got .*Delete this file: it is written anew"):
+        ScoreLog.open(tmp_path, scorer="salted")
+    (tmp_path / "log.json").unlink()
+    world = World()
+    build(tmp_path, world)
+    assert world.asked == []
+
+
+def test_a_newer_log_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "log.json").write_text('{"format": 2, "scorer": "salted"}')
+    with pytest.raises(InputError, match=r"log\.json: wanted format 1, got 2, .*Upgrade crossknn"):
+        ScoreLog.open(tmp_path, scorer="salted")
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(errno.ENOSPC, "the disk is full. Free some space and run again"), (errno.EROFS, "cannot be read or written")],
+)
+def test_a_disk_that_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str) -> None:
+    whole, calls, sync = build(tmp_path / "whole"), 0, os.fsync
+
+    def full(handle: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 8:
+            raise OSError(number, os.strerror(number))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match=f"{tmp_path / 'log'}: .*{words}"):
+        build(tmp_path / "log")
+    monkeypatch.undo()
+    assert not list((tmp_path / "log").glob(".*"))
+    assert ScoreLog.open(tmp_path / "log", scorer="salted").verify().chunks == 2
+    world = World()
+    assert_same(build(tmp_path / "log", world), whole)
+    assert len(world.asked) == 50 - 16
+
+
+def test_places_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for folder in (tmp_path / "file", tmp_path / "file" / "log"):
+        with pytest.raises(InputError, match=r"a file is where a folder is wanted. Give another folder"):
+            ScoreLog.open(folder, scorer="salted")
+    log = ScoreLog.open(tmp_path / "log", scorer="salted")
+    shutil.rmtree(tmp_path / "log")
+    with pytest.raises(InputError, match="it is gone"):
+        log.verify()
+
+
+@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_can_be_read(tmp_path: Path) -> None:
+    whole = build(tmp_path / "log")
+    (tmp_path / "log").chmod(0o500)
+    try:
+        assert_same(build(tmp_path / "log"), whole)
+        with pytest.raises(InputError, match="cannot be read or written"):
+            build(tmp_path / "log", pairs=draw_pairs(60))
+    finally:
+        (tmp_path / "log").chmod(0o700)
+
+
+def test_what_killed_writers_left_is_removed_after_a_day(tmp_path: Path) -> None:
+    build(tmp_path)
+    old, new = tmp_path / ".x.parquet.0.tmp", tmp_path / ".x.parquet.1.tmp"
+    for path in (old, new):
+        path.write_bytes(b"half a chunk")
+    os.utime(old, (time.time() - 90_000,) * 2)
+    assert ScoreLog.open(tmp_path, scorer="salted").verify().chunks == 7
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"chunk": 0}, "chunk must be a whole number of at least 1. Got 0"),
+        ({"chunk": True}, "chunk must be"),
+        ({"chunk": 2.5}, "chunk must be"),
+        ({"part": (3, 3)}, r"part must be \(worker, workers\).*Got \(3, 3\)"),
+        ({"part": (-1, 3)}, "part must be"),
+        (
+            {"pairs": draw_pairs(n_items=19)},
+            r"pairs must be of these queries \(7\) and items \(20\). Got pairs of 7 and 19",
+        ),
+        ({"pairs": draw_pairs(n_queries=6)}, "Got pairs of 6 and 20"),
+    ],
+)
+def test_arguments_are_checked(tmp_path: Path, options: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        build(tmp_path, **options)  # type: ignore[arg-type]
+
+
+# --- real processes, really killed
+
+forking = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+
+
+def work(folder: Path, asked: Path, pause: float, part: tuple[int, int]) -> None:
+    def score(pairs: list[tuple[str, str]]) -> list[float]:
+        with asked.open("a") as out:
+            out.write("".join(f"{query}|{item}\n" for query, item in pairs))
+        time.sleep(pause)
+        return scores_of(pairs)
+
+    scorer = function_scorer(score, fingerprint="salted")
+    log = ScoreLog.open(folder, scorer="salted")
+    score_pairs_into(log, draw_pairs(140), QUERIES, ITEMS, scorer, chunk=3, part=part)
+
+
+def start(folder: Path, asked: str, pause: float, *, part: tuple[int, int] = (0, 1)) -> ForkProcess:
+    process = get_context("fork").Process(target=work, args=(folder / "log", folder / asked, pause, part))
+    process.start()
+    return process
+
+
+def wait(process: ForkProcess) -> int | None:
+    process.join(30)
+    return process.exitcode
+
+
+def asked_in(path: Path) -> list[tuple[str, ...]]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [tuple(line.split("|")) for line in lines]
+
+
+def finished(folder: Path) -> set[tuple[str, str]]:
+    if not (folder / "log" / "log.json").exists():
+        return set()
+    log = ScoreLog.open(folder / "log", scorer="salted")
+    log.verify()
+    return set(texts_of(log.known(hash_texts(QUERIES), hash_texts(ITEMS.texts)).pairs))
+
+
+@forking
+def test_killed_again_and_again_it_ends_with_the_same_scores(tmp_path: Path) -> None:
+    """A pair is scored twice only if its chunk was not yet in the log when the process was killed."""
+    moments = random.Random(4)
+    whole = build(tmp_path / "whole", pairs=draw_pairs(140), chunk=3)
+    repeated = 0
+    for kill in range(9):
+        before, done = asked_in(tmp_path / "asked"), finished(tmp_path)
+        worker = start(tmp_path, "asked", 0.01 if kill < 8 else 0)
+        if kill < 8:
+            wanted, deadline = len(before) + 3 * moments.randint(0, 5), time.monotonic() + 30
+            while len(asked_in(tmp_path / "asked")) <= wanted and time.monotonic() < deadline:
+                time.sleep(0.001)
+            time.sleep(moments.uniform(0, 0.02))
+            worker.kill()
+        assert wait(worker) == (-signal.SIGKILL if kill < 8 else 0)
+        now = asked_in(tmp_path / "asked")[len(before) :]
+        assert not done & set(now)  # nothing that was finished is scored again
+        repeated += len(set(before) & set(now))
+    assert repeated <= 8 * 3  # the chunk in flight at each kill
+    assert set(asked_in(tmp_path / "asked")) == set(texts_of(draw_pairs(140)))
+    world = World()
+    assert_same(build(tmp_path / "log", world, draw_pairs(140), chunk=3), whole)
+    assert world.asked == []
+
+
+@forking
+@mock.patch("os.fsync", mock.Mock())
+def test_killed_before_each_use_of_a_file_it_goes_on(tmp_path: Path) -> None:
+    """SIGKILL at the first open, rename, link, listing or removal, at the second, and so on to the last."""
+    pairs, whole = draw_pairs(25), build(tmp_path / "whole", pairs=draw_pairs(25), chunk=10)
+    build(tmp_path / "before", pairs=pairs.take(slice(0, 5)))
+    reference = build(shutil.copytree(tmp_path / "before", tmp_path / "reused"), pairs=pairs, chunk=10)
+    for start, wanted in ((None, whole), (tmp_path / "before", reference)):
+        for step in range(1, 200):
+            folder = tmp_path / f"{start is None}-{step}"
+            if start is not None:
+                shutil.copytree(start, folder)
+            child = os.fork()
+            if not child:
+                die_at(step, folder)
+                build(folder, pairs=pairs, chunk=10)
+                os._exit(0)
+            _, status = os.waitpid(child, 0)
+            assert_same(build(folder, pairs=pairs, chunk=10), wanted)
+            if os.waitstatus_to_exitcode(status) == 0:
+                break
+            assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+        assert 20 < step < 199
+
+
+def die_at(step: int, folder: Path) -> None:
+    """Kill this process when it is about to touch the folder for the `step`-th time."""
+    left = step
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal left
+        if event.split(".")[0] in ("open", "os") and str(folder) in str(arguments[:1]):
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    signal.alarm(20)
+    sys.addaudithook(hook)
+
+
+@forking
+def test_several_processes_write_at_once(tmp_path: Path) -> None:
+    whole = build(tmp_path / "whole", pairs=draw_pairs(140), chunk=3)
+    workers = [start(tmp_path, f"asked{n}", 0.002, part=(n, 3)) for n in range(3)]
+    assert [wait(worker) for worker in workers] == [0, 0, 0]
+    asked = [pair for n in range(3) for pair in asked_in(tmp_path / f"asked{n}")]
+    assert sorted(asked) == sorted(texts_of(draw_pairs(140)))
+    world = World()
+    assert_same(build(tmp_path / "log", world, draw_pairs(140), chunk=3), whole)
+    assert world.asked == []
