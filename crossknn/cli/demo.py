@@ -51,7 +51,7 @@ def demo(
             help="How many of WordNet's 117,659 senses to search. Default: 15000; with --query, what the folder holds.",
         ),
     ] = None,
-    queries: Annotated[int, typer.Option(min=1, help="Held-out queries that strategies are compared on.")] = 10,
+    queries: Annotated[int, typer.Option(min=1, help="Held-out queries that strategies are compared on.")] = 8,
     query: Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help="Search for this instead of comparing; [brackets] mark a word. Repeatable."),
