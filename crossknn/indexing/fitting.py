@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from crossknn.errors import InputError
 from crossknn.indexing.entries import Entries, Pairs
+from crossknn.strategies.base import check_positive
 from crossknn.types import Progress, Scores, Vectors
 
 STEP = "factorising"  # what progress is reported as
@@ -49,10 +50,10 @@ class Training:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        check_count("epochs", self.epochs)
-        check_count("batch", self.batch)
+        check_positive("epochs", self.epochs)
+        check_positive("batch", self.batch)
         if self.patience is not None:
-            check_count("patience", self.patience)
+            check_positive("patience", self.patience)
         check_number("learning_rate", self.learning_rate, positive=True)
         check_number("weight_decay", self.weight_decay)
         if self.learning_rate * self.weight_decay > MOST_DECAY:
@@ -204,12 +205,6 @@ def check_vectors(name: str, vectors: NDArray[Any], count: int, dim: int | None 
         if not math.isfinite(vectors[block].sum(dtype=np.float64)):
             raise InputError(f"{name} must be finite. Got NaN or infinity in rows {block.start} to {block.stop - 1}.")
     return int(vectors.shape[1])
-
-
-def check_count(name: str, value: int) -> None:
-    """A positive whole number."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name} must be a whole number of at least 1. Got {value!r} instead.")
 
 
 def check_number(name: str, value: float, *, positive: bool = False) -> None:

@@ -40,6 +40,7 @@ from crossknn.indexing.score_plan import (
     to_json,
 )
 from crossknn.scorers.checked import score_pairs
+from crossknn.strategies.base import check_positive
 from crossknn.types import Progress, Rows, Scorer, Scores
 
 if TYPE_CHECKING:
@@ -264,7 +265,6 @@ def _check(
             f"pairs must be of these queries ({len(queries)}) and items ({len(items)}). "
             f"Got pairs of {pairs.n_queries} and {pairs.n_items} instead."
         )
-    if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
-        raise InputError(f"chunk must be a whole number of at least 1. Got {chunk!r} instead.")
+    check_positive("chunk", chunk)
     if not 0 <= part[0] < part[1]:
         raise InputError(f"part must be (worker, workers) with 0 ≤ worker < workers. Got {part!r} instead.")

@@ -17,7 +17,6 @@ from crossknn.indexing.fitting import (
     Report,
     Training,
     blocks,
-    check_count,
     check_number,
     check_vectors,
     read_vectors,
@@ -25,6 +24,7 @@ from crossknn.indexing.fitting import (
     train,
 )
 from crossknn.optional import import_extra
+from crossknn.strategies.base import check_positive
 from crossknn.types import Progress, Scores, Vectors
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Transductive(Training):
         if self.init == "encoder" and self.dim is not None:
             raise InputError(f"dim comes from the vectors where init is 'encoder'. Got dim={self.dim}: leave it out.")
         if self.dim is not None:
-            check_count("dim", self.dim)
+            check_positive("dim", self.dim)
 
     def fit(
         self,
