@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import time
 from pathlib import Path
@@ -19,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 
+from benchmarks.scoring_speed import surroundings
 from crossknn import example
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.evaluate.measures import bootstrap_interval
@@ -51,7 +50,7 @@ def main() -> None:
     for name, side in sides.items():
         began = time.perf_counter()
         report["sides"][name] = {**measure(side()), "seconds": round(time.perf_counter() - began, 1)}
-    report |= surroundings(options, scorer)
+    report |= {"dtype": options.dtype, "scorer": scorer.fingerprint, **surroundings(options)}
     for path in options.training:
         report.setdefault("training", {})[path.stem] = json.loads(path.read_text())
     text = json.dumps(report, indent=1)
@@ -102,18 +101,6 @@ def measure(ranks: np.ndarray) -> dict[str, Any]:
         low, high = bootstrap_interval(values)
         found[name] = {"mean": round(float(values.mean()), 4), "low": round(low, 4), "high": round(high, 4)}
     return found
-
-
-def surroundings(options: argparse.Namespace, scorer: CrossEncoder) -> dict[str, Any]:
-    gpu = torch.cuda.get_device_name() if options.device == "cuda" else None
-    return {
-        "device": gpu or platform.processor() or platform.machine(),
-        "dtype": options.dtype,
-        "scorer": scorer.fingerprint,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
 
 
 if __name__ == "__main__":

@@ -28,18 +28,18 @@ import transformers
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from benchmarks.example_model import measure
+from crossknn import example
 from crossknn.encoders.sentence import SentenceEncoder
 from tools import prune
 from tools.pairs import Pairs, Tokens, ranks_in_exact_search, score
 from tools.training_lists import (
     Corpus,
     TrainingQuery,
-    accuracy,
     definitions,
     draw_list,
     draw_pool,
     draw_taught,
-    ndcg_at_10,
     phrases,
     read_corpus,
     sentences,
@@ -94,7 +94,7 @@ class Data:
         rng = random.Random(options.seed)
         self.corpus: Corpus = read_corpus()
         self.tests = sentences(self.corpus, "test", rng)
-        held_out = {row for query in [*self.tests, *sentences(self.corpus, "dev", rng)] for row in query.gold}
+        held_out = {self.corpus.ids[query.sense] for split in ("test", "dev") for query in example.queries(split)}
         kinds = {
             "sentences": sentences(self.corpus, "train", rng),
             "phrases": phrases(self.corpus, held_out),
@@ -302,8 +302,7 @@ def evaluate(model: Any, data: Data, pairs: Pairs, options: argparse.Namespace) 
     return {
         "test_queries": len(chosen),
         "senses": options.senses,
-        "accuracy": round(accuracy(ranks), 4),
-        "ndcg_at_10": round(ndcg_at_10(ranks), 4),
+        **measure(ranks),
         "pairs_per_second": round(len(chosen) * options.senses / took),
     }
 

@@ -7,8 +7,6 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from crossknn import example
 
 ITEM = re.compile(r"^(?P<lemmas>.*?) \((?P<pos>noun|verb|adjective|adverb)\): (?P<definition>.*)$", re.DOTALL)
@@ -68,7 +66,12 @@ def rivals_of(corpus: Corpus, lemmas: list[str], *, marked: str) -> list[int]:
     """Senses of the word in brackets, or of all these words where its form is too far from them."""
     word = marked[marked.index("[") + 1 : marked.index("]")].lower()
     like = [lemma for lemma in lemmas if lemma[:3].lower() == word[:3]] or lemmas
-    return sorted({row for lemma in like for row in corpus.by_lemma[lemma.lower()]})
+    return sorted(senses_of(corpus, like))
+
+
+def senses_of(corpus: Corpus, lemmas: list[str]) -> set[int]:
+    """Rows of all senses of these words."""
+    return {row for lemma in lemmas for row in corpus.by_lemma[lemma.lower()]}
 
 
 def phrases(corpus: Corpus, held_out: set[int]) -> list[TrainingQuery]:
@@ -84,7 +87,7 @@ def phrases(corpus: Corpus, held_out: set[int]) -> list[TrainingQuery]:
             continue
         copy = f"{match['lemmas']} ({match['pos']}): {'; '.join(parts[:-1])}"  # type: ignore[index]
         corpus.texts.append(copy)
-        rivals = {rival for lemma in lemmas_of(corpus.texts[row]) for rival in corpus.by_lemma[lemma.lower()]}
+        rivals = senses_of(corpus, lemmas_of(corpus.texts[row]))
         found.append(TrainingQuery(asked, [len(corpus.texts) - 1], {row}, sorted(rivals - {row})))
     return found
 
@@ -102,7 +105,7 @@ def definitions(corpus: Corpus, count: int, held_out: set[int], rng: random.Rand
         if rng.random() < 0.5:
             corpus.texts.append(f"{match['lemmas']} ({match['pos']})")  # type: ignore[index]
             answer = len(corpus.texts) - 1
-        rivals = {rival for lemma in lemmas_of(corpus.texts[row]) for rival in corpus.by_lemma[lemma.lower()]}
+        rivals = senses_of(corpus, lemmas_of(corpus.texts[row]))
         found.append(TrainingQuery(" ".join(kept), [answer], {row}, sorted(rivals - {row})))
     return found
 
@@ -148,12 +151,3 @@ def draw_taught(query: TrainingQuery, size: int, rng: random.Random) -> tuple[li
     answers = len(query.positives)
     others = list(query.taught)[answers:]
     return query.positives + rng.sample(others, size - answers), answers
-
-
-def accuracy(ranks: np.ndarray) -> float:
-    return float((ranks == 0).mean())
-
-
-def ndcg_at_10(ranks: np.ndarray) -> float:
-    """With one relevant sense per query the ideal gain is 1."""
-    return float(np.where(ranks < 10, 1 / np.log2(ranks + 2.0), 0.0).mean())
