@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn import __version__, example
+from crossknn.checks import check_positive
 from crossknn.encoders.corpus import STEP, count_encoded, encode_items
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError
@@ -36,7 +37,7 @@ from crossknn.scorers.cached import Cached
 from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.searcher import Searcher
 from crossknn.strategies.axn import Axn
-from crossknn.strategies.base import Strategy, check_positive
+from crossknn.strategies.base import Strategy
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Progress
 

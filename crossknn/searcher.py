@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.answering import Answerer
+from crossknn.checks import check_positive
 from crossknn.encoders.checks import check_vectors
 from crossknn.encoders.corpus import encode_items
 from crossknn.errors import InputError
@@ -23,7 +24,7 @@ from crossknn.retrievers.dense import Dense
 from crossknn.retrievers.fused import Fused
 from crossknn.retrievers.simple import Random
 from crossknn.retrievers.tfidf import TfIdf
-from crossknn.strategies.base import Space, Strategy, check_positive, drive
+from crossknn.strategies.base import Space, Strategy, drive
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Encoder, Progress, Proposal, Retriever, Scorer, Vectors, VectorSearch
 from crossknn.vectors.exact import ExactSearch

@@ -27,7 +27,7 @@ HEAVY = [
 LAYERS = [
     {"errors"},
     {"optional", "normalization", "types"},
-    {"files", "fingerprints", "models", "ranking", "readers", "strings"},
+    {"checks", "files", "fingerprints", "models", "ranking", "readers", "strings"},
     {"items"},
     {"encoders", "example", "retrievers", "scorers", "strategies", "vectors", "testing"},
     {"answering", "hits", "indexing"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def _hash_files(folder: Path) -> Iterable[tuple[str, str]]:
     for module in modules:
         for file in _deciding_files(module):
             with file.open("rb") as content:
-                yield file.relative_to(folder).as_posix(), _hash(content)
+                yield file.relative_to(folder).as_posix(), file_digest(content, "sha256").hexdigest()
 
 
 def _deciding_files(module: Path) -> list[Path]:
@@ -158,10 +158,3 @@ def _deciding_files(module: Path) -> list[Path]:
         patterns += SLOW_TOKENIZER_FILES
     patterns.append("*.safetensors" if any(module.glob("*.safetensors")) else "*.bin")
     return [file for pattern in patterns for file in sorted(module.glob(pattern))]
-
-
-def _hash(content: Any) -> str:
-    digest = sha256()
-    while chunk := content.read(1 << 20):
-        digest.update(chunk)
-    return digest.hexdigest()

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from crossknn.checks import check_positive
 from crossknn.errors import InputError
 from crossknn.evaluate.measures import bootstrap_interval, top_k_recall
 from crossknn.evaluate.timing import Speed
 from crossknn.hits import Hits
 from crossknn.searcher import Searcher
-from crossknn.strategies.base import Strategy, check_positive
+from crossknn.strategies.base import Strategy
 from crossknn.strategies.exact import Exact
 from crossknn.types import Progress, Rows
 

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from crossknn.checks import check_positive
 from crossknn.errors import InputError
-from crossknn.strategies.base import check_positive
 from crossknn.types import Rows
 
 LEVEL: Final = 0.95  # how often an interval is meant to hold the mean

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Protocol, Self, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn.checks import check_positive
 from crossknn.errors import InputError
 from crossknn.indexing.entries import Entries, Pairs
-from crossknn.strategies.base import check_positive
 from crossknn.types import Progress, Scores, Vectors
 
 STEP = "factorising"  # what progress is reported as

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ FORMAT = 1
 OURS = re.compile(r"^(?P<stem>[a-z_]+)-[0-9a-f]{16}(?P<suffix>\.[a-z]+)$")
 LEFT = re.compile(r"^\.[a-z_.]+\.[0-9a-f]{16}\.tmp$")  # by a writer that was killed
 ATTEMPTS = 5  # at reading a folder that is replaced again and again meanwhile
-CHUNK = 1 << 20
 
 Write = Callable[[Path], None]
 
@@ -191,8 +190,5 @@ def _clean(folder: Path, wanted: set[str]) -> None:
 
 
 def _hash(path: Path) -> str:
-    digest = blake2b(digest_size=32)
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return file_digest(file, lambda: blake2b(digest_size=32)).hexdigest()

@@ -6,9 +6,9 @@ import re
 
 import numpy as np
 
+from crossknn.checks import check_positive
 from crossknn.errors import InputError
 from crossknn.items import Items
-from crossknn.strategies.base import check_positive
 
 SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|\n+")
 OPENING, SPAN = (3, 8), (4, 12)  # words, from and to

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from crossknn.checks import check_positive
 from crossknn.errors import InputError
 from crossknn.fingerprints import is_unnamed
 from crossknn.indexing.entries import Entries, Pairs
@@ -40,7 +41,6 @@ from crossknn.indexing.score_plan import (
     to_json,
 )
 from crossknn.scorers.checked import score_pairs
-from crossknn.strategies.base import check_positive
 from crossknn.types import Progress, Rows, Scorer, Scores
 
 if TYPE_CHECKING:

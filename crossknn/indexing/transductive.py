@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn.checks import check_positive
 from crossknn.errors import InputError
 from crossknn.indexing.entries import Entries, Numbers, Pairs
 from crossknn.indexing.fitting import (
@@ -24,7 +25,6 @@ from crossknn.indexing.fitting import (
     train,
 )
 from crossknn.optional import import_extra
-from crossknn.strategies.base import check_positive
 from crossknn.types import Progress, Scores, Vectors
 
 if TYPE_CHECKING:

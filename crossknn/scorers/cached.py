@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from crossknn.checks import check_positive
 from crossknn.errors import InputError
 from crossknn.fingerprints import is_unnamed
 from crossknn.scorers.checked import score_pairs
@@ -36,8 +37,7 @@ class Cached:
     """
 
     def __init__(self, scorer: Scorer, path: str | os.PathLike[str], *, every: int = 4096) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise InputError(f"every must be a whole number of at least 1. Got {every!r} instead.")
+        check_positive("every", every)
         if is_unnamed(scorer.fingerprint):
             raise InputError(
                 "a function without a name cannot be cached: its scores could not be told from another's. "

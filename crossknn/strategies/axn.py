@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from crossknn.checks import check_positive
 from crossknn.errors import InputError
 from crossknn.normalization import Normalization, varies
 from crossknn.ranking import order_rows
-from crossknn.strategies.base import Ask, Flow, Settings, Space, check_positive
+from crossknn.strategies.base import Ask, Flow, Settings, Space
 from crossknn.types import Proposal, Rows, Scores, Vectors
 
 

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from crossknn.errors import InputError, StrategyError
+from crossknn.errors import StrategyError
 from crossknn.normalization import Normalization
 from crossknn.types import Mask, Proposal, Rows, Scores, Vectors, VectorSearch
 
@@ -181,9 +181,3 @@ class Settings:
             f"{name}={value!r}" for name, (value, default) in values.items() if value != default or name == "budget"
         )
         return f"{type(self).__name__}({', '.join(given)})"
-
-
-def check_positive(name: str, value: object) -> None:
-    """An error unless `value` is a whole number of at least one."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{name} must be a whole number of at least 1. Got {value!r} instead.")

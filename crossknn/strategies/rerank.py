@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from crossknn.strategies.base import Ask, Flow, Settings, Space, check_positive
+from crossknn.checks import check_positive
+from crossknn.strategies.base import Ask, Flow, Settings, Space
 
 
 @dataclass(frozen=True, repr=False)

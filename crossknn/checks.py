@@ -1,0 +1,11 @@
+"""Checks of settings that every part of the package makes."""
+
+from __future__ import annotations
+
+from crossknn.errors import InputError
+
+
+def check_positive(name: str, value: object) -> None:
+    """An error unless `value` is a whole number of at least one."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{name} must be a whole number of at least 1. Got {value!r} instead.")
