@@ -1,8 +1,9 @@
-"""The embedded cross-encoder against the dual encoder and BM25: which finds the sense that a held-out sentence uses?
+"""The embedded cross-encoder against the dual encoder and BM25, on held-out queries.
 
-Every side ranks all of the first `--senses` senses for the same queries in the same run: the cross-encoder by exact
-search, the others by their own order. One sense is right, so accuracy is how often it comes first, and nDCG@10 is
-1 / log2(1 + rank) up to rank 10.
+Two questions: which sense of the marked word does a sentence use, and which sense does the last part of a definition
+belong to, when the items show only the parts before it? Every side ranks all of the first `--senses` senses for the
+same queries in the same run: the cross-encoder by exact search, the others by their own order. One sense counts as
+right, so accuracy is how often it comes first, and nDCG@10 is 1 / log2(1 + rank) up to rank 10.
 
     python -m benchmarks.example_model --senses 13000 --queries 200 --out benchmarks/results/example_model.json
 """
@@ -20,7 +21,6 @@ import numpy as np
 import torch
 
 from benchmarks.scoring_speed import surroundings
-from crossknn import example
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.evaluate.measures import bootstrap_interval
 from crossknn.items import Items
@@ -29,27 +29,25 @@ from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.dense import Dense
 from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.types import Retriever, Scorer
+from tools.training_lists import TrainingQuery, phrases, read_corpus, rows_held_out, sentences
 
 
 def main() -> None:
     options = read_options()
-    items = example.senses(options.senses)
-    row_of = {id_: row for row, id_ in enumerate(items.ids)}
-    held_out = example.queries("test", among=items)
-    chosen = random.Random(options.seed).sample(held_out, min(options.queries, len(held_out)))
-    queries, right = [query.text for query in chosen], np.array([row_of[query.sense] for query in chosen])
-    scorer = CrossEncoder(options.scorer, device=options.device, dtype=options.dtype)
-    sides = {
-        "cross-encoder, exact search": lambda: ranks_by_score(scorer, items, queries, right),
-        "dual encoder": lambda: ranks_by(
-            Dense(SentenceEncoder(options.encoder, device=options.device)), items, queries, right
-        ),
-        "bm25": lambda: ranks_by(Bm25(), items, queries, right),
+    corpus = read_corpus()
+    rng = random.Random(options.seed)
+    tests = {
+        "sentences": sentences(corpus, "test", rng),
+        "phrases": phrases(corpus, sorted(rows_held_out(corpus))),
     }
-    report: dict[str, Any] = {"senses": len(items), "queries": len(queries), "seed": options.seed, "sides": {}}
-    for name, side in sides.items():
-        began = time.perf_counter()
-        report["sides"][name] = {**measure(side()), "seconds": round(time.perf_counter() - began, 1)}
+    scorer = CrossEncoder(options.scorer, device=options.device, dtype=options.dtype)
+    encoder = SentenceEncoder(options.encoder, device=options.device)
+    report: dict[str, Any] = {"senses": options.senses, "seed": options.seed}
+    for kind, queries in tests.items():
+        inside = [query for query in queries if query.positives[0] < options.senses]
+        chosen = rng.sample(inside, min(options.queries, len(inside)))
+        items = Items(corpus.texts[queries[0].form * corpus.senses :][: options.senses])
+        report[kind] = {"queries": len(chosen), **compare_sides(scorer, encoder, items, chosen)}
     report |= {"dtype": options.dtype, "scorer": scorer.fingerprint, **surroundings(options)}
     for path in options.training:
         report.setdefault("training", {})[path.stem] = json.loads(path.read_text())
@@ -57,6 +55,22 @@ def main() -> None:
     print(text)
     if options.out:
         options.out.write_text(text + "\n")
+
+
+def compare_sides(
+    scorer: Scorer, encoder: SentenceEncoder, items: Items, chosen: list[TrainingQuery]
+) -> dict[str, dict[str, Any]]:
+    queries, right = [query.text for query in chosen], np.array([query.positives[0] for query in chosen])
+    sides = {
+        "cross-encoder, exact search": lambda: ranks_by_score(scorer, items, queries, right),
+        "dual encoder": lambda: ranks_by(Dense(encoder), items, queries, right),
+        "bm25": lambda: ranks_by(Bm25(), items, queries, right),
+    }
+    found = {}
+    for name, side in sides.items():
+        began = time.perf_counter()
+        found[name] = {**measure(side()), "seconds": round(time.perf_counter() - began, 1)}
+    return found
 
 
 def read_options() -> argparse.Namespace:

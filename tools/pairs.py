@@ -75,11 +75,10 @@ def score(model: Any, pairs: Pairs, q: Tensor, i: Tensor, *, chunks: int = 8) ->
         return pairs.logits(model, q, i, chunks=chunks)
 
 
-def ranks_in_exact_search(model: Any, pairs: Pairs, q: Tensor, gold: Tensor, items: int) -> Tensor:
-    """How many of the first `items` items score higher than each query's own sense."""
-    rows = torch.arange(items, device=q.device)
+def ranks_in_exact_search(model: Any, pairs: Pairs, q: Tensor, gold: Tensor, rows: Tensor) -> Tensor:
+    """How many of these items score higher than each query's own, `gold` being its place among them."""
     found = []
-    for query, row in zip(q.tolist(), gold.tolist(), strict=True):
+    for query, place in zip(q.tolist(), gold.tolist(), strict=True):
         scores = score(model, pairs, torch.full_like(rows, query), rows)
-        found.append(int((scores > scores[row]).sum()))
+        found.append(int((scores > scores[place]).sum()))
     return torch.tensor(found)

@@ -4,10 +4,11 @@
     python -m tools.train_example fit --base FOLDER --work DIR --name teacher --teach
     python -m tools.train_example fit --base FOLDER --work DIR --name small --teacher DIR/teacher --layers 0,3
 
-`near` finds the dual encoder's nearest senses of every training query. `fit` trains one model: without a teacher by
-cross-entropy over each query's list (its sense, other senses of the word, neighbours, a few at random), with a
-teacher mostly by agreeing with the teacher's softmax over the list. Every model writes `<name>.json`: data,
-seed, settings, time, and its accuracy and nDCG@10 by exact search on held-out queries. GPU recommended.
+`near` encodes everything and finds the dual encoder's nearest senses of every training query. `fit` trains one
+model. Without a teacher by cross-entropy over each query's list: its sense, other senses of the word, neighbours, some
+at random; for a phrase, half of the target is the dual encoder's own softmax over the list. With a teacher mostly by
+agreeing with the teacher's softmax over the list. Every model writes `<name>.json`: data, seed, settings, time, and
+its accuracy and nDCG@10 by exact search on held-out queries. GPU recommended.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import random
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from benchmarks.example_model import measure
-from crossknn import example
 from crossknn.encoders.sentence import SentenceEncoder
 from tools import prune
 from tools.pairs import Pairs, Tokens, ranks_in_exact_search, score
@@ -42,6 +43,7 @@ from tools.training_lists import (
     draw_taught,
     phrases,
     read_corpus,
+    rows_held_out,
     sentences,
     words,
 )
@@ -49,9 +51,10 @@ from tools.training_lists import (
 NEIGHBOURS = 64
 QUERY_TOKENS, ITEM_TOKENS = 40, 48  # the longest texts lose their ends while training
 POSITIONS = 256
-WORDS, DEFINITIONS = 8_000, 30_000  # queries made of single words and of shortened definitions
+WORDS, DEFINITIONS = 8_000, 60_000  # queries made of single words and of shortened definitions
 HARD = 24  # negatives kept per query after mining
 TEMPERATURE = 2.0
+ALIKE = 0.05  # temperature of the dual encoder's similarities
 LESSON = 131_072  # pairs that a teacher scores at once
 
 
@@ -93,15 +96,20 @@ class Data:
     def __init__(self, options: argparse.Namespace) -> None:
         rng = random.Random(options.seed)
         self.corpus: Corpus = read_corpus()
-        self.tests = sentences(self.corpus, "test", rng)
-        held_out = {self.corpus.ids[query.sense] for split in ("test", "dev") for query in example.queries(split)}
+        held_out = rows_held_out(self.corpus)
+        others = [row for row in range(self.corpus.senses) if row not in held_out]
+        self.tests = {
+            "sentences": sentences(self.corpus, "test", rng),
+            "phrases": phrases(self.corpus, sorted(held_out)),
+        }
         kinds = {
             "sentences": sentences(self.corpus, "train", rng),
-            "phrases": phrases(self.corpus, held_out),
-            "definitions": definitions(self.corpus, DEFINITIONS, held_out, rng),
+            "phrases": phrases(self.corpus, others),
+            "definitions": definitions(self.corpus, rng.sample(others, DEFINITIONS), rng),
             "words": words(self.corpus, WORDS, held_out, rng),
         }
         self.counts = {kind: len(found) for kind, found in kinds.items()}
+        self.encoder: dict[str, Tensor] = {}  # what `near` found
         self.train: list[TrainingQuery] = [query for found in kinds.values() for query in found]
         if options.limit:
             rng.shuffle(self.train)
@@ -110,24 +118,27 @@ class Data:
 
 def find_neighbours(data: Data, options: argparse.Namespace) -> None:
     encoder = SentenceEncoder(options.base, device=options.device)
-    items = torch.tensor(encoder.encode_items(data.corpus.texts[: data.corpus.senses]), device=options.device)
+    items = torch.tensor(encoder.encode_items(data.corpus.texts), device=options.device)
     queries = torch.tensor(encoder.encode_queries([query.text for query in data.train]), device=options.device)
-    near = [(part @ items.T).topk(NEIGHBOURS).indices.int().cpu() for part in queries.split(1024)]
+    senses = items[: data.corpus.senses].T
+    near = torch.cat([(part @ senses).topk(NEIGHBOURS).indices.int() for part in queries.split(1024)])
     options.work.mkdir(parents=True, exist_ok=True)
-    np.save(options.work / "near.npy", torch.cat(near).numpy())
+    torch.save({"near": near, "queries": queries.half(), "items": items.half()}, options.work / "encoder.pt")
 
 
 def fit(data: Data, options: argparse.Namespace) -> None:
     began = time.time()
-    for query, rows in zip(data.train, np.load(options.work / "near.npy"), strict=True):
-        query.neighbours = [row for row in rows.tolist() if row not in query.gold]
+    data.encoder = torch.load(options.work / "encoder.pt", map_location=options.device)
+    for query, rows in zip(data.train, data.encoder["near"].tolist(), strict=True):
+        query.neighbours = [row for row in rows if row not in query.gold]
     tokenizer, model = begin(data, options)
-    pairs = tokenise(tokenizer, [query.text for query in [*data.train, *data.tests]], data.corpus.texts, options)
+    queries = [query.text for query in chain(data.train, *data.tests.values())]
+    pairs = tokenise(tokenizer, queries, data.corpus.texts, options)
     if options.teacher is not None:
         read_lessons(data, options.teacher)
     if options.width < model.config.intermediate_size:
         some = torch.randint(len(data.train), (512,), device=options.device)
-        first = torch.tensor([data.train[q].positives[0] for q in some.tolist()], device=options.device)
+        first = torch.tensor([shown(data, q, data.train[q].positives)[0] for q in some.tolist()], device=options.device)
         prune.narrow_feed_forward(model, options.width, pairs.assemble(some, first))
     losses = []
     for loss in train(model, data, pairs, options):
@@ -150,10 +161,16 @@ def write_lessons(model: Any, data: Data, pairs: Pairs, options: argparse.Namesp
     pools = [draw_pool(query, data.corpus.senses, rng) for query in data.train]
     counts = np.array([len(pool) for pool in pools])
     q = torch.tensor(np.repeat(np.arange(len(pools)), counts), device=options.device)
-    i = torch.tensor(np.concatenate(pools), device=options.device)
+    rows = [row for q, pool in enumerate(pools) for row in shown(data, q, pool)]
+    i = torch.tensor(rows, device=options.device)
     scores = [score(model, pairs, some, rows) for some, rows in zip(q.split(LESSON), i.split(LESSON), strict=True)]
     folder = options.work / options.name
-    np.savez(folder / "lessons.npz", rows=i.cpu().numpy(), scores=torch.cat(scores).cpu().numpy(), counts=counts)
+    np.savez(folder / "lessons.npz", rows=np.concatenate(pools), scores=torch.cat(scores).cpu().numpy(), counts=counts)
+
+
+def shown(data: Data, query: int, rows: list[int]) -> list[int]:
+    """Where the texts of these senses are in the form that this training query is asked with."""
+    return [data.train[query].form * data.corpus.senses + row for row in rows]
 
 
 def read_lessons(data: Data, teacher: Path) -> None:
@@ -235,20 +252,26 @@ def list_loss(
         drawn = [draw_list(query, data.corpus.senses, options.list_size, rng) for query in queries]
     else:
         drawn = [draw_taught(query, options.list_size, rng) for query in queries]
-    i = torch.tensor([rows for rows, _ in drawn], device=options.device)
+    i = torch.tensor([shown(data, q, rows) for q, (rows, _) in zip(chosen, drawn, strict=True)], device=options.device)
     q = torch.tensor(chosen, device=options.device)[:, None].expand_as(i)
     answers = torch.tensor([count for _, count in drawn], device=options.device)[:, None]
-    right = (torch.arange(options.list_size, device=options.device)[None] < answers).float()
+    right = (torch.arange(options.list_size, device=options.device)[None] < answers).float() / answers
     with torch.autocast("cuda", torch.bfloat16, enabled=i.is_cuda):
         logits = pairs.logits(model, q.reshape(-1), i.reshape(-1), chunks=2).view_as(i)
-    loss = functional.cross_entropy(logits, right / answers)
     if options.teacher is None:
-        return loss
+        return functional.cross_entropy(logits, soften(right, queries, q, i, data))
     taught = torch.tensor(
         [[query.taught[row] for row in rows] for query, (rows, _) in zip(queries, drawn, strict=True)],
         device=options.device,
     )
-    return 0.2 * loss + disagreement(logits, taught)
+    return 0.2 * functional.cross_entropy(logits, right) + disagreement(logits, taught)
+
+
+def soften(right: Tensor, queries: list[TrainingQuery], q: Tensor, i: Tensor, data: Data) -> Tensor:
+    """For a phrase, half of the answer is what the dual encoder finds near: a list may hold other good answers."""
+    alike = (data.encoder["queries"][q] * data.encoder["items"][i]).float().sum(-1)
+    described = torch.tensor([query.described for query in queries], device=right.device)[:, None]
+    return torch.where(described, 0.5 * right + 0.5 * (alike / ALIKE).softmax(1), right)
 
 
 def disagreement(logits: Tensor, taught: Tensor) -> Tensor:
@@ -264,11 +287,13 @@ def disagreement(logits: Tensor, taught: Tensor) -> Tensor:
 
 
 def mine(model: Any, data: Data, pairs: Pairs, options: argparse.Namespace) -> None:
-    """Keep of each query's neighbours those that the model finds hardest to tell from the answer, and a few others."""
-    for start in range(0, len(data.train), 2048):
-        chosen = range(start, min(start + 2048, len(data.train)))
+    """Keep of a sentence's neighbours those that the model finds hardest to tell from the answer, and a few others."""
+    sentences = [q for q, query in enumerate(data.train) if not query.described]
+    for start in range(0, len(sentences), 2048):
+        chosen = sentences[start : start + 2048]
         counts = [len(data.train[q].neighbours) for q in chosen]
-        i = torch.tensor([row for q in chosen for row in data.train[q].neighbours], device=options.device)
+        rows = [row for q in chosen for row in shown(data, q, data.train[q].neighbours)]
+        i = torch.tensor(rows, device=options.device)
         q = torch.tensor(chosen, device=options.device).repeat_interleave(torch.tensor(counts, device=options.device))
         scores = score(model, pairs, q, i).cpu()
         for query, part in zip(chosen, scores.split(counts), strict=True):
@@ -291,20 +316,21 @@ def save(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def evaluate(model: Any, data: Data, pairs: Pairs, options: argparse.Namespace) -> dict[str, Any]:
-    """Accuracy and nDCG@10 of exact search among the first senses, for held-out sentences."""
-    inside = [at for at, query in enumerate(data.tests) if query.positives[0] < options.senses]
-    chosen = random.Random(1).sample(inside, min(options.queries, len(inside)))
-    q = torch.tensor([len(data.train) + at for at in chosen], device=options.device)
-    gold = torch.tensor([data.tests[at].positives[0] for at in chosen], device=options.device)
-    began = time.time()
-    ranks = ranks_in_exact_search(model, pairs, q, gold, options.senses).numpy()
-    took = time.time() - began
-    return {
-        "test_queries": len(chosen),
-        "senses": options.senses,
-        **measure(ranks),
-        "pairs_per_second": round(len(chosen) * options.senses / took),
-    }
+    """Accuracy and nDCG@10 of exact search among the first senses, for held-out sentences and phrases."""
+    found: dict[str, Any] = {"senses": options.senses}
+    before = len(data.train)
+    for kind, tests in data.tests.items():
+        inside = [at for at, query in enumerate(tests) if query.positives[0] < options.senses]
+        chosen = random.Random(1).sample(inside, min(options.queries, len(inside)))
+        q = torch.tensor([before + at for at in chosen], device=options.device)
+        gold = torch.tensor([tests[at].positives[0] for at in chosen], device=options.device)
+        rows = tests[0].form * data.corpus.senses + torch.arange(options.senses, device=options.device)
+        began = time.time()
+        ranks = ranks_in_exact_search(model, pairs, q, gold, rows).numpy()
+        speed = round(len(chosen) * options.senses / (time.time() - began))
+        found[kind] = {"test_queries": len(chosen), **measure(ranks), "pairs_per_second": speed}
+        before += len(tests)
+    return found
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:

@@ -5,32 +5,42 @@ from __future__ import annotations
 import random
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from crossknn import example
 
 ITEM = re.compile(r"^(?P<lemmas>.*?) \((?P<pos>noun|verb|adjective|adverb)\): (?P<definition>.*)$", re.DOTALL)
 UNMARKED = 0.15  # share of sentences that lose their brackets, so that plain phrases work too
-POOL_RIVALS, POOL_RANDOM = 16, 12
-KEPT = 0.75  # share of a definition's words that stay when it becomes a query
+POOL_RIVALS, POOL_RANDOM, POOL_DESCRIBED = 16, 12, 48  # rows at random, and for a phrase
+KEPT = 0.4, 0.9  # least and greatest share of a definition's words that stay when it becomes a query
 MOST_POSITIVES = 4  # senses of a word taken as answers to that word alone
+
+
+class Form(IntEnum):
+    """What a query's list shows of each sense: of all the same, so that only meaning tells the answer from others."""
+
+    WHOLE = 0
+    EARLIER = 1  # the definition without its last part
+    WORDS = 2  # no definition
 
 
 @dataclass
 class TrainingQuery:
     text: str
-    positives: list[int]  # rows; of a phrase, the row of a sense without that phrase
+    positives: list[int]  # rows
     gold: set[int]  # rows that are never negatives
     rivals: list[int] = field(default_factory=list)  # other senses of the same words
+    form: Form = Form.WHOLE
+    described: bool = False  # by a phrase: other senses may be as right as the answer
     neighbours: list[int] = field(default_factory=list)  # the dual encoder's nearest senses
     taught: dict[int, float] = field(default_factory=dict)  # the teacher's scores, answers first
 
 
 @dataclass
 class Corpus:
-    """The senses, then copies of some without one part of their definition, for phrases to be found by the rest."""
-
-    texts: list[str]
+    texts: list[str]  # all senses in the first form, then in the second, then in the third
     senses: int
     ids: dict[str, int]
     by_lemma: dict[str, list[int]]
@@ -38,12 +48,28 @@ class Corpus:
 
 def read_corpus() -> Corpus:
     items = example.senses()
-    texts = list(items.texts)
     by_lemma = defaultdict(list)
-    for row, text in enumerate(texts):
+    for row, text in enumerate(items.texts):
         for lemma in lemmas_of(text):
             by_lemma[lemma.lower()].append(row)
-    return Corpus(texts, len(texts), {id_: row for row, id_ in enumerate(items.ids)}, dict(by_lemma))
+    texts = [in_form(text, form) for form in Form for text in items.texts]
+    return Corpus(texts, len(items), {id_: row for row, id_ in enumerate(items.ids)}, dict(by_lemma))
+
+
+def rows_held_out(corpus: Corpus) -> set[int]:
+    """Senses that no phrase, definition or word is drawn from: those of held-out sentences, and every tenth."""
+    tested = {corpus.ids[query.sense] for split in ("test", "dev") for query in example.queries(split)}
+    return tested | set(range(0, corpus.senses, 10))
+
+
+def in_form(text: str, form: Form) -> str:
+    if form == Form.EARLIER:
+        return text if len(parts_of(text)) == 1 else text.rpartition("; ")[0]
+    return text[: ITEM.match(text).start("definition") - 2] if form == Form.WORDS else text  # type: ignore[union-attr]
+
+
+def parts_of(text: str) -> list[str]:
+    return ITEM.match(text)["definition"].split("; ")  # type: ignore[index]
 
 
 def lemmas_of(text: str) -> list[str]:
@@ -74,40 +100,33 @@ def senses_of(corpus: Corpus, lemmas: list[str]) -> set[int]:
     return {row for lemma in lemmas for row in corpus.by_lemma[lemma.lower()]}
 
 
-def phrases(corpus: Corpus, held_out: set[int]) -> list[TrainingQuery]:
-    """The later parts of definitions, each to be found by the sense without that part."""
+def phrases(corpus: Corpus, rows: Iterable[int]) -> list[TrainingQuery]:
+    """The last parts of these senses' definitions, each to be found by the earlier ones."""
     found = []
-    for row in range(corpus.senses):
-        match = ITEM.match(corpus.texts[row])
-        parts = match["definition"].split("; ")  # type: ignore[index]
-        if row in held_out or len(parts) < 2:
-            continue
-        asked = parts[-1]
-        if len(asked.split()) < 3:
-            continue
-        copy = f"{match['lemmas']} ({match['pos']}): {'; '.join(parts[:-1])}"  # type: ignore[index]
-        corpus.texts.append(copy)
-        rivals = senses_of(corpus, lemmas_of(corpus.texts[row]))
-        found.append(TrainingQuery(asked, [len(corpus.texts) - 1], {row}, sorted(rivals - {row})))
+    for row in rows:
+        *earlier, asked = parts_of(corpus.texts[row])
+        if earlier and len(asked.split()) >= 3:
+            found.append(TrainingQuery(asked, [row], {row}, other_senses(corpus, row), Form.EARLIER, True))
     return found
 
 
-def definitions(corpus: Corpus, count: int, held_out: set[int], rng: random.Random) -> list[TrainingQuery]:
+def definitions(corpus: Corpus, rows: Iterable[int], rng: random.Random) -> list[TrainingQuery]:
     """Definitions with words left out, as people describe things; half of them to be found by the words alone."""
-    rows = [row for row in range(corpus.senses) if row not in held_out]
     found = []
-    for row in rng.sample(rows, count):
-        match = ITEM.match(corpus.texts[row])
-        kept = [word for word in match["definition"].split("; ")[0].split() if rng.random() < KEPT]  # type: ignore[index]
-        if len(kept) < 3:
-            continue
-        answer = row
-        if rng.random() < 0.5:
-            corpus.texts.append(f"{match['lemmas']} ({match['pos']})")  # type: ignore[index]
-            answer = len(corpus.texts) - 1
-        rivals = senses_of(corpus, lemmas_of(corpus.texts[row]))
-        found.append(TrainingQuery(" ".join(kept), [answer], {row}, sorted(rivals - {row})))
+    for row in rows:
+        share = rng.uniform(*KEPT)
+        kept = [word for word in parts_of(corpus.texts[row])[0].split() if rng.random() < share]
+        if len(kept) >= 3:
+            text, rivals = " ".join(kept), other_senses(corpus, row)
+            if rng.random() < 0.5:
+                found.append(TrainingQuery(text, [row], {row}, rivals, described=True))
+            else:  # senses of the same words look the same
+                found.append(TrainingQuery(text, [row], {row, *rivals}, form=Form.WORDS, described=True))
     return found
+
+
+def other_senses(corpus: Corpus, row: int) -> list[int]:
+    return sorted(senses_of(corpus, lemmas_of(corpus.texts[row])) - {row})
 
 
 def words(corpus: Corpus, count: int, held_out: set[int], rng: random.Random) -> list[TrainingQuery]:
@@ -124,9 +143,9 @@ def draw_list(query: TrainingQuery, senses: int, size: int, rng: random.Random) 
     """(rows, how many of the first are answers): answers, rivals, neighbours, and a few senses at random."""
     chosen = list(query.positives)
     taken = set(chosen) | query.gold
-    rivals = rng.sample(query.rivals, min(len(query.rivals), size * 3 // 8))
+    rivals = rng.sample(query.rivals, min(len(query.rivals), size // 8 if query.described else size * 3 // 8))
     near = rng.sample(query.neighbours, min(len(query.neighbours), size))
-    at_random = size // 8
+    at_random = size // 2 if query.described else size // 8
     for row in [*rivals, *near]:
         if row not in taken and len(chosen) < size - at_random:
             chosen.append(row)
@@ -142,7 +161,7 @@ def draw_list(query: TrainingQuery, senses: int, size: int, rng: random.Random) 
 def draw_pool(query: TrainingQuery, senses: int, rng: random.Random) -> list[int]:
     """What a teacher scores for its pupils: answers first, then rivals, neighbours, and senses at random."""
     others = rng.sample(query.rivals, min(len(query.rivals), POOL_RIVALS)) + query.neighbours
-    others += [rng.randrange(senses) for _ in range(POOL_RANDOM)]
+    others += [rng.randrange(senses) for _ in range(POOL_DESCRIBED if query.described else POOL_RANDOM)]
     return list(dict.fromkeys([*query.positives, *(row for row in others if row not in query.gold)]))
 
 
