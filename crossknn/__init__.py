@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from crossknn.evaluate.report import write_report as write_report
     from crossknn.hits import Hit as Hit
     from crossknn.hits import Hits as Hits
+    from crossknn.index import Index as Index
+    from crossknn.indexing.building import BuildReport as BuildReport
+    from crossknn.indexing.cur import Cur as Cur
+    from crossknn.indexing.inductive import Inductive as Inductive
+    from crossknn.indexing.sampling import PerItem as PerItem
+    from crossknn.indexing.sampling import PerQuery as PerQuery
+    from crossknn.indexing.transductive import Transductive as Transductive
     from crossknn.items import Items as Items
     from crossknn.normalization import Normalization as Normalization
     from crossknn.retrievers.bm25 import Bm25 as Bm25
@@ -76,6 +83,13 @@ _HOMES = {
     "write_report": "crossknn.evaluate.report",
     "Hit": "crossknn.hits",
     "Hits": "crossknn.hits",
+    "Index": "crossknn.index",
+    "BuildReport": "crossknn.indexing.building",
+    "Cur": "crossknn.indexing.cur",
+    "Inductive": "crossknn.indexing.inductive",
+    "PerItem": "crossknn.indexing.sampling",
+    "PerQuery": "crossknn.indexing.sampling",
+    "Transductive": "crossknn.indexing.transductive",
     "Items": "crossknn.items",
     "Normalization": "crossknn.normalization",
     "Bm25": "crossknn.retrievers.bm25",

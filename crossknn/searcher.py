@@ -1,4 +1,4 @@
-"""Items, a scorer and whatever proposes candidates, put together for searching."""
+"""An index or items, a scorer and whatever proposes candidates, put together for searching."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from crossknn.encoders.checks import check_vectors
 from crossknn.encoders.corpus import encode_items
 from crossknn.errors import InputError
 from crossknn.hits import Hits, best_hits
+from crossknn.index import Index
 from crossknn.items import Items
 from crossknn.normalization import Normalization
 from crossknn.retrievers.bm25 import Bm25
@@ -32,22 +33,26 @@ from crossknn.vectors.exact import ExactSearch
 if TYPE_CHECKING:
     import torch
 
+    from crossknn.indexing.factors import Factors
+
 Filter = Collection[str] | Callable[[str], bool]
 """Ids that may be found, or a test on an id. It holds in every round."""
 
 
 class Searcher:
-    """Searches `items` for the highest scores of `scorer`.
+    """Searches an index, or plain items, for the highest scores of `scorer`.
 
+    items          an `Index`, which brings vectors, α and β; or `Items`
     scorer         any `Scorer`; called once per round for all queries of a search
     encoder        any `Encoder`; without one there are no item vectors and no "dense" retriever
     vectors        the items' vectors if you have them: an array, a tensor or a `VectorSearch`.
                    Without them the items are encoded when they are first needed
-    retrievers     your own, beside "dense", "bm25", "tfidf", "random" and "fused" (reciprocal rank of
-                   dense and BM25), which are made when a strategy first names them; one of the same
-                   name takes the place of the built-in
+    retrievers     your own, beside "dense", "bm25", "tfidf", "random", "fused" (reciprocal rank of dense and
+                   BM25) and, with an index that has them, "fitted" (the vectors learned from scores), which
+                   are made when a strategy first names them; one of the same name takes the place of the built-in
     normalization  α and β for `Axn`; `fit_normalization` estimates them
     device         where the item vectors are searched: "cpu" (default) or "cuda"
+    check_models   refuse a scorer or encoder that the index was not built with
     progress       called as `progress(step, done, total)` while encoding and scoring
 
     A searcher may be used from several threads; the scorer is called by one at a time.
@@ -55,7 +60,7 @@ class Searcher:
 
     def __init__(
         self,
-        items: Items,
+        items: Items | Index,
         *,
         scorer: Scorer,
         encoder: Encoder | None = None,
@@ -63,10 +68,20 @@ class Searcher:
         retrievers: Iterable[Retriever] = (),
         normalization: Normalization | None = None,
         device: str | None = None,
+        check_models: bool = True,
         progress: Progress | None = None,
     ) -> None:
+        self.index = items if isinstance(items, Index) else None
+        if isinstance(items, Index):
+            if check_models:
+                items.check_models(scorer=scorer, encoder=encoder)
+            vectors = items.vectors if vectors is None else vectors
+            normalization = normalization or items.normalization
+            items = items.items
         if not isinstance(items, Items):
-            raise InputError(f"items must be Items, as from Items.from_path(…). Got {type(items).__name__} instead.")
+            raise InputError(
+                f"items must be an Index or Items, as from Items.from_path(…). Got {type(items).__name__} instead."
+            )
         self.items = items
         self.scorer = scorer
         self.encoder = encoder
@@ -75,6 +90,8 @@ class Searcher:
         self._device = device
         self._progress = progress
         self._vectors = None if vectors is None else self._as_search(vectors)
+        self._factors = None if self.index is None else self.index.factors
+        self._fitted_vectors = None if self._factors is None else self._as_search(self._factors.items)
         self._own = {retriever.name: retriever for retriever in retrievers}
         self._fitted: dict[str, Retriever] = {}
         self._making = threading.RLock()
@@ -206,8 +223,8 @@ class Searcher:
             queries=len(queries),
             items=len(self.items),
             propose=propose,
-            query_vectors=(lambda: self._encode_queries(queries)) if self.encoder else None,
-            item_vectors=self._item_vectors,
+            query_vectors=(lambda: self._fitted_queries(queries)) if self._has_query_vectors else None,
+            item_vectors=lambda: self._fitted_vectors or self._item_vectors(),
             allowed=allowed,
             normalization=self.normalization,
         )
@@ -235,9 +252,15 @@ class Searcher:
             return Fused([self._retriever("dense"), self._retriever("bm25")])
         if name == "dense":
             return Dense(self._need_encoder("the dense retriever"), vectors=self._item_vectors())
+        if name == "fitted" and self._factors is not None:
+            return Dense(
+                _Fitted(self._need_encoder("the fitted retriever"), self._factors),
+                vectors=self._fitted_vectors,
+                name=name,
+            )
         simple: dict[str, Callable[[], Retriever]] = {"bm25": Bm25, "tfidf": TfIdf, "random": Random}
         if name not in simple:
-            known = sorted({*self._own, *simple, "dense", "fused"})
+            known = sorted({*self._own, *simple, "dense", "fused", *(["fitted"] if self._factors else [])})
             raise InputError(f"there is no retriever named {name!r}. Known here: {', '.join(known)}.")
         return simple[name]()
 
@@ -257,6 +280,15 @@ class Searcher:
     def _encode_queries(self, queries: Sequence[str]) -> Vectors:
         encoder = self._need_encoder("a query vector")
         return check_vectors(encoder.encode_queries(queries), queries, dim=self._item_vectors().dim)
+
+    @property
+    def _has_query_vectors(self) -> bool:
+        return self.encoder is not None and (self._factors is None or self._factors.with_encoder)
+
+    def _fitted_queries(self, queries: Sequence[str]) -> Vectors:
+        """The query vectors in the space of the vectors that a strategy searches."""
+        vectors = self._encode_queries(queries)
+        return vectors if self._factors is None else self._factors.query_vectors(vectors)
 
     def _need_encoder(self, what: str) -> Encoder:
         if self._encoder is None:
@@ -286,6 +318,24 @@ def _choose_strategy(strategy: Strategy | None, budget: int | None, k: int) -> S
             f"k must be at most the budget ({strategy.budget}): only scored items are returned. Got {k} instead."
         )
     return strategy
+
+
+class _Fitted:
+    """An encoder in the space of the fitted item vectors."""
+
+    def __init__(self, encoder: Encoder, factors: Factors) -> None:
+        self._encoder = encoder
+        self._factors = factors
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self._encoder.fingerprint}+{self._factors.kind}"
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        return self._factors.query_vectors(self._encoder.encode_queries(texts))
+
+    def encode_items(self, texts: Sequence[str]) -> Vectors:
+        return self._factors.item_vectors(self._encoder.encode_items(texts))
 
 
 class _Remembering:

@@ -31,6 +31,7 @@ LAYERS = [
     {"items"},
     {"encoders", "example", "retrievers", "scorers", "strategies", "vectors", "testing"},
     {"answering", "hits", "indexing"},
+    {"index"},
     {"searcher"},
     {"evaluate"},
     {"demo"},

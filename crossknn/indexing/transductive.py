@@ -139,6 +139,27 @@ class Transductive(Training):
         return query_vectors, item_vectors
 
 
+def solve_items(
+    entries: Entries,
+    query_vectors: NDArray[Any],
+    item_vectors: NDArray[Any],
+    *,
+    ridge: float,
+    device: str | None = None,
+) -> Vectors:
+    """(items, dim) the vectors of new items: the queries' stay as they are, `item_vectors` are where ALS begins.
+
+    An item without entries keeps its vector.
+    """
+    torch = import_extra("torch", extra="models")
+    dim = check_vectors("query_vectors", query_vectors, entries.pairs.n_queries)
+    check_vectors("item_vectors", item_vectors, entries.pairs.n_items, dim)
+    queries = _Side(torch, query_vectors, entries.pairs.queries, device)
+    items = _Side(torch, item_vectors, entries.pairs.rows, device)
+    _Als(torch, (queries, items), entries, Transductive(method="als", ridge=ridge)).solve_items()
+    return items.result()
+
+
 def _random_vectors(rng: np.random.Generator, count: int, dim: int | None) -> Vectors:
     vectors = rng.standard_normal((count, dim or 1), np.float32)
     vectors /= np.float32(math.sqrt(dim or 1))
@@ -354,10 +375,15 @@ class _Als(_Vectors):
 
     def run_epoch(self, tick: Callable[[], None]) -> None:
         queries, items = self._sides
-        self._solve_side(items, queries, self._of_items)
+        self.solve_items()
         tick()
         self._solve_side(queries, items, self._of_queries)
         tick()
+
+    def solve_items(self) -> None:
+        """Move the items' vectors to their minimum, the queries' standing still."""
+        queries, items = self._sides
+        self._solve_side(items, queries, self._of_items)
 
     def _solve_side(self, side: _Side, other: _Side, groups: _Groups) -> None:
         """Move every vector of `side` that has entries to its minimum."""

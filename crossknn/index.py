@@ -1,0 +1,299 @@
+"""`Index`: what was learned offline, frozen, in memory or in a folder. It holds no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crossknn.checks import check_positive
+from crossknn.encoders.corpus import encode_items
+from crossknn.errors import InputError
+from crossknn.fingerprints import is_unnamed
+from crossknn.indexing.arrays import read_arrays, write_arrays
+from crossknn.indexing.building import CHUNK, Build, BuildReport, Counted, score_build
+from crossknn.indexing.cur import all_pairs
+from crossknn.indexing.entries import Entries
+from crossknn.indexing.factors import Factors, Method
+from crossknn.indexing.folder import Folder, read_folder, write_folder
+from crossknn.indexing.sampling import PerItem, Sampling, sample_per_item
+from crossknn.indexing.transductive import Transductive
+from crossknn.items import Items
+from crossknn.normalization import Normalization
+from crossknn.types import Encoder, Progress, Scorer
+
+VECTORS = "vectors"
+ATTEMPTS = 5  # at opening files of a folder that is replaced meanwhile
+DEFAULT_FACTORS = Transductive(method="als")
+
+
+class Index:
+    """Items, their vectors, and what was learned from cross-encoder scores; made by `build` or `load`.
+
+    items          what is searched
+    vectors        (items, dim) the encoder's
+    factors        vectors fitted to scores, or None where the index has the encoder's only
+    normalization  α and β
+    queries        the train queries that scores were paid for
+    scorer         fingerprint of the cross-encoder it was built with
+    encoder        fingerprint of the dual encoder it was built with
+    report         what the build did
+    """
+
+    def __init__(
+        self,
+        items: Items,
+        vectors: NDArray[Any],
+        *,
+        queries: Sequence[str],
+        normalization: Normalization,
+        factors: Factors | None,
+        scorer: str,
+        encoder: str,
+        report: BuildReport,
+        folder: Folder | None = None,
+    ) -> None:
+        self.items = items
+        self.vectors = vectors
+        self.queries = queries
+        self.normalization = normalization
+        self.factors = factors
+        self.scorer = scorer
+        self.encoder = encoder
+        self.report = report
+        self._folder = folder
+        self._check_sizes()
+
+    @classmethod
+    def build(
+        cls,
+        items: Items,
+        *,
+        scorer: Scorer,
+        encoder: Encoder,
+        queries: Sequence[str] | None = None,
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        factors: Method | None = DEFAULT_FACTORS,
+        work_dir: str | Path | None = None,
+        chunk: int = CHUNK,
+        seed: int = 0,
+        device: str | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Score some pairs of train queries and items, and fit item vectors to them.
+
+        queries   train queries, like those that will be asked; without them some are cut from the items
+        sampling  which pairs: `PerItem(queries=8)`, `PerQuery(items=100)`, or several, whose pairs are merged. By
+                  default the first for `Transductive`, the second for `Inductive`
+        factors   `Transductive(…)`, `Inductive(…)`, `Cur(…)`, or None: the encoder's vectors as they are, with
+                  α and β from 100 queries
+        work_dir  keeps scores and vectors. A build that was interrupted goes on from there, loses at most `chunk`
+                  calls, and ends with the same index; later builds with the same scorer reuse its scores
+        device    where vectors are searched and fitted: "cpu" (default) or "cuda"
+        progress  called as `progress(step, done, total)`
+        """
+        built = Build(
+            items,
+            scorer=scorer,
+            encoder=encoder,
+            queries=queries,
+            sampling=sampling,
+            factors=factors,
+            work_dir=work_dir,
+            chunk=chunk,
+            seed=seed,
+            device=device,
+            progress=progress,
+        ).run()
+        return cls(
+            built.items,
+            built.vectors,
+            queries=built.queries,
+            normalization=built.normalization,
+            factors=built.factors,
+            scorer=scorer.fingerprint,
+            encoder=encoder.fingerprint,
+            report=built.report,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the index into the folder, in the place of one that is there.
+
+        It is replaced whole: who opens the folder meanwhile gets the old index or the new one, and who has the old
+        one open keeps it.
+        """
+        facts = {
+            "items": len(self.items),
+            "queries": len(self.queries),
+            "dim": int(self.vectors.shape[1]),
+            "scorer": self.scorer,
+            "encoder": self.encoder,
+            "normalization": asdict(self.normalization),
+            "factors": None if self.factors is None else self.factors.facts(),
+            "report": self.report.as_dict(),
+        }
+        arrays = {VECTORS: self.vectors, **({} if self.factors is None else self.factors.arrays())}
+        self._folder = write_folder(
+            path,
+            facts,
+            {
+                "items.parquet": self.items.to_parquet,
+                "queries.parquet": Items(self.queries).to_parquet,
+                "vectors.safetensors": lambda file: write_arrays(file, arrays),
+            },
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Open the index in a folder; its vectors stay on disk and are mapped."""
+        for attempt in range(1, ATTEMPTS + 1):
+            folder = read_folder(path)
+            try:
+                return cls._open(folder)
+            except FileNotFoundError:  # it was replaced between reading what it holds and opening that
+                if attempt == ATTEMPTS:
+                    raise InputError(f"{path}: is being replaced all the time. Try again.") from None
+        raise AssertionError
+
+    @classmethod
+    def _open(cls, folder: Folder) -> Self:
+        try:
+            facts, files = folder.facts, folder.files
+            arrays = read_arrays(files["vectors.safetensors"])
+            factors = None if facts["factors"] is None else Factors.load(arrays, facts["factors"])
+            return cls(
+                Items.from_parquet(files["items.parquet"]),
+                arrays[VECTORS],
+                queries=Items.from_parquet(files["queries.parquet"]).texts,
+                normalization=Normalization(**facts["normalization"]),
+                factors=factors,
+                scorer=facts["scorer"],
+                encoder=facts["encoder"],
+                report=BuildReport.from_dict(facts["report"]),
+                folder=folder,
+            )
+        except (KeyError, TypeError) as error:
+            raise InputError(
+                f"{folder.path}: damaged: {error!r} in index.json. Restore it from a copy or build the index again."
+            ) from error
+
+    def verify(self) -> int:
+        """Read every byte of the index's folder and compare it with its checksum; how many bytes there are."""
+        if self._folder is None:
+            raise InputError("only an index in a folder can be verified: save it first.")
+        size = self._folder.verify()
+        for name, array in (("vectors", self.vectors), *((self.factors and self.factors.arrays()) or {}).items()):
+            if not np.isfinite(array).all():
+                raise InputError(f"{self._folder.path}: {name} holds NaN or infinity. Build the index again.")
+        return size
+
+    def check_models(self, *, scorer: Scorer | None = None, encoder: Encoder | None = None) -> None:
+        """An error unless these are the models that the index was built with."""
+        for what, given, built in (("scorer", scorer, self.scorer), ("encoder", encoder, self.encoder)):
+            if given is None or given.fingerprint == built:
+                continue
+            unnamed = ", a function without a name" if is_unnamed(built) else ""
+            raise InputError(
+                f"the index was built with another {what} (fingerprint {built!r}{unnamed}). Got {given.fingerprint!r}. "
+                "Give that one, build the index anew, or pass check_models=False if they are the same."
+            )
+
+    def add(
+        self,
+        items: Items,
+        *,
+        scorer: Scorer,
+        encoder: Encoder,
+        queries_per_item: int = 8,
+        work_dir: str | Path | None = None,
+        check_models: bool = True,
+        progress: Progress | None = None,
+    ) -> Self:
+        """An index with these items, too.
+
+        Each is scored against `queries_per_item` of the stored train queries (with CUR against all anchors, with
+        inductive vectors against none) and gets the vector that explains its scores. The others stay as they are.
+        """
+        check_positive("queries_per_item", queries_per_item)
+        if check_models:
+            self.check_models(scorer=scorer, encoder=encoder)
+        clash = next((id_ for id_ in items.ids if id_ in self.items), None)
+        if clash is not None:
+            raise InputError(f"the index has an item {clash!r} already. Remove it first, or add it under another id.")
+        vectors = encode_items(items, encoder, dtype=str(self.vectors.dtype), progress=progress)
+        counted = Counted(scorer)
+        factors, entries = self.factors, None
+        if factors is not None:
+            if factors.needs_scores:
+                entries = self._score_new(items, counted, factors, queries_per_item, work_dir, progress)
+            fitted = factors.vectors_of(vectors, entries, self.normalization)
+            factors = factors.with_items(np.concatenate([factors.items, fitted]))
+        together = Items(chain(self.items.texts, items.texts), ids=chain(self.items.ids, items.ids))
+        report = replace(
+            self.report,
+            items=len(together),
+            calls=self.report.calls + (0 if entries is None else len(entries)),
+            calls_made=counted.calls,
+        )
+        return self._changed(together, np.concatenate([self.vectors, vectors]), factors, report)
+
+    def _score_new(
+        self,
+        items: Items,
+        scorer: Counted,
+        factors: Factors,
+        queries_per_item: int,
+        work_dir: str | Path | None,
+        progress: Progress | None,
+    ) -> Entries:
+        sizes = len(self.queries), len(items)
+        if factors.kind == "cur":
+            pairs = all_pairs(*sizes)
+        else:
+            pairs = sample_per_item(PerItem(queries=queries_per_item), n_queries=sizes[0], n_items=sizes[1])
+        work = None if work_dir is None else Path(work_dir)
+        return score_build(pairs, self.queries, items, scorer, work_dir=work, progress=progress)
+
+    def remove(self, ids: Iterable[str | int]) -> Self:
+        """An index without the items of these ids."""
+        keep = np.ones(len(self.items), np.bool_)
+        keep[self.items.rows_of(ids)] = False
+        rows = np.flatnonzero(keep)
+        if not len(rows):
+            raise InputError("an index must keep at least one item. Got the ids of all of them.")
+        items = Items(self.items.texts_of(rows), ids=self.items.ids_of(rows))
+        factors = None if self.factors is None else self.factors.with_items(self.factors.items[rows])
+        return self._changed(items, self.vectors[rows], factors, replace(self.report, items=len(items)))
+
+    def _changed(self, items: Items, vectors: NDArray[Any], factors: Factors | None, report: BuildReport) -> Self:
+        return type(self)(
+            items,
+            vectors,
+            queries=self.queries,
+            normalization=self.normalization,
+            factors=factors,
+            scorer=self.scorer,
+            encoder=self.encoder,
+            report=report,
+        )
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __repr__(self) -> str:
+        kind = "encoder" if self.factors is None else self.factors.kind
+        return f"Index({len(self.items)} items, {self.vectors.shape[1]} dimensions, {kind} vectors)"
+
+    def _check_sizes(self) -> None:
+        fitted = len(self.items) if self.factors is None else len(self.factors.items)
+        if not len(self.items) == len(self.vectors) == fitted:
+            where = "" if self._folder is None else f"{self._folder.path}: damaged: "
+            raise InputError(
+                f"{where}there must be one vector per item. Got {len(self.items)} items, {len(self.vectors)} vectors "
+                f"and {fitted} fitted ones."
+            )

@@ -1,0 +1,345 @@
+"""The steps of a build, from items and train queries to what an index holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crossknn.checks import check_positive
+from crossknn.encoders.checks import check_vectors
+from crossknn.encoders.corpus import encode_items
+from crossknn.errors import InputError
+from crossknn.indexing.cur import Cur, all_pairs
+from crossknn.indexing.entries import Coverage, Entries, Pairs
+from crossknn.indexing.factors import Factors, Method, fit_factors
+from crossknn.indexing.fitting import Report
+from crossknn.indexing.inductive import Inductive
+from crossknn.indexing.pseudo_queries import cut_queries
+from crossknn.indexing.sampling import PerItem, PerQuery, Sampling, merge, sample_per_item, sample_per_query
+from crossknn.indexing.score_log import STEP, ScoreLog, score_pairs_into
+from crossknn.items import Items
+from crossknn.normalization import Normalization
+from crossknn.retrievers.bm25 import Bm25
+from crossknn.retrievers.dense import Dense
+from crossknn.retrievers.fused import Fused
+from crossknn.retrievers.tfidf import TfIdf
+from crossknn.scorers.checked import score_pairs
+from crossknn.types import Encoder, Progress, Proposal, Retriever, Scorer, Scores, Vectors
+from crossknn.vectors.exact import ExactSearch
+
+PSEUDO_QUERIES = 500
+NORMALIZATION_QUERIES = 100  # the paper's, for α and β
+QUERIES_AT_ONCE = 1024
+CHUNK = 8192  # calls that are kept together: as many can be lost
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What a build did, and how well the factors fit.
+
+    calls       scores that the index was built from, those of items added later included
+    calls_made  how many of them were made by this run; the others were in the work folder already
+    seconds     of each step, in this run
+    """
+
+    items: int
+    queries: int
+    cut_from_items: bool  # whether the queries are pseudo-queries
+    calls: int
+    calls_made: int
+    coverage: Coverage
+    factors: str | None
+    fit: Report | None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Of plain values, as it is saved."""
+        return {**asdict(self), "seconds": dict(self.seconds)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        return cls(**{**values, "coverage": Coverage(**values["coverage"])})
+
+    def __str__(self) -> str:
+        cover = self.coverage
+        lines = [
+            f"{self.items:,} items, {self.queries:,} train queries" + " cut from the items" * self.cut_from_items,
+            f"{self.calls:,} calls, {self.calls_made:,} of them in this run: {cover.calls_per_item:.1f} per item "
+            f"({cover.fewest} to {cover.most}), {cover.never_scored:,} items never scored",
+            f"item vectors: {'the encoder’s' if self.factors is None else self.factors}",
+        ]
+        if self.fit is not None and self.fit["held_out_error"] is not None:
+            r2 = self.fit["held_out_r2"]
+            lines.append(
+                f"error on {self.fit['held_out_entries']:,} held-out scores: {self.fit['held_out_error']:.4f}, "
+                f"before the fit {self.fit['held_out_error_before']:.4f}"
+                + ("" if r2 is None else f"; R² {r2:.2f}")
+                + f" (epoch {self.fit['best_epoch']} of {self.fit['epochs']})"
+            )
+        lines.append("seconds: " + ", ".join(f"{step} {took:.1f}" for step, took in self.seconds.items()))
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Built:
+    """What an index is made of."""
+
+    items: Items
+    vectors: NDArray[Any]  # the encoder's
+    queries: list[str]
+    normalization: Normalization
+    factors: Factors | None
+    report: BuildReport
+
+
+class Build:
+    """One build; its steps are done when they are first needed. The settings are those of `Index.build`."""
+
+    def __init__(
+        self,
+        items: Items,
+        *,
+        scorer: Scorer,
+        encoder: Encoder,
+        queries: Sequence[str] | None = None,
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        factors: Method | None = None,
+        work_dir: str | Path | None = None,
+        chunk: int = CHUNK,
+        seed: int = 0,
+        device: str | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if not isinstance(items, Items):
+            raise InputError(f"items must be Items, as from Items.from_path(…). Got {type(items).__name__} instead.")
+        check_positive("chunk", chunk)
+        self.items = items
+        self.scorer = Counted(scorer)
+        self.encoder = encoder
+        self.cut_from_items = queries is None
+        self._method = factors
+        self._seed = seed
+        self.queries = self._choose_queries(queries)
+        self._sampling = _as_list(sampling) or [self._default_sampling()]
+        if isinstance(factors, Cur) and sampling is not None:
+            raise InputError("CUR scores every item for every anchor: leave sampling out.")
+        self._work = None if work_dir is None else Path(work_dir)
+        self._chunk = chunk
+        self._device = device
+        self._progress = progress
+        self.seconds: dict[str, float] = {}
+
+    def run(self) -> Built:
+        """All steps."""
+        entries = self.score()
+        with self._timing("normalise"):
+            normalization = self._normalize(entries)
+        factors, fit = None, None
+        if self._method is not None:
+            with self._timing("factorise"):
+                method = self._method
+                if self._device is not None and not isinstance(method, Cur) and method.device is None:
+                    method = replace(method, device=self._device)
+                factors, fit = fit_factors(
+                    method, entries, self.query_vectors, self.vectors, normalization, progress=self._progress
+                )
+        report = BuildReport(
+            items=len(self.items),
+            queries=len(self.queries),
+            cut_from_items=self.cut_from_items,
+            calls=len(entries),
+            calls_made=self.scorer.calls,
+            coverage=Coverage.of(entries.pairs),
+            factors=None if factors is None else factors.kind,
+            fit=fit,
+            seconds=self.seconds,
+        )
+        return Built(self.items, self.vectors, self.queries, normalization, factors, report)
+
+    def score(self, part: tuple[int, int] = (0, 1)) -> Entries:
+        """Sample the pairs and score them: all, or as worker `i` of `n` its part of them."""
+        pairs = self.pairs
+        with self._timing("score"):
+            return score_build(
+                pairs,
+                self.queries,
+                self.items,
+                self.scorer,
+                work_dir=self._work,
+                chunk=self._chunk,
+                part=part,
+                progress=self._progress,
+            )
+
+    @cached_property
+    def vectors(self) -> NDArray[Any]:
+        """(items, dim) the encoder's; in the work folder, where there is one."""
+        with self._timing("encode items"):
+            path = None
+            if self._work is not None:
+                self._work.mkdir(parents=True, exist_ok=True)
+                path = self._work / f"vectors-{self.items.fingerprint[:12]}.npy"
+            return encode_items(self.items, self.encoder, path=path, progress=self._progress)
+
+    @cached_property
+    def query_vectors(self) -> Vectors:
+        """(train queries, dim) the encoder's."""
+        dim = self.vectors.shape[1]
+        with self._timing("encode queries"):
+            parts = [np.empty((0, dim), np.float32)]
+            for start in range(0, len(self.queries), QUERIES_AT_ONCE):
+                some = self.queries[start : start + QUERIES_AT_ONCE]
+                parts.append(check_vectors(self.encoder.encode_queries(some), some, dim=dim))
+                if self._progress is not None:
+                    self._progress("encode queries", start + len(some), len(self.queries))
+            return np.concatenate(parts)
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """What is scored."""
+        if isinstance(self._method, Cur):
+            return all_pairs(len(self.queries), len(self.items))
+        vectors, query_vectors = self.vectors, self.query_vectors  # steps of their own
+        with self._timing("sample pairs"):
+            queries = ExactSearch(query_vectors, device=self._device)
+            sizes = {"n_queries": len(self.queries), "n_items": len(self.items)}
+            return merge(
+                *(
+                    sample_per_query(plan, **sizes, propose=self._propose)
+                    if isinstance(plan, PerQuery)
+                    else sample_per_item(plan, **sizes, queries=queries, item_vectors=vectors)
+                    for plan in self._sampling
+                )
+            )
+
+    def _propose(self, name: str, n: int) -> list[Proposal]:
+        found: list[Proposal] = []
+        if name == "dense":  # the queries' vectors are there already
+            search = ExactSearch(self.vectors, device=self._device)
+            for start in range(0, len(self.queries), QUERIES_AT_ONCE):
+                found += search.search(self.query_vectors[start : start + QUERIES_AT_ONCE], n)
+            return found
+        retriever = self._retriever(name).fit(self.items)
+        for start in range(0, len(self.queries), QUERIES_AT_ONCE):
+            found += retriever.retrieve(self.queries[start : start + QUERIES_AT_ONCE], n)
+        return found
+
+    def _retriever(self, name: str) -> Retriever:
+        if name == "fused":
+            return Fused([Dense(self.encoder, vectors=self.vectors, device=self._device), Bm25()])
+        if name not in ("bm25", "tfidf"):
+            raise InputError(f"a sampling's retriever must be dense, bm25, tfidf or fused. Got {name!r} instead.")
+        return Bm25() if name == "bm25" else TfIdf()
+
+    def _normalize(self, entries: Entries) -> Normalization:
+        """α and β from the scores that a hundred of the train queries have."""
+        asked = np.unique(entries.pairs.queries)
+        rng = np.random.default_rng(self._seed)
+        chosen = entries.take(np.isin(entries.pairs.queries, rng.permutation(asked)[:NORMALIZATION_QUERIES]))
+        estimates = np.empty(len(chosen), np.float32)
+        for start in range(0, len(chosen), CHUNK):
+            part = chosen.pairs.take(slice(start, start + CHUNK))
+            items = np.asarray(self.vectors[part.rows], np.float32)
+            estimates[start : start + len(part)] = np.einsum("ij,ij->i", self.query_vectors[part.queries], items)
+        return Normalization.fit(chosen.scores, estimates)
+
+    def _choose_queries(self, given: Sequence[str] | None) -> list[str]:
+        """The train queries, each once."""
+        if isinstance(given, str):
+            raise InputError("queries must be a list of train queries. Got one string instead.")
+        if given is None:
+            return cut_queries(self.items, self._pseudo_queries, seed=self._seed)
+        for position, query in enumerate(given):
+            if not isinstance(query, str) or not query.strip():
+                raise InputError(f"a query must be a string with something in it. Query {position} is {query!r}.")
+        found = list(dict.fromkeys(given))
+        if not found:
+            raise InputError("queries must hold at least one train query. Leave it out to cut some from the items.")
+        if isinstance(self._method, Cur):
+            return self._method.choose_anchors(found)
+        if self._method is None and len(found) > NORMALIZATION_QUERIES:  # more would serve nothing
+            chosen = np.random.default_rng(self._seed).choice(len(found), NORMALIZATION_QUERIES, replace=False)
+            return [found[number] for number in np.sort(chosen)]
+        return found
+
+    @property
+    def _pseudo_queries(self) -> int:
+        if isinstance(self._method, Cur):
+            return self._method.anchors
+        return NORMALIZATION_QUERIES if self._method is None else PSEUDO_QUERIES
+
+    def _default_sampling(self) -> Sampling:
+        """Every item gets some calls where it has a vector of its own; else items at random for every query."""
+        if self._method is None or isinstance(self._method, Inductive):
+            return PerQuery(seed=self._seed)
+        return PerItem(seed=self._seed)
+
+    @contextmanager
+    def _timing(self, step: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
+
+
+class Counted:
+    """A scorer that counts its calls."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self.calls = 0
+
+    @property
+    def fingerprint(self) -> str:
+        return self._scorer.fingerprint
+
+    def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
+        scores = self._scorer.score(queries, items)
+        self.calls += len(queries)
+        return scores
+
+
+def score_build(
+    pairs: Pairs,
+    queries: Sequence[str],
+    items: Items,
+    scorer: Scorer,
+    *,
+    work_dir: Path | None,
+    chunk: int = CHUNK,
+    part: tuple[int, int] = (0, 1),
+    progress: Progress | None = None,
+) -> Entries:
+    """The entries of `pairs`, kept in the score log of the work folder where there is one."""
+    if work_dir is not None:
+        log = ScoreLog.open(work_dir / "scores", scorer=scorer.fingerprint)
+        return score_pairs_into(log, pairs, queries, items, scorer, chunk=chunk, part=part, progress=progress)
+    if part != (0, 1):
+        raise InputError("several workers need a work_dir that they share. Got none.")
+    scores = np.empty(len(pairs), np.float32)
+    for start in range(0, len(pairs), chunk):
+        some = pairs.take(slice(start, start + chunk))
+        texts = [queries[number] for number in some.queries.tolist()]
+        scores[start : start + len(some)] = score_pairs(scorer, texts, items.texts_of(some.rows))
+        if progress is not None:
+            progress(STEP, start + len(some), len(pairs))
+    return Entries(pairs, scores)
+
+
+def _as_list(sampling: Sampling | Sequence[Sampling] | None) -> list[Sampling]:
+    plans: list[Any] = (
+        [] if sampling is None else [sampling] if isinstance(sampling, PerQuery | PerItem) else [*sampling]
+    )
+    for plan in plans:
+        if not isinstance(plan, PerQuery | PerItem):
+            raise InputError(f"sampling must be PerQuery(…), PerItem(…) or a list of them. Got {plan!r} instead.")
+    return plans
