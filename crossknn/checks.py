@@ -9,3 +9,9 @@ def check_positive(name: str, value: object) -> None:
     """An error unless `value` is a whole number of at least one."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InputError(f"{name} must be a whole number of at least 1. Got {value!r} instead.")
+
+
+def check_seed(value: object) -> None:
+    """An error unless `value` is a whole number that is not negative."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InputError(f"seed must be a whole number of at least 0. Got {value!r} instead.")

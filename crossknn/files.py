@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 
@@ -34,6 +35,19 @@ def write_whole(path: Path, data: bytes, *, first_wins: bool = False) -> None:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
     sync(path.parent)
+
+
+@contextmanager
+def taking_turns(lock: Path) -> Iterator[None]:
+    """One process at a time, where the system has file locks; the lock ends with its process."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with lock.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def sync(path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -16,7 +17,7 @@ from crossknn.encoders.corpus import encode_items
 from crossknn.errors import InputError
 from crossknn.fingerprints import is_unnamed
 from crossknn.indexing.arrays import read_arrays, write_arrays
-from crossknn.indexing.building import CHUNK, Build, BuildReport, Counted, score_build
+from crossknn.indexing.building import CHUNK, Build, BuildReport, Built, Counted, score_build
 from crossknn.indexing.cur import all_pairs
 from crossknn.indexing.entries import Entries
 from crossknn.indexing.factors import Factors, Method
@@ -28,8 +29,8 @@ from crossknn.normalization import Normalization
 from crossknn.types import Encoder, Progress, Scorer
 
 VECTORS = "vectors"
-ATTEMPTS = 5  # at opening files of a folder that is replaced meanwhile
-DEFAULT_FACTORS = Transductive(method="als")
+ATTEMPTS = 20  # at opening files of a folder that is replaced meanwhile
+DEFAULT_FACTORS = Transductive(method="als", ridge=3.0, epochs=5)  # see benchmarks/README.md
 
 
 class Index:
@@ -97,7 +98,7 @@ class Index:
         device    where vectors are searched and fitted: "cpu" (default) or "cuda"
         progress  called as `progress(step, done, total)`
         """
-        built = Build(
+        build = Build(
             items,
             scorer=scorer,
             encoder=encoder,
@@ -109,7 +110,12 @@ class Index:
             seed=seed,
             device=device,
             progress=progress,
-        ).run()
+        )
+        return cls.of(build.run(), scorer, encoder)
+
+    @classmethod
+    def of(cls, built: Built, scorer: Scorer, encoder: Encoder) -> Self:
+        """The index that a `Build` ran for."""
         return cls(
             built.items,
             built.vectors,
@@ -151,36 +157,35 @@ class Index:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Open the index in a folder; its vectors stay on disk and are mapped."""
-        for attempt in range(1, ATTEMPTS + 1):
+        for _ in range(ATTEMPTS):
             folder = read_folder(path)
             try:
                 return cls._open(folder)
             except FileNotFoundError:  # it was replaced between reading what it holds and opening that
-                if attempt == ATTEMPTS:
-                    raise InputError(f"{path}: is being replaced all the time. Try again.") from None
-        raise AssertionError
+                continue
+            except InputError:  # a file that is gone, or one that is damaged
+                if folder.is_current():
+                    raise
+        raise InputError(f"{path}: is being replaced all the time. Try again.")
 
     @classmethod
     def _open(cls, folder: Folder) -> Self:
-        try:
-            facts, files = folder.facts, folder.files
-            arrays = read_arrays(files["vectors.safetensors"])
-            factors = None if facts["factors"] is None else Factors.load(arrays, facts["factors"])
+        facts = folder.facts
+        with _naming(folder):
+            files = [folder.files[name] for name in ("vectors.safetensors", "items.parquet", "queries.parquet")]
+        arrays, items, queries = read_arrays(files[0]), Items.from_parquet(files[1]), Items.from_parquet(files[2])
+        with _naming(folder):
             return cls(
-                Items.from_parquet(files["items.parquet"]),
+                items,
                 arrays[VECTORS],
-                queries=Items.from_parquet(files["queries.parquet"]).texts,
+                queries=queries.texts,
                 normalization=Normalization(**facts["normalization"]),
-                factors=factors,
+                factors=None if facts["factors"] is None else Factors.load(arrays, facts["factors"]),
                 scorer=facts["scorer"],
                 encoder=facts["encoder"],
                 report=BuildReport.from_dict(facts["report"]),
                 folder=folder,
             )
-        except (KeyError, TypeError) as error:
-            raise InputError(
-                f"{folder.path}: damaged: {error!r} in index.json. Restore it from a copy or build the index again."
-            ) from error
 
     def verify(self) -> int:
         """Read every byte of the index's folder and compare it with its checksum; how many bytes there are."""
@@ -219,6 +224,8 @@ class Index:
         Each is scored against `queries_per_item` of the stored train queries (with CUR against all anchors, with
         inductive vectors against none) and gets the vector that explains its scores. The others stay as they are.
         """
+        if not isinstance(items, Items):
+            raise InputError(f"items must be Items, as from Items.from_path(…). Got {type(items).__name__} instead.")
         check_positive("queries_per_item", queries_per_item)
         if check_models:
             self.check_models(scorer=scorer, encoder=encoder)
@@ -226,6 +233,11 @@ class Index:
         if clash is not None:
             raise InputError(f"the index has an item {clash!r} already. Remove it first, or add it under another id.")
         vectors = encode_items(items, encoder, dtype=str(self.vectors.dtype), progress=progress)
+        if vectors.shape[1] != self.vectors.shape[1]:
+            raise InputError(
+                f"the encoder must give {self.vectors.shape[1]} dimensions, as the index has. "
+                f"Got {vectors.shape[1]} instead."
+            )
         counted = Counted(scorer)
         factors, entries = self.factors, None
         if factors is not None:
@@ -292,8 +304,19 @@ class Index:
     def _check_sizes(self) -> None:
         fitted = len(self.items) if self.factors is None else len(self.factors.items)
         if not len(self.items) == len(self.vectors) == fitted:
-            where = "" if self._folder is None else f"{self._folder.path}: damaged: "
             raise InputError(
-                f"{where}there must be one vector per item. Got {len(self.items)} items, {len(self.vectors)} vectors "
+                f"there must be one vector per item. Got {len(self.items)} items, {len(self.vectors)} vectors "
                 f"and {fitted} fitted ones."
             )
+
+
+@contextmanager
+def _naming(folder: Folder) -> Iterator[None]:
+    """Errors about what was read from the folder, with its name."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, InputError) as error:
+        raise InputError(
+            f"{folder.path}: damaged: index.json and the files it names do not fit together ({error!r}). "
+            "Restore it from a copy or build the index again."
+        ) from error

@@ -445,7 +445,7 @@ class Parquet(Source):
     def _naming_errors(self) -> Iterator[None]:
         try:
             yield
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"{self.name}: wanted a Parquet file, got one that cannot be read ({error}). Write it again."
             ) from error

@@ -441,6 +441,13 @@ class TestParquet:
         message = refusal(Items.from_parquet, write("c.parquet", "hello, this is text"))
         assert message.startswith("c.parquet: wanted a Parquet file, got one that cannot be read (")
 
+    def test_a_column_name_that_is_not_utf8(self, tmp_path: Path) -> None:
+        path = tmp_path / "c.parquet"
+        Items(["x"]).to_parquet(path)
+        path.write_bytes(path.read_bytes().replace(b"text", b"\xf4ext"))
+        message = refusal(Items.from_parquet, path)
+        assert message.startswith("c.parquet: wanted a Parquet file, got one that cannot be read ('utf-8' codec can't")
+
     def test_to_parquet_and_back(self, tmp_path: Path) -> None:
         items = Items([" kept as it is ", ""], ids=["a", "b"])
         items.to_parquet(tmp_path / "c.parquet")

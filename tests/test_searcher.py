@@ -336,7 +336,7 @@ def test_parts_that_do_not_fit_are_refused():
     setup = Setup()
     with pytest.raises(InputError, match=r"one vector per item \(120\). Got 7 instead."):
         Searcher(setup.items, scorer=setup.scorer, vectors=np.ones((7, 3), np.float32))
-    with pytest.raises(InputError, match="items must be Items"):
+    with pytest.raises(InputError, match="items must be an Index or Items"):
         Searcher(["a", "b"], scorer=setup.scorer)
     with pytest.raises(InputError, match="the dense retriever needs an encoder"):
         Searcher(setup.items, scorer=setup.scorer).search("query 0", strategy=Rerank(retriever="dense"))

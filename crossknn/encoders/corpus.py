@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from crossknn.encoders.checks import check_vectors
 from crossknn.errors import EncoderError, InputError
-from crossknn.files import sync, write_whole
+from crossknn.files import sync, taking_turns, write_whole
 from crossknn.fingerprints import is_unnamed
 from crossknn.types import Encoder, Progress
 
@@ -38,7 +38,8 @@ def encode_items(
     """(items, dim) vectors of every item, `block` texts at a time.
 
     With `path`, a `.npy` file, they are written there and come back memory-mapped. An interrupted run
-    goes on after the last whole block; a file that is already whole is only opened. Beside it stands
+    goes on after the last whole block; a file that is already whole is only opened, and of several processes
+    that want the same one, one encodes and the others wait. Beside it stands
     `<path>.json`, which says whose vectors these are: those of other items, another encoder or
     another dtype are refused, never overwritten.
     """
@@ -119,9 +120,12 @@ def _into_file(run: _Run, path: Path) -> NDArray[Any]:
     partial, sidecar = _beside(path)
     state = _resume(run, path, partial, sidecar)
     if not path.exists():
-        _write_rows(run, partial, sidecar, state)
-        partial.rename(path)
-        sync(path.parent)
+        with taking_turns(path.with_name(f".{path.name}.lock")):  # who comes second finds the work done
+            state = _resume(run, path, partial, sidecar)
+            if not path.exists():
+                _write_rows(run, partial, sidecar, state)
+                partial.rename(path)
+                sync(path.parent)
     vectors: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     if vectors.shape != (state.rows, state.dim) or vectors.dtype != run.dtype:
         raise InputError(f"{path}: holds {vectors.dtype} {vectors.shape}, not what {sidecar.name} says. Delete both.")

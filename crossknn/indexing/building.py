@@ -7,16 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn.checks import check_positive
+from crossknn.checks import check_positive, check_seed
 from crossknn.encoders.checks import check_vectors
 from crossknn.encoders.corpus import encode_items
 from crossknn.errors import InputError
+from crossknn.fingerprints import is_unnamed
 from crossknn.indexing.cur import Cur, all_pairs
 from crossknn.indexing.entries import Coverage, Entries, Pairs
 from crossknn.indexing.factors import Factors, Method, fit_factors
@@ -37,6 +39,7 @@ from crossknn.vectors.exact import ExactSearch
 
 PSEUDO_QUERIES = 500
 NORMALIZATION_QUERIES = 100  # the paper's, for α and β
+RETRIEVERS = (None, "dense", "bm25", "tfidf", "fused")  # that a sampling may name
 QUERIES_AT_ONCE = 1024
 CHUNK = 8192  # calls that are kept together: as many can be lost
 
@@ -47,6 +50,7 @@ class BuildReport:
 
     calls       scores that the index was built from, those of items added later included
     calls_made  how many of them were made by this run; the others were in the work folder already
+    coverage    of the build; items added or removed later do not change it
     seconds     of each step, in this run
     """
 
@@ -121,6 +125,8 @@ class Build:
         if not isinstance(items, Items):
             raise InputError(f"items must be Items, as from Items.from_path(…). Got {type(items).__name__} instead.")
         check_positive("chunk", chunk)
+        check_seed(seed)
+        _check_parts(scorer, encoder, factors, keeps_vectors=work_dir is not None)
         self.items = items
         self.scorer = Counted(scorer)
         self.encoder = encoder
@@ -128,7 +134,7 @@ class Build:
         self._method = factors
         self._seed = seed
         self.queries = self._choose_queries(queries)
-        self._sampling = _as_list(sampling) or [self._default_sampling()]
+        self.sampling = _as_list(sampling) or [self._default_sampling()]
         if isinstance(factors, Cur) and sampling is not None:
             raise InputError("CUR scores every item for every anchor: leave sampling out.")
         self._work = None if work_dir is None else Path(work_dir)
@@ -140,6 +146,7 @@ class Build:
     def run(self) -> Built:
         """All steps."""
         entries = self.score()
+        _ = self.vectors, self.query_vectors  # steps of their own
         with self._timing("normalise"):
             normalization = self._normalize(entries)
         factors, fit = None, None
@@ -166,6 +173,8 @@ class Build:
 
     def score(self, part: tuple[int, int] = (0, 1)) -> Entries:
         """Sample the pairs and score them: all, or as worker `i` of `n` its part of them."""
+        if self._work is not None:  # what is wrong with its log shows before anything is encoded
+            ScoreLog.open(self._work / "scores", scorer=self.scorer.fingerprint)
         pairs = self.pairs
         with self._timing("score"):
             return score_build(
@@ -183,11 +192,18 @@ class Build:
     def vectors(self) -> NDArray[Any]:
         """(items, dim) the encoder's; in the work folder, where there is one."""
         with self._timing("encode items"):
-            path = None
-            if self._work is not None:
-                self._work.mkdir(parents=True, exist_ok=True)
-                path = self._work / f"vectors-{self.items.fingerprint[:12]}.npy"
+            path = self.vectors_path
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
             return encode_items(self.items, self.encoder, path=path, progress=self._progress)
+
+    @property
+    def vectors_path(self) -> Path | None:
+        """Where the work folder keeps the items' vectors."""
+        if self._work is None:
+            return None
+        encoder = blake2b(self.encoder.fingerprint.encode(), digest_size=4).hexdigest()
+        return self._work / f"vectors-{self.items.fingerprint[:12]}-{encoder}.npy"
 
     @cached_property
     def query_vectors(self) -> Vectors:
@@ -207,18 +223,18 @@ class Build:
         """What is scored."""
         if isinstance(self._method, Cur):
             return all_pairs(len(self.queries), len(self.items))
-        vectors, query_vectors = self.vectors, self.query_vectors  # steps of their own
+        near = any(isinstance(plan, PerItem) and plan.nearest for plan in self.sampling)
+        if near or any(isinstance(plan, PerQuery) and plan.retriever for plan in self.sampling):
+            _ = self.vectors, self.query_vectors  # steps of their own
         with self._timing("sample pairs"):
-            queries = ExactSearch(query_vectors, device=self._device)
-            sizes = {"n_queries": len(self.queries), "n_items": len(self.items)}
-            return merge(
-                *(
-                    sample_per_query(plan, **sizes, propose=self._propose)
-                    if isinstance(plan, PerQuery)
-                    else sample_per_item(plan, **sizes, queries=queries, item_vectors=vectors)
-                    for plan in self._sampling
-                )
-            )
+            search = ExactSearch(self.query_vectors, device=self._device) if near else None
+            return merge(*(self._sample(plan, search) for plan in self.sampling))
+
+    def _sample(self, plan: Sampling, search: ExactSearch | None) -> Pairs:
+        sizes = {"n_queries": len(self.queries), "n_items": len(self.items)}
+        if isinstance(plan, PerQuery):
+            return sample_per_query(plan, **sizes, propose=self._propose)
+        return sample_per_item(plan, **sizes, queries=search, item_vectors=self.vectors if plan.nearest else None)
 
     def _propose(self, name: str, n: int) -> list[Proposal]:
         found: list[Proposal] = []
@@ -235,8 +251,6 @@ class Build:
     def _retriever(self, name: str) -> Retriever:
         if name == "fused":
             return Fused([Dense(self.encoder, vectors=self.vectors, device=self._device), Bm25()])
-        if name not in ("bm25", "tfidf"):
-            raise InputError(f"a sampling's retriever must be dense, bm25, tfidf or fused. Got {name!r} instead.")
         return Bm25() if name == "bm25" else TfIdf()
 
     def _normalize(self, entries: Entries) -> Normalization:
@@ -253,16 +267,10 @@ class Build:
 
     def _choose_queries(self, given: Sequence[str] | None) -> list[str]:
         """The train queries, each once."""
-        if isinstance(given, str):
-            raise InputError("queries must be a list of train queries. Got one string instead.")
         if given is None:
             return cut_queries(self.items, self._pseudo_queries, seed=self._seed)
-        for position, query in enumerate(given):
-            if not isinstance(query, str) or not query.strip():
-                raise InputError(f"a query must be a string with something in it. Query {position} is {query!r}.")
+        _check_queries(given)
         found = list(dict.fromkeys(given))
-        if not found:
-            raise InputError("queries must hold at least one train query. Leave it out to cut some from the items.")
         if isinstance(self._method, Cur):
             return self._method.choose_anchors(found)
         if self._method is None and len(found) > NORMALIZATION_QUERIES:  # more would serve nothing
@@ -335,11 +343,38 @@ def score_build(
     return Entries(pairs, scores)
 
 
+def _check_queries(queries: object) -> None:
+    if isinstance(queries, str) or not isinstance(queries, Sequence):
+        what = "one string" if isinstance(queries, str) else type(queries).__name__
+        raise InputError(f"queries must be a list of train queries. Got {what} instead.")
+    if not len(queries):
+        raise InputError("queries must hold at least one train query. Leave it out to cut some from the items.")
+    for position, query in enumerate(queries):
+        if not isinstance(query, str) or not query.strip():
+            raise InputError(f"a query must be a string with something in it. Query {position} is {query!r}.")
+        if not query.isascii() and any("\ud800" <= character <= "\udfff" for character in query):
+            raise InputError(f"a query must be of whole characters. Query {position} has a lone surrogate: {query!r}.")
+
+
 def _as_list(sampling: Sampling | Sequence[Sampling] | None) -> list[Sampling]:
-    plans: list[Any] = (
-        [] if sampling is None else [sampling] if isinstance(sampling, PerQuery | PerItem) else [*sampling]
-    )
+    plans: list[Any] = [] if sampling is None else [*sampling] if isinstance(sampling, list | tuple) else [sampling]
     for plan in plans:
         if not isinstance(plan, PerQuery | PerItem):
             raise InputError(f"sampling must be PerQuery(…), PerItem(…) or a list of them. Got {plan!r} instead.")
+        if isinstance(plan, PerQuery) and plan.retriever not in RETRIEVERS:
+            raise InputError(
+                f"a sampling's retriever must be dense, bm25, tfidf or fused. Got {plan.retriever!r} instead."
+            )
     return plans
+
+
+def _check_parts(scorer: object, encoder: object, factors: object, *, keeps_vectors: bool) -> None:
+    """What would show only after hours of scoring is said before."""
+    if not isinstance(scorer, Scorer):
+        raise InputError(f"scorer must be a Scorer. Got {type(scorer).__name__} instead: see function_scorer.")
+    if not isinstance(encoder, Encoder):
+        raise InputError(f"encoder must be an Encoder. Got {type(encoder).__name__} instead: see function_encoder.")
+    if not isinstance(factors, Method | None):
+        raise InputError(f"factors must be Transductive(…), Inductive(…), Cur(…) or None. Got {factors!r} instead.")
+    if keeps_vectors and is_unnamed(encoder.fingerprint):
+        raise InputError("the encoder has no name to store vectors under: give function_encoder a fingerprint.")

@@ -46,7 +46,7 @@ class Factors:
     def query_vectors(self, vectors: Vectors) -> Vectors:
         """The query vectors that belong to `items`, from those of the encoder."""
         if not self.with_encoder:
-            raise InputError(f"the {self.kind} item vectors have no query vectors of an encoder: use mix=0.")
+            raise InputError(f"{self.kind} vectors have no query vectors: only Axn(mix=0) can search with them.")
         return vectors if self.nets is None else self.nets.encode_queries(vectors)
 
     def item_vectors(self, vectors: Vectors) -> Vectors:
@@ -85,7 +85,7 @@ class Factors:
     def load(cls, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> Self:
         """What `arrays` and `facts` were taken from."""
         state = {name.removeprefix(NETS): array for name, array in arrays.items() if name.startswith(NETS)}
-        nets = InductiveFit.from_state(state) if state else None
+        nets = InductiveFit.from_state(state) if facts["kind"] == "inductive" else None
         return cls(facts["kind"], arrays[ITEMS], arrays[TRAIN], nets, facts["ridge"], facts["with_encoder"])
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 
 from crossknn.errors import InputError
-from crossknn.files import sync, unfinished, write_whole
+from crossknn.files import sync, taking_turns, unfinished, write_whole
 
 MANIFEST = "index.json"
 LOCK = ".lock"
@@ -27,6 +28,7 @@ LEFT = re.compile(r"^\.[a-z_.]+\.[0-9a-f]{16}\.tmp$")  # by a writer that was ki
 ATTEMPTS = 5  # at reading a folder that is replaced again and again meanwhile
 
 Write = Callable[[Path], None]
+Stamp = tuple[int, int]  # inode and time of a manifest: another one has another
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,20 @@ class Folder:
     files: dict[str, Path]
     _sizes: dict[str, int] = field(repr=False)
     _hashes: dict[str, str] = field(repr=False)
+    _stamp: Stamp = field(repr=False)
+
+    def is_current(self) -> bool:
+        """Whether nobody has replaced it since it was opened."""
+        try:
+            return _stamp((self.path / MANIFEST).stat()) == self._stamp
+        except OSError:
+            return False
 
     def verify(self) -> int:
         """Read every file and compare its hash; how many bytes were read."""
+        problem = _find_problem(self)
+        if problem is not None:
+            raise InputError(problem if self.is_current() else f"{self.path}: was replaced meanwhile. Load it again.")
         for name, path in self.files.items():
             found = _hash(path)
             if found != self._hashes[name]:
@@ -58,12 +71,12 @@ def write_folder(path: str | Path, facts: Mapping[str, Any], files: Mapping[str,
     holds something else than an index is refused.
     """
     folder = Path(path)
-    _check_target(folder)
+    check_target(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _taking_turns(folder):
+        with taking_turns(folder / LOCK):
             listed = {name: _store(folder, name, write) for name, write in files.items()}
-            content = {"format": FORMAT, "facts": dict(facts), "files": listed}
+            content = {"format": FORMAT, "hash": _hash_json(dict(facts), listed), "facts": dict(facts), "files": listed}
             write_whole(folder / MANIFEST, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).encode())
             _clean(folder, {str(entry["file"]) for entry in listed.values()})
             return read_folder(folder)
@@ -76,22 +89,20 @@ def write_folder(path: str | Path, facts: Mapping[str, Any], files: Mapping[str,
 def read_folder(path: str | Path) -> Folder:
     """Open the folder; its files are there and as large as they should be, their content is not read."""
     folder = Path(path)
-    before = b""
     for _ in range(ATTEMPTS):
-        text = _read_manifest(folder)
-        opened = _parse(folder, text)
+        opened = _parse(folder, *_read_manifest(folder))
         problem = _find_problem(opened)
         if problem is None:
             return opened
-        if text == before:  # it was not replaced while we looked
-            break
-        before = text
-    raise InputError(problem or f"{folder}: is being replaced all the time. Try again.")
+        if opened.is_current():  # it was not replaced while we looked
+            raise InputError(problem)
+    raise InputError(f"{folder}: is being replaced all the time. Try again.")
 
 
-def _read_manifest(folder: Path) -> bytes:
+def _read_manifest(folder: Path) -> tuple[bytes, Stamp]:
     try:
-        return (folder / MANIFEST).read_bytes()
+        with (folder / MANIFEST).open("rb") as file:
+            return file.read(), _stamp(os.fstat(file.fileno()))
     except (FileNotFoundError, NotADirectoryError) as error:
         what = "there is no such folder" if not folder.exists() else f"it holds no {MANIFEST}, so it is no index"
         raise InputError(f"{folder}: {what}. Give the folder that an index was saved to.") from error
@@ -99,7 +110,11 @@ def _read_manifest(folder: Path) -> bytes:
         raise InputError(f"{folder}: cannot be read ({error.strerror or error}).") from error
 
 
-def _parse(folder: Path, text: bytes) -> Folder:
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_ino, status.st_mtime_ns
+
+
+def _parse(folder: Path, text: bytes, stamp: Stamp) -> Folder:
     try:
         content = json.loads(text)
         if content["format"] > FORMAT:
@@ -115,12 +130,18 @@ def _parse(folder: Path, text: bytes) -> Folder:
     for file, _, _ in listed.values():
         if not OURS.match(file):
             raise InputError(f"{folder / MANIFEST}: names {file!r}, which is no file of an index.")
+    if content.get("hash") != _hash_json(content["facts"], content["files"]):
+        raise InputError(
+            f"{folder / MANIFEST}: damaged: its content is not what its hash says. "
+            "Restore it from a copy or build the index again."
+        )
     return Folder(
         folder,
         facts,
         {name: folder / file for name, (file, _, _) in listed.items()},
         {name: size for name, (_, size, _) in listed.items()},
         {name: hash_ for name, (_, _, hash_) in listed.items()},
+        stamp,
     )
 
 
@@ -138,7 +159,7 @@ def _find_problem(folder: Folder) -> str | None:
     return None
 
 
-def _check_target(folder: Path) -> None:
+def check_target(folder: Path) -> None:
     """Refuse to make an index of a folder that is something else."""
     if not folder.exists():
         return
@@ -149,19 +170,6 @@ def _check_target(folder: Path) -> None:
         others = [name for name in names if not LEFT.match(name) and not OURS.match(name)]
         if others:
             raise InputError(f"{folder}: holds other files ({sorted(others)[0]}) and no index. Give another folder.")
-
-
-@contextlib.contextmanager
-def _taking_turns(folder: Path) -> Iterator[None]:
-    """One writer at a time, where the system has file locks; the lock ends with its process."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with (folder / LOCK).open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _store(folder: Path, name: str, write: Write) -> dict[str, Any]:
@@ -192,3 +200,8 @@ def _clean(folder: Path, wanted: set[str]) -> None:
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return file_digest(file, lambda: blake2b(digest_size=32)).hexdigest()
+
+
+def _hash_json(*values: object) -> str:
+    """Equal for values that are written as the same JSON."""
+    return blake2b(json.dumps(values, sort_keys=True, allow_nan=False).encode(), digest_size=32).hexdigest()

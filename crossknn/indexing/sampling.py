@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn.checks import check_positive
+from crossknn.checks import check_positive, check_seed
 from crossknn.errors import InputError
 from crossknn.indexing.entries import Numbers, Pairs
 from crossknn.types import Proposal, VectorSearch
@@ -34,7 +34,7 @@ class PerQuery:
     def __post_init__(self) -> None:
         check_positive("items", self.items)
         _check_share("at_random", self.at_random)
-        _check_seed(self.seed)
+        check_seed(self.seed)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PerItem:
     def __post_init__(self) -> None:
         check_positive("queries", self.queries)
         _check_share("nearest", self.nearest)
-        _check_seed(self.seed)
+        check_seed(self.seed)
 
 
 Sampling = PerQuery | PerItem
@@ -166,8 +166,3 @@ def _has_double(lines: Numbers) -> NDArray[np.bool_]:
 def _check_share(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise InputError(f"{name} must be between 0 and 1. Got {value!r} instead.")
-
-
-def _check_seed(seed: int) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed must be a whole number of at least 0. Got {seed!r} instead.")

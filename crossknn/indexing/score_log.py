@@ -180,14 +180,18 @@ def score_pairs_into(
     kept = log._chunks_of(plan)
     numbers = range(part[0], -(-len(missing) // chunk), part[1])
     calls = [(number, missing[number * chunk : (number + 1) * chunk]) for number in numbers]
-    calls.sort(key=lambda call: call[0] not in kept)  # what is kept first: a damaged file shows before hours of scoring
     done = len(pairs) - len(missing)
     total = done + sum(len(which) for _, which in calls)
+    for number, which in calls:  # what is kept first: a damaged file shows before hours of scoring
+        if number in kept:
+            wanted.put(which, work.read(kept[number], which))
+            done += len(which)
     _report(progress, done, total)
     for number, which in calls:
-        wanted.put(which, work.read(kept[number], which) if number in kept else work.score(number, which))
-        done += len(which)
-        _report(progress, done, total)
+        if number not in kept:
+            wanted.put(which, work.score(number, which))
+            done += len(which)
+            _report(progress, done, total)
     return wanted.entries()
 
 

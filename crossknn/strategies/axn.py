@@ -92,7 +92,9 @@ class Axn(Settings):
 
         items = space.item_vectors()
         if self.mix > 0 and space.query_vectors is None:
-            raise InputError("a mix above 0 needs the query vectors of an encoder. Give one, or mix=0.")
+            raise InputError(
+                "a mix above 0 needs query vectors: an encoder, and item vectors like its own. Or give mix=0."
+            )
         parametric = space.query_vectors() if space.query_vectors else None  # u_param
         vectors, scales = np.zeros((space.queries, items.dim), np.float32), []
         for query, state in enumerate(states):

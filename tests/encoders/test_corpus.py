@@ -2,6 +2,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +55,18 @@ def test_memory_and_file_are_equal(tmp_path, encoder, block, dtype):
         np.testing.assert_array_equal(vectors, wanted)
     assert isinstance(mapped, np.memmap)
     assert sorted(path.name for path in tmp_path.glob("v.*")) == ["v.npy", "v.npy.json"]
+
+
+def test_of_several_who_want_the_same_file_one_encodes(tmp_path, encoder, monkeypatch):
+    slow = encoder.encode_queries
+    monkeypatch.setattr(encoder, "encode_queries", lambda texts: time.sleep(0.01) or slow(texts))
+    with ThreadPoolExecutor(3) as pool:
+        found = list(
+            pool.map(lambda _: encode_items(Items(TEXTS), encoder, path=tmp_path / "v.npy", block=3), range(3))
+        )
+    for vectors in found:
+        np.testing.assert_array_equal(vectors, slow(TEXTS))
+    assert sorted(encoder.encoded()) == sorted(TEXTS)
 
 
 def test_a_whole_file_is_only_opened(tmp_path, encoder):

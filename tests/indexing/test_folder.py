@@ -140,6 +140,7 @@ def damage_json(folder, **changes):
         (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe\xff"), "index.json: damaged"),
         (lambda f: (f / MANIFEST).write_text("[]"), "index.json: damaged"),
         (lambda f: damage_json(f, files=None), "index.json: damaged"),
+        (lambda f: damage_json(f, facts={"scorer": "b"}), "index.json: damaged: its content is not what its hash says"),
         (lambda f: damage_json(f, format=99), "newer crossknn .format 99, this one reads 1.. Upgrade"),
         (
             lambda f: damage_json(f, files={"a": {"file": "../../etc/passwd", "bytes": 1, "hash": ""}}),
@@ -161,6 +162,15 @@ def test_a_flipped_bit_is_found_by_verify(tmp_path):
     opened.files["items.txt"].write_text("a c")
     with pytest.raises(InputError, match=r"items-\w+.txt: damaged. Its content has the hash"):
         read_folder(tmp_path).verify()
+
+
+def test_what_was_replaced_cannot_be_verified(tmp_path):
+    old = put(tmp_path, "old")
+    assert old.is_current()
+    put(tmp_path, "new")
+    assert not old.is_current()
+    with pytest.raises(InputError, match=r"was replaced meanwhile. Load it again"):
+        old.verify()
 
 
 def test_no_folder(tmp_path):

@@ -78,7 +78,7 @@ def test_works_without_an_encoder_at_mix_0_only():
     space = replace(world.space(), query_vectors=None)
 
     assert [f.calls for f in world.run(Axn(budget=40, rounds=4, mix=0.0, first="random"), space=space)] == [40] * 5
-    with pytest.raises(InputError, match="a mix above 0 needs the query vectors of an encoder"):
+    with pytest.raises(InputError, match="a mix above 0 needs query vectors"):
         world.run(Axn(budget=40, rounds=4, mix=0.1, first="random"), space=space)
 
 
