@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from crossknn.indexing.transductive import Transductive as Transductive
     from crossknn.items import Items as Items
     from crossknn.normalization import Normalization as Normalization
+    from crossknn.planner import BuildPlan as BuildPlan
+    from crossknn.planner import Cost as Cost
+    from crossknn.planner import plan_build as plan_build
     from crossknn.retrievers.bm25 import Bm25 as Bm25
     from crossknn.retrievers.dense import Dense as Dense
     from crossknn.retrievers.fused import Fused as Fused
@@ -92,6 +95,9 @@ _HOMES = {
     "Transductive": "crossknn.indexing.transductive",
     "Items": "crossknn.items",
     "Normalization": "crossknn.normalization",
+    "BuildPlan": "crossknn.planner",
+    "Cost": "crossknn.planner",
+    "plan_build": "crossknn.planner",
     "Bm25": "crossknn.retrievers.bm25",
     "Dense": "crossknn.retrievers.dense",
     "Fused": "crossknn.retrievers.fused",

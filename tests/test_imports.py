@@ -34,7 +34,7 @@ LAYERS = [
     {"index"},
     {"searcher"},
     {"evaluate"},
-    {"demo"},
+    {"demo", "planner"},
     {"cli"},
     {"__main__"},
 ]

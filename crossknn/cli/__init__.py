@@ -1,4 +1,4 @@
-"""The command line: `crossknn search`, `crossknn score`, `crossknn demo`.
+"""The command line: `crossknn build`, `plan`, `search`, `score`, `info`, `add`, `remove`, `verify`, `demo`.
 
 Results go to standard output, progress and messages to standard error. Exit codes: 0 done, 1 a scorer,
 encoder, retriever or strategy failed, 2 input that cannot be used, 130 interrupted.
@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.logging import RichHandler
 
-from crossknn.cli import demo, score, search
+from crossknn.cli import build, demo, index, score, search
 from crossknn.cli.common import err, fail, out
 from crossknn.errors import CrossKnnError, InputError, MissingExtra, ModelNotFound
 
@@ -48,7 +48,17 @@ def _common(version: VersionOption = False) -> None:  # noqa: ARG001
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
 
 
-for command in (search.search, score.score, demo.demo):
+for command in (
+    build.build,
+    build.plan,
+    search.search,
+    score.score,
+    index.info,
+    index.add,
+    index.remove,
+    index.verify,
+    demo.demo,
+):
     app.command()(command)
 
 

@@ -21,8 +21,9 @@ from rich.text import Text
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
+    from crossknn.index import Index
     from crossknn.items import Items
-    from crossknn.types import Progress, Scorer
+    from crossknn.types import Encoder, Progress, Scorer
 
 DEFAULT_SCORER = "cross-encoder/ms-marco-MiniLM-L6-v2"
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
@@ -44,6 +45,16 @@ ScorerOption = Annotated[
         "--scorer", help="Cross-encoder: a hub name, a local folder, or 'embedded', a small one that needs no hub."
     ),
 ]
+EncoderOption = Annotated[
+    str, typer.Option("--encoder", help="Dual encoder: a hub name, a local folder, or 'embedded' (needs no hub).")
+]
+AnyModelOption = Annotated[
+    bool, typer.Option("--any-model", help="Take models that the index was not built with: you know they are the same.")
+]
+IdFieldOption = Annotated[str | None, typer.Option("--id-field", help="Field or column of the item's id.")]
+TextFieldOption = Annotated[
+    list[str] | None, typer.Option("--text-field", help="Field or column of the text; repeat to join several.")
+]
 DeviceOption = Annotated[str | None, typer.Option(help="Where models run: cpu or cuda. Default: cuda if there is one.")]
 DtypeOption = Annotated[
     Dtype, typer.Option(help="Precision of the cross-encoder. auto: float32 on cpu, bfloat16 on cuda.")
@@ -58,6 +69,12 @@ def fail(message: str, *, code: int) -> NoReturn:
     raise SystemExit(code) from None
 
 
+def say(*sentences: str) -> None:
+    """Sentences on standard error."""
+    for sentence in sentences:
+        err.print(sentence, markup=False, highlight=False, soft_wrap=not err.is_terminal)
+
+
 def load_scorer(name: str, *, device: str | None, dtype: Dtype, cache: Path | None) -> Scorer:
     """The cross-encoder that --scorer names, with its scores kept in --cache."""
     from crossknn.scorers.cached import Cached
@@ -66,6 +83,21 @@ def load_scorer(name: str, *, device: str | None, dtype: Dtype, cache: Path | No
     check_device(device)
     model = CrossEncoder(name, device=device, dtype=str(dtype))
     return model if cache is None else Cached(model, cache)
+
+
+def load_encoder(name: str, *, device: str | None) -> Encoder:
+    """The dual encoder that --encoder names."""
+    from crossknn.encoders.sentence import SentenceEncoder
+
+    return SentenceEncoder(name, device=device)
+
+
+def check_models(index: Index, *, scorer: Scorer, encoder: Encoder | None) -> None:
+    """An error unless these are the models of the index."""
+    try:
+        index.check_models(scorer=scorer, encoder=encoder)
+    except InputError as error:
+        raise InputError(str(error).replace("pass check_models=False", "give --any-model")) from error
 
 
 def check_device(device: str | None) -> None:

@@ -18,7 +18,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from crossknn.cli.common import DeviceOption, Steps, check_device, err, out
+from crossknn.cli.common import DeviceOption, Steps, check_device, err, out, say
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def demo(
         else:
             _tour(opened, steps, queries=queries, budget=budget, strategy=strategy, start=start)
     except KeyboardInterrupt:
-        _say("\ninterrupted. Run the same command again: it goes on where it was.")
+        say("\ninterrupted. Run the same command again: it goes on where it was.")
         raise typer.Exit(130) from None
 
 
@@ -116,7 +116,7 @@ def _answer(demo: Demo, queries: Sequence[str], steps: Steps, *, k: int, budget:
     with _saying("opening the index"):
         left = demo.estimate(queries=0)
     if left.rows or left.calls:
-        _say(f"There is no whole index in {demo.folder} yet, so it is built first.", *_describe(left))
+        say(f"There is no whole index in {demo.folder} yet, so it is built first.", *_describe(left))
     with steps:
         demo.build()
     for query in queries:
@@ -129,7 +129,7 @@ def _tour(demo: Demo, steps: Steps, *, queries: int, budget: int, strategy: str,
 
     with _saying("estimating"):
         left = demo.estimate(queries)
-    _say(
+    say(
         f"A dictionary searched by meaning: {len(demo.items):,} senses of WordNet, a small cross-encoder, no network.",
         f"Build the index, answer {len(SHOWCASE)} queries, compare strategies with exact search on {queries} more.",
         *_describe(left),
@@ -254,10 +254,5 @@ def _saying(what: str) -> Iterator[None]:
         with err.status(f"{what} …"):
             yield
     else:
-        _say(f"{what} …")
+        say(f"{what} …")
         yield
-
-
-def _say(*sentences: str) -> None:
-    for sentence in sentences:
-        err.print(sentence, markup=False, highlight=False, soft_wrap=not err.is_terminal)

@@ -1,4 +1,4 @@
-"""`crossknn search`: a corpus and queries in, hits out."""
+"""`crossknn search`: a corpus or an index, and queries in, hits out."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from rich.text import Text
 from crossknn.cli.common import (
     DEFAULT_ENCODER,
     DEFAULT_SCORER,
+    AnyModelOption,
     CacheOption,
     DeviceOption,
     Dtype,
     DtypeOption,
+    IdFieldOption,
     JsonOption,
     ScorerOption,
     Steps,
+    TextFieldOption,
     batches,
+    check_models,
+    load_encoder,
     load_scorer,
     one_line,
     out,
@@ -31,6 +36,7 @@ from crossknn.errors import InputError
 
 if TYPE_CHECKING:
     from crossknn.hits import Hits
+    from crossknn.index import Index
     from crossknn.items import Items
     from crossknn.searcher import Searcher
     from crossknn.strategies.base import Strategy
@@ -46,7 +52,10 @@ class StrategyName(StrEnum):
 
 
 def search(
-    corpus: Annotated[Path, typer.Argument(help="Items: .jsonl, .csv, .tsv, .parquet, .txt, or a BEIR folder.")],
+    corpus: Annotated[
+        Path,
+        typer.Argument(help="An index, or items: .jsonl, .csv, .tsv, .parquet, .txt, or a BEIR folder."),
+    ],
     queries: Annotated[list[str] | None, typer.Argument(metavar="[QUERY]...", help="What to search for.")] = None,
     queries_file: Annotated[
         Path | None, typer.Option("--queries", help="File of queries, one per line or jsonl.")
@@ -56,7 +65,10 @@ def search(
     strategy: Annotated[StrategyName, typer.Option(help="How the budget is spent.")] = StrategyName.rerank,
     retriever: Annotated[
         str | None,
-        typer.Option(help="First stage: dense, bm25, tfidf, random or fused. Default: fused, without encoder bm25."),
+        typer.Option(
+            help="First stage: dense, bm25, tfidf, random, fused, or with an index fitted. "
+            "Default: fused, without encoder bm25."
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of axn.")] = 10,
     mix: Annotated[float, typer.Option(min=0, max=1, help="axn: weight of the encoder's query vector (λ).")] = 0.5,
@@ -74,26 +86,32 @@ def search(
     ] = None,
     filter_ids: Annotated[Path | None, typer.Option(help="File of ids, one per line: only these may be found.")] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds per batch of queries; then the best so far.")] = None,
-    id_field: Annotated[str | None, typer.Option(help="Field or column of the item's id.")] = None,
-    text_field: Annotated[
-        list[str] | None, typer.Option(help="Field or column of the text; repeat to join several.")
-    ] = None,
+    any_model: AnyModelOption = False,
+    id_field: IdFieldOption = None,
+    text_field: TextFieldOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = Dtype.auto,
     cache: CacheOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Search CORPUS with a cross-encoder."""
+    for_items = {"--vectors": vectors, "--train-queries": train_queries, "--id-field": id_field}
+    is_index = _check_corpus(corpus, {**for_items, "--text-field": text_field}, {"--any-model": any_model})
     wanted = _read_queries(queries or [], queries_file)
     chosen = _make_strategy(strategy, budget=budget, rounds=rounds, mix=mix, retriever=retriever, shortlist=shortlist)
     allowed = None if filter_ids is None else set(read_items(filter_ids).texts)
     with Steps() as progress:
-        items = read_items(corpus, id_field=id_field, text_fields=text_field, progress=progress)
+        source = (
+            _load_index(corpus)
+            if is_index
+            else read_items(corpus, id_field=id_field, text_fields=text_field, progress=progress)
+        )
         searcher = _make_searcher(
-            items,
+            source,
             scorer=load_scorer(scorer, device=device, dtype=dtype, cache=cache),
-            encoder=None if encoder == "none" else _load_encoder(encoder, device=device),
+            encoder=None if encoder == "none" else load_encoder(encoder, device=device),
             vectors=vectors,
+            any_model=any_model,
             device=device,
             progress=progress,
         )
@@ -106,7 +124,23 @@ def search(
                 print_json([_hits_as_json(hits) for hits in found])
                 found = []
     for hits in found:
-        _print_hits(hits, items)
+        _print_hits(hits, searcher.items)
+
+
+def _check_corpus(corpus: Path, for_items: dict[str, Any], for_index: dict[str, Any]) -> bool:
+    """Whether it is an index; an error where an option is given that does not go with what it is."""
+    is_index = (corpus / "index.json").is_file()
+    given = [option for option, value in (for_items if is_index else for_index).items() if value]
+    if given:
+        what, other = ("an index", "items") if is_index else ("no index", "an index")
+        raise InputError(f"{corpus} is {what}, and {given[0]} goes with {other} only. Leave it out.")
+    return is_index
+
+
+def _load_index(folder: Path) -> Index:
+    from crossknn.index import Index
+
+    return Index.load(folder)
 
 
 def _make_strategy(
@@ -124,31 +158,38 @@ def _make_strategy(
 
 
 def _make_searcher(
-    items: Items,
+    source: Items | Index,
     *,
     scorer: Scorer,
     encoder: Encoder | None,
     vectors: Path | None,
+    any_model: bool,
     device: str | None,
     progress: Progress,
 ) -> Searcher:
     from crossknn.encoders.corpus import encode_items
+    from crossknn.items import Items
     from crossknn.searcher import Searcher
 
     array: Any = None
-    if vectors is not None:
+    if not isinstance(source, Items):
+        if not any_model:
+            check_models(source, scorer=scorer, encoder=encoder)
+    elif vectors is not None:
         if encoder is None:
             raise InputError(
                 "--vectors needs an --encoder: query vectors must come from the model of the item vectors."
             )
-        array = encode_items(items, encoder, path=vectors, progress=progress)
-    return Searcher(items, scorer=scorer, encoder=encoder, vectors=array, device=device, progress=progress)
-
-
-def _load_encoder(name: str, *, device: str | None) -> Encoder:
-    from crossknn.encoders.sentence import SentenceEncoder
-
-    return SentenceEncoder(name, device=device)
+        array = encode_items(source, encoder, path=vectors, progress=progress)
+    return Searcher(
+        source,
+        scorer=scorer,
+        encoder=encoder,
+        vectors=array,
+        device=device,
+        check_models=not any_model,
+        progress=progress,
+    )
 
 
 def _read_queries(given: list[str], path: Path | None) -> list[str]:
