@@ -1,6 +1,6 @@
 """The embedded example from end to end: a dictionary that is searched by meaning, built, searched and compared.
 
-Everything is kept in one folder, the vectors by `encode_items` and the scores by `Cached`, so that an interrupted
+Everything is kept in one folder, vectors and index by `Index.build` and all scores by `Cached`, so that an interrupted
 demo goes on where it was and nothing is encoded or scored twice.
 """
 
@@ -15,14 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from crossknn import __version__, example
 from crossknn.checks import check_positive
-from crossknn.encoders.corpus import STEP, count_encoded, encode_items
+from crossknn.encoders.corpus import STEP, count_encoded
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError
 from crossknn.evaluate.compare import Contender, Result, compare, exact_truth
@@ -30,9 +28,12 @@ from crossknn.evaluate.comparison import Answer, Comparison, show_answer
 from crossknn.evaluate.timing import Speed, Timed, load_speed, measure_speed, save_speed
 from crossknn.example import ExampleQuery
 from crossknn.hits import Hits
+from crossknn.index import Index
+from crossknn.indexing.building import Build
+from crossknn.indexing.folder import MANIFEST
+from crossknn.indexing.sampling import PerQuery
 from crossknn.models import EMBEDDED
 from crossknn.optional import import_extra
-from crossknn.retrievers.simple import Random
 from crossknn.scorers.cached import Cached
 from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.searcher import Searcher
@@ -114,15 +115,11 @@ class Demo:
         return [candidates[place] for place in order]
 
     def build(self) -> Searcher:
-        """The searcher: vectors of all items, BM25, α and β. Goes on from whatever the folder holds."""
+        """The searcher, on an index that is built first where the folder holds none. Goes on from what was done."""
         if self._searcher is None:
-            searcher = Searcher(
-                self.items, scorer=self.scorer, encoder=self.encoder, vectors=self._encode(), device=self._device
-            )
+            index = self._index()
+            searcher = Searcher(index, scorer=self.scorer, encoder=self.encoder, device=self._device)
             searcher.prepare("fused")
-            queries, items = self._train_pairs
-            with self._counting("score train pairs", len(queries), self.scorer.count_missing(queries, items)):
-                searcher.fit_normalization(self._train_queries, items_per_query=ITEMS_PER_QUERY)
             self._searcher = searcher
         return self._searcher
 
@@ -166,7 +163,7 @@ class Demo:
         texts = list(self.items.texts)
         asked = self.held_out(queries, seed=seed) if queries else []
         groups = [self._train_pairs, *(([query.text] * len(texts), texts) for query in asked)]
-        rows = len(texts) - count_encoded(self.items, self.encoder, path=self._vectors)
+        rows = len(texts) - self._count_encoded()
         missing = [self.scorer.count_missing(*pairs) for pairs in groups]
         seconds = 0.0
         if rows:
@@ -176,17 +173,45 @@ class Demo:
         return Estimate(rows, sum(missing), seconds)
 
     @property
-    def _vectors(self) -> Path:
-        return self.folder / f"vectors-{len(self.items)}.npy"
+    def _saved(self) -> Path:
+        return self.folder / f"senses-{len(self.items)}.ck"
 
-    def _encode(self) -> NDArray[Any]:
-        done = count_encoded(self.items, self.encoder, path=self._vectors)
+    def _index(self) -> Index:
+        with _plain_errors(self.folder):
+            if not (self._saved / MANIFEST).exists():
+                self._build_index().save(self._saved)
+            index = Index.load(self._saved)
+            os.utime(self._saved)  # for `find_build`
+        return index
+
+    def _build_index(self) -> Index:
+        done = self._count_encoded()
         if done < len(self.items):
             self._report(STEP, done, len(self.items))
-        with _plain_errors(self.folder):
-            vectors = encode_items(self.items, self.encoder, path=self._vectors, progress=self._report)
-            self._vectors.touch()  # for `find_build`
-        return vectors
+        _ = self._build.vectors
+        queries, items = self._train_pairs
+        with self._counting("score train pairs", len(queries), self.scorer.count_missing(queries, items)):
+            built = self._build.run()
+        return Index.of(built, self.scorer, self.encoder)
+
+    def _count_encoded(self) -> int:
+        if (self._saved / MANIFEST).exists() or self._build.vectors_path is None:
+            return len(self.items)
+        return count_encoded(self.items, self.encoder, path=self._build.vectors_path)
+
+    @cached_property
+    def _build(self) -> Build:
+        return Build(
+            self.items,
+            scorer=self.scorer,
+            encoder=self.encoder,
+            queries=self._train_queries,
+            sampling=PerQuery(items=ITEMS_PER_QUERY),
+            factors=None,
+            work_dir=self.folder / "build",
+            device=self._device,
+            progress=lambda step, done, total: self._report(step, done, total) if step == STEP else None,
+        )
 
     @cached_property
     def _train_queries(self) -> list[str]:
@@ -196,10 +221,9 @@ class Demo:
 
     @cached_property
     def _train_pairs(self) -> tuple[list[str], list[str]]:
-        """The pairs that `Searcher.fit_normalization` scores for α and β."""
-        sampled = Random(seed=0).fit(self.items).retrieve(self._train_queries, ITEMS_PER_QUERY)
-        queries = [query for query, mine in zip(self._train_queries, sampled, strict=True) for _ in range(len(mine))]
-        return queries, self.items.texts_of(np.concatenate([mine.rows for mine in sampled]))
+        """The texts of the pairs that the index is built from."""
+        pairs = self._build.pairs
+        return [self._build.queries[number] for number in pairs.queries], self.items.texts_of(pairs.rows)
 
     def _report(self, step: str, done: int, total: int) -> None:
         if self._progress is not None:
@@ -322,8 +346,8 @@ def make_contenders() -> list[Contender]:
 
 def find_build(folder: str | Path) -> int | None:
     """How many senses the folder's build that was used last has; None where there is none."""
-    found = sorted(Path(folder).glob("vectors-*.npy"), key=lambda path: path.stat().st_mtime)
-    numbers = [path.stem.removeprefix("vectors-") for path in found]
+    found = sorted(Path(folder).glob("senses-*.ck"), key=lambda path: path.stat().st_mtime)
+    numbers = [path.stem.removeprefix("senses-") for path in found]
     return next((int(number) for number in reversed(numbers) if number.isdecimal()), None)
 
 

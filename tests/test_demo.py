@@ -26,6 +26,7 @@ from crossknn.cli.demo import _describe, _read_senses
 from crossknn.demo import ANSWER_BUDGET, BUDGETS, KS, Demo, Estimate, find_build, make_contenders
 from crossknn.errors import InputError, MissingExtra
 from crossknn.evaluate.timing import load_speed
+from crossknn.index import Index
 from tests.embedded import needs_embedded
 
 pytestmark = needs_embedded
@@ -176,24 +177,24 @@ def test_the_speed_is_this_runs_or_an_earlier_ones_or_measured(ran, folder):
     assert idle._know_speed().per_call == 0.002
 
 
-def test_vectors_of_another_model_are_refused_before_anything_is_scored(folder):
-    sidecar = folder / f"vectors-{SENSES}.npy.json"
-    sidecar.write_text(sidecar.read_text().replace('"sentence:', '"other:'))
+def test_an_index_of_another_model_is_refused_before_anything_is_scored(folder):
+    index = Index.load(folder / f"senses-{SENSES}.ck")
+    index.encoder = "sentence:other"
+    index.save(folder / f"senses-{SENSES}.ck")
     (folder / "scores.db").unlink()
     demo = Demo(folder, senses=SENSES, device="cpu")
-    for act in (lambda: demo.estimate(QUERIES), demo.build):
-        with pytest.raises(InputError, match=r"its vectors have encoder 'other:.* to encode anew"):
-            act()
+    with pytest.raises(InputError, match=r"the index was built with another encoder \(fingerprint 'sentence:other'"):
+        demo.build()
     assert demo.calls == 0
 
 
 def test_the_build_used_last_is_found(tmp_path):
     assert find_build(tmp_path / "none") is None
-    for age, name in enumerate(["vectors-7.npy", "vectors-300.npy", "vectors-9.npy.partial", "vectors-x.npy"]):
-        (tmp_path / name).touch()
+    for age, name in enumerate(["senses-7.ck", "senses-300.ck", "senses-9.ck.tmp", "senses-x.ck"]):
+        (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (age, age))
     assert find_build(tmp_path) == 300
-    (tmp_path / "vectors-7.npy").touch()
+    os.utime(tmp_path / "senses-7.ck")
     assert find_build(tmp_path) == 7
 
 
