@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from crossknn.index import Index as Index
     from crossknn.indexing.building import BuildReport as BuildReport
     from crossknn.indexing.cur import Cur as Cur
+    from crossknn.indexing.distill import Distillation as Distillation
+    from crossknn.indexing.distill import distill as distill
     from crossknn.indexing.inductive import Inductive as Inductive
     from crossknn.indexing.sampling import PerItem as PerItem
     from crossknn.indexing.sampling import PerQuery as PerQuery
@@ -89,6 +91,8 @@ _HOMES = {
     "Index": "crossknn.index",
     "BuildReport": "crossknn.indexing.building",
     "Cur": "crossknn.indexing.cur",
+    "Distillation": "crossknn.indexing.distill",
+    "distill": "crossknn.indexing.distill",
     "Inductive": "crossknn.indexing.inductive",
     "PerItem": "crossknn.indexing.sampling",
     "PerQuery": "crossknn.indexing.sampling",

@@ -17,14 +17,17 @@ from crossknn.checks import check_positive
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import EncoderError, InputError
 from crossknn.files import sync, unfinished
+from crossknn.indexing.building import Build
 from crossknn.indexing.entries import Entries
 from crossknn.indexing.fitting import Training, blocks, check_number, shuffled_batches
+from crossknn.indexing.sampling import PerQuery, Sampling
+from crossknn.indexing.transductive import Transductive
 from crossknn.items import Items
 from crossknn.models import no_progress_bars
 from crossknn.normalization import Normalization
 from crossknn.optional import import_extra
 from crossknn.readers import describe
-from crossknn.types import Progress
+from crossknn.types import Progress, Scorer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 STEP = "distilling"  # what progress is reported as
 QUERY, ITEM = "query", "document"  # sentence-transformers' names for the two sides
 TEMPERATURE_QUERIES = 100  # whose lists the temperature is measured on, as many as the paper's α and β
+PAPER_SAMPLING = PerQuery(items=100, retriever="dense")
 MOST_APART = 0.03  # share of its length by which a vector may differ when it is computed in bfloat16
 
 Features = dict[str, Any]  # what a sentence-transformers model takes: token ids, attention mask
@@ -113,6 +117,42 @@ class Distillation(Training):
         _, held_out = super().split(entries.take(firsts))
         apart = np.isin(entries.pairs.queries, held_out.pairs.queries)
         return entries.take(~apart), entries.take(apart)
+
+
+def distill(
+    items: Items,
+    folder: str | Path,
+    *,
+    scorer: Scorer,
+    encoder: SentenceEncoder,
+    queries: Sequence[str] | None = None,
+    sampling: Sampling | Sequence[Sampling] = PAPER_SAMPLING,
+    settings: Distillation | None = None,
+    work_dir: str | Path | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> Distilled:
+    """Score pairs as `Index.build` does, and fine-tune a copy of the encoder on them, written to `folder`.
+
+    The settings that both have are those of `Index.build`; with the same `work_dir` both use the same scores.
+    Build an index with the encoder that comes back.
+    """
+    settings = settings or Distillation(seed=seed, device=device)
+    target = _make_room(Path(folder))  # said before anything is scored
+    build = Build(
+        items,
+        scorer=scorer,
+        encoder=encoder,
+        queries=queries,
+        sampling=sampling,
+        factors=Transductive(),
+        work_dir=work_dir,
+        seed=seed,
+        device=device,
+        progress=progress,
+    )
+    return settings.fit(build.score(), encoder, build.queries, items, target, progress=progress)
 
 
 class DistillReport(TypedDict):

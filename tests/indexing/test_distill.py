@@ -9,10 +9,13 @@ import pytest
 
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import EncoderError, InputError
+from crossknn.index import Index
 from crossknn.indexing import distill
 from crossknn.indexing.distill import Distillation, Distilled
 from crossknn.indexing.entries import Entries, Pairs
+from crossknn.indexing.sampling import PerQuery
 from crossknn.items import Items
+from crossknn.scorers.function import function_scorer
 from crossknn.testing import check_encoder
 from tests.scorers import tiny
 
@@ -402,3 +405,32 @@ def test_a_gpu_learns_the_same_to_the_precision_of_bfloat16(small, tmp_path):
     )
     assert on_gpu.report["held_out_errors"] == pytest.approx(on_cpu.report["held_out_errors"], rel=0.05)
     assert on_gpu.encoder.encode_items(ITEMS).dtype == np.float32
+
+
+# From items to an index
+
+
+def test_distilling_pays_for_the_pairs_an_index_would_and_gives_an_encoder_to_build_with(small, tmp_path):
+    calls = []
+
+    def likes_long_items(pairs):
+        calls.extend(pairs)
+        return [len(item) / 10 + len(set(query) & set(item)) for query, item in pairs]
+
+    items = Items(ITEMS)
+    given = {
+        "scorer": function_scorer(likes_long_items, fingerprint="long"),
+        "queries": QUERIES,
+        "sampling": PerQuery(items=5, retriever="dense"),
+        "work_dir": tmp_path / "work",
+    }
+    made = distill.distill(items, tmp_path / "taught", encoder=small, settings=TINY, **given)
+    assert len(calls) == 5 * len(QUERIES)
+    assert made.report["queries"] + made.report["held_out_queries"] == len(QUERIES)
+    index = Index.build(items, encoder=made.encoder, factors=None, **given)
+    index.check_models(encoder=SentenceEncoder(tmp_path / "taught", device="cpu"))
+    with pytest.raises(InputError, match="another encoder"):
+        index.check_models(encoder=small)
+    with pytest.raises(InputError, match="exists already"):
+        distill.distill(items, tmp_path / "taught", encoder=small, **given)
+    assert len(calls) < 11 * len(QUERIES)
