@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import lzma
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from crossknn.encoders.precomputed import PrecomputedEncoder
-from crossknn.items import Items
+from crossknn.evaluate.matrices import read_scores
 from crossknn.normalization import Normalization
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.dense import Dense
@@ -65,36 +63,18 @@ class Matrix:
 
 def load(folder: Path) -> Matrix:
     """The matrix of `folder`; without train scores its first half of queries is train and its second half test."""
-    scores = _full_scores(folder)
-    vectors = np.load(folder / "item_embeddings.f16.npy").astype(np.float32)
-    query_vectors = np.load(folder / "test_query_embeddings.f16.npy").astype(np.float32)
-    with lzma.open(folder / "texts.json.xz") as file:
-        texts = json.load(file)
-    queries = [query["text"] for query in texts["test"]]
-    if (folder / "train_scores.f16.npy").exists():
-        train_scores = np.load(folder / "train_scores.f16.npy").astype(np.float32)
-        train_vectors = np.load(folder / "train_query_embeddings.f16.npy").astype(np.float32)
-    else:
-        half = len(queries) // 2
-        train_scores, scores = scores[:half], scores[half:]
-        train_vectors, query_vectors = query_vectors[:half], query_vectors[half:]
-        queries = queries[half:]
-    items, search = Items(texts["items"], ids=texts["item_ids"]), ExactSearch(vectors)
-    encoder = PrecomputedEncoder(queries=dict(zip(queries, query_vectors, strict=True)))
+    found = read_scores(folder)
+    if found.dataset is None:
+        raise SystemExit(f"{folder}: needs texts.json.xz, for BM25 reads the texts")
+    queries, search = list(found.dataset.split("test").texts), ExactSearch(found.item_vectors)
+    encoder = PrecomputedEncoder(queries=dict(zip(queries, found.test.vectors, strict=True)))
     members = [Dense(encoder, vectors=search), Bm25()]
     return Matrix(
-        name=folder.name,
+        name=found.name,
         queries=queries,
-        scores=scores,
-        query_vectors=query_vectors,
+        scores=found.test.scores,
+        query_vectors=found.test.vectors,
         vectors=search,
-        retrievers={retriever.name: retriever for retriever in (Fused(members).fit(items), *members)},
-        normalization=Normalization.fit(train_scores[:100], train_vectors[:100] @ vectors.T),
+        retrievers={retriever.name: retriever for retriever in (Fused(members).fit(found.dataset.items), *members)},
+        normalization=Normalization.fit(found.train.scores[:100], found.train.vectors[:100] @ found.item_vectors.T),
     )
-
-
-def _full_scores(folder: Path) -> np.ndarray:
-    scores = np.load(folder / "test_scores.f16.npy").astype(np.float32)
-    top = np.load(folder / "test_top1000.npz")
-    np.put_along_axis(scores, top["rows"].astype(np.int64), top["scores"].astype(np.float32), axis=1)
-    return scores

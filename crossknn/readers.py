@@ -297,9 +297,14 @@ class JsonLines(TextSource):
         self._fields = fields
 
     def __iter__(self) -> Iterator[Record]:
+        for record in self.records():
+            yield self._fields.read(record, self, self.line)
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Every object with all its fields; `line` says where it stands."""
         for line in self.lines():
             if line and not line.isspace():
-                yield self._fields.read(self._parse(line.rstrip("\r\n")), self, self.line)
+                yield self._parse(line.rstrip("\r\n"))
 
     def _parse(self, line: str) -> dict[str, Any]:
         try:

@@ -21,6 +21,7 @@ HEAVY = [
     "rich",
     "typer",
     "matplotlib",
+    "ir_measures",
 ]
 
 # A module may import from its own layer and from those above it in this list.

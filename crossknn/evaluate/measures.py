@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,3 +50,30 @@ def bootstrap_interval(
     means = [array[rng.integers(array.size, size=array.size)].mean() for _ in range(draws)]
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+class Difference(NamedTuple):
+    """How far one strategy is above another in the mean over queries, with the interval of that mean."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def paired_difference(
+    values: ArrayLike, baseline: ArrayLike, *, seed: int = 0, level: float = LEVEL, draws: int = DRAWS
+) -> Difference:
+    """The mean of `values − baseline` over queries and its percentile bootstrap interval.
+
+    Both hold one number per query, of the same queries in the same order. Each draw takes a query with both its
+    numbers, so that what makes a query hard for both does not widen the interval. One that leaves out zero
+    says that the two differ.
+    """
+    ours, theirs = np.asarray(values, np.float64), np.asarray(baseline, np.float64)
+    if ours.shape != theirs.shape:
+        raise InputError(
+            "values and baseline must have one number for each of the same queries. "
+            f"Got arrays of shape {ours.shape} and {theirs.shape} instead."
+        )
+    low, high = bootstrap_interval(ours - theirs, seed=seed, level=level, draws=draws)
+    return Difference(float((ours - theirs).mean()), low, high)
