@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from crossknn.evaluate.compare import compare as compare
     from crossknn.evaluate.compare import exact_truth as exact_truth
     from crossknn.evaluate.comparison import Comparison as Comparison
+    from crossknn.evaluate.datasets import Dataset as Dataset
     from crossknn.evaluate.report import write_report as write_report
+    from crossknn.evaluate.truth import exact_scores as exact_scores
     from crossknn.hits import Hit as Hit
     from crossknn.hits import Hits as Hits
     from crossknn.index import Index as Index
@@ -58,8 +60,12 @@ if TYPE_CHECKING:
     from crossknn.strategies.axn import Axn as Axn
     from crossknn.strategies.base import Space as Space
     from crossknn.strategies.base import Strategy as Strategy
+    from crossknn.strategies.cur import AdaCur as AdaCur
+    from crossknn.strategies.cur import AnnCur as AnnCur
     from crossknn.strategies.exact import Exact as Exact
+    from crossknn.strategies.gar import Gar as Gar
     from crossknn.strategies.rerank import Rerank as Rerank
+    from crossknn.strategies.tour import Tour as Tour
     from crossknn.types import Encoder as Encoder
     from crossknn.types import Proposal as Proposal
     from crossknn.types import Retriever as Retriever
@@ -85,7 +91,9 @@ _HOMES = {
     "compare": "crossknn.evaluate.compare",
     "exact_truth": "crossknn.evaluate.compare",
     "Comparison": "crossknn.evaluate.comparison",
+    "Dataset": "crossknn.evaluate.datasets",
     "write_report": "crossknn.evaluate.report",
+    "exact_scores": "crossknn.evaluate.truth",
     "Hit": "crossknn.hits",
     "Hits": "crossknn.hits",
     "Index": "crossknn.index",
@@ -117,8 +125,12 @@ _HOMES = {
     "Axn": "crossknn.strategies.axn",
     "Space": "crossknn.strategies.base",
     "Strategy": "crossknn.strategies.base",
+    "AdaCur": "crossknn.strategies.cur",
+    "AnnCur": "crossknn.strategies.cur",
     "Exact": "crossknn.strategies.exact",
+    "Gar": "crossknn.strategies.gar",
     "Rerank": "crossknn.strategies.rerank",
+    "Tour": "crossknn.strategies.tour",
     "Encoder": "crossknn.types",
     "Proposal": "crossknn.types",
     "Retriever": "crossknn.types",

@@ -46,6 +46,21 @@ class Normalization:
         beta = wanted.std() / have.std()
         return cls(alpha=float(have.mean() - wanted.mean() / beta), beta=float(beta))
 
+    @classmethod
+    def fit_query(cls, scores: NDArray[Any], estimates: NDArray[Any] | None) -> Self:
+        """α and β from one query's earliest scores and estimates, for where there are no train queries.
+
+        Raw logits would be fitted by a vector far too long, and would make every direction not yet
+        scored look better than the negative scores already seen.
+        """
+        if not len(scores):
+            return cls()
+        if estimates is None:  # what is unknown counts as the worst seen
+            return cls(alpha=float(scores.min()))
+        if not varies(scores) or not varies(estimates):
+            return cls(alpha=float(scores.mean() - estimates.mean()))
+        return cls.fit(scores, estimates)
+
 
 def varies(values: ArrayLike) -> bool:
     """Whether the values differ by more than float32 rounding."""

@@ -50,7 +50,7 @@ class Searcher:
     retrievers     your own, beside "dense", "bm25", "tfidf", "random", "fused" (reciprocal rank of dense and
                    BM25) and, with an index that has them, "fitted" (the vectors learned from scores), which
                    are made when a strategy first names them; one of the same name takes the place of the built-in
-    normalization  α and β for `Axn`; `fit_normalization` estimates them
+    normalization  α and β for `Axn` and `Tour`; `fit_normalization` estimates them
     device         where the item vectors are searched: "cpu" (default) or "cuda"
     check_models   refuse a scorer or encoder that the index was not built with
     progress       called as `progress(step, done, total)` while encoding and scoring

@@ -53,6 +53,10 @@ def as_json(result):
         ["--encoder", "none"],
         ["--encoder", ENCODER],
         ["--encoder", ENCODER, "--strategy", "axn", "--rounds", 4, "--mix", 0.3, "--retriever", "bm25"],
+        ["--encoder", ENCODER, "--strategy", "anncur", "--anchors", 8],
+        ["--encoder", ENCODER, "--strategy", "adacur", "--rounds", 4, "--retriever", "bm25"],
+        ["--encoder", ENCODER, "--strategy", "tour", "--rounds", 4, "--loss", "mse"],
+        ["--encoder", ENCODER, "--strategy", "gar", "--rounds", 4, "--neighbours", 3, "--retriever", "dense"],
         ["--encoder", "none", "--strategy", "exact"],
     ],
     ids=lambda options: " ".join(map(str, options)).replace(ENCODER, "minilm"),
@@ -65,8 +69,12 @@ def test_search_equals_the_library(corpus, bert_folder, options):
     searcher = ck.Searcher(items, scorer=ck.CrossEncoder(bert_folder), encoder=encoder)
     strategy = {
         "axn": ck.Axn(budget=20, rounds=4, mix=0.3, first="bm25"),
+        "anncur": ck.AnnCur(budget=20, anchors=8),
+        "adacur": ck.AdaCur(budget=20, rounds=4, first="bm25"),
+        "tour": ck.Tour(budget=20, rounds=4, loss="mse"),
+        "gar": ck.Gar(budget=20, rounds=4, neighbours=3, first="dense"),
         "exact": ck.Exact(),
-    }.get(next((o for o in options if o in ("axn", "exact")), ""), ck.Rerank(budget=20))
+    }.get(options[options.index("--strategy") + 1] if "--strategy" in options else "", ck.Rerank(budget=20))
     wanted = searcher.search_many(["ice and snow", "ten best"], k=3, strategy=strategy)
     assert [[hit["id"] for hit in line["hits"]] for line in found] == [hits.ids for hits in wanted]
     assert [line["calls"] for line in found] == [hits.calls for hits in wanted]
@@ -145,6 +153,11 @@ def test_score_arguments_and_files_agree_and_are_cached(bert_folder, tmp_path):
             ["search", "CORPUS", "ice", "--strategy", "axn", "--rounds", "500"],
             "rounds must be between 1 and budget (100). Got 500",
         ),
+        (
+            ["search", "CORPUS", "ice", "--strategy", "anncur", "--anchors", "101"],
+            "anchors must be between 1 and budget (100). Got 101",
+        ),
+        (["search", "CORPUS", "ice", "--strategy", "tour", "--encoder", "none"], "Tour needs query vectors"),
         (["search", "CORPUS", "ice", "-k", "500", "--encoder", "none"], "k must be at most the budget (100)"),
         (["search", "CORPUS", "ice", "--retriever", "bm52", "--encoder", "none"], "there is no retriever named 'bm52'"),
         (["search", "CORPUS", "ice", "--scorer", "nobody/nothing"], "'nobody/nothing' is neither a folder nor a model"),

@@ -16,8 +16,11 @@ from crossknn.retrievers.simple import Given
 from crossknn.scorers.function import function_scorer
 from crossknn.searcher import Searcher
 from crossknn.strategies.axn import Axn
+from crossknn.strategies.cur import AdaCur, AnnCur
 from crossknn.strategies.exact import Exact
+from crossknn.strategies.gar import Gar
 from crossknn.strategies.rerank import Rerank
+from crossknn.strategies.tour import Tour
 from crossknn.testing import MatrixScorer
 from tests.worlds import World
 
@@ -28,6 +31,11 @@ STRATEGIES = [
     Axn(budget=30, rounds=3, mix=0.0),
     Axn(budget=30, rounds=3, mix=0.5, first="bm25"),
     Axn(budget=30, rounds=3, mix=0.5, first="tfidf", shortlist=60),
+    AnnCur(budget=30, anchors=12),
+    AdaCur(budget=30, rounds=3, first="dense"),
+    Tour(budget=30, rounds=3),
+    Tour(budget=30, rounds=3, loss="mse"),
+    Gar(budget=30, rounds=3, first="bm25"),
 ]
 
 

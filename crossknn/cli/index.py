@@ -103,7 +103,10 @@ def add(
         print_json([{**describe_index(changed, folder), "added": len(items)}])
     else:
         calls = changed.report.calls_made
-        out.print(f"added {len(items):,} items with {calls:,} calls: {len(changed):,} items now", highlight=False)
+        out.print(
+            f"added {len(items):,} item{'s' * (len(items) != 1)} with {calls:,} calls: {len(changed):,} items now",
+            highlight=False,
+        )
 
 
 def remove(
@@ -125,7 +128,7 @@ def remove(
     if as_json:
         print_json([{**describe_index(changed, folder), "removed": removed}])
     else:
-        out.print(f"removed {removed:,} items: {len(changed):,} items now", highlight=False)
+        out.print(f"removed {removed:,} item{'s' * (removed != 1)}: {len(changed):,} items now", highlight=False)
 
 
 def verify(

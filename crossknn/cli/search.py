@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,7 +49,16 @@ QUERIES_AT_ONCE = 64
 class StrategyName(StrEnum):
     rerank = "rerank"
     axn = "axn"
+    anncur = "anncur"
+    adacur = "adacur"
+    tour = "tour"
+    gar = "gar"
     exact = "exact"
+
+
+class LossName(StrEnum):
+    ce = "ce"
+    mse = "mse"
 
 
 def search(
@@ -70,11 +80,17 @@ def search(
             "Default: fused, without encoder bm25."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of axn.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of axn, adacur, tour and gar.")] = 10,
     mix: Annotated[float, typer.Option(min=0, max=1, help="axn: weight of the encoder's query vector (λ).")] = 0.5,
     shortlist: Annotated[int | None, typer.Option(help="axn: search only the first stage's top this many.")] = None,
+    anchors: Annotated[
+        int | None, typer.Option(min=1, help="anncur: how much of the budget goes to anchor items. Default: half.")
+    ] = None,
+    loss: Annotated[LossName, typer.Option(help="tour: what its steps make smaller.")] = LossName.ce,
+    neighbours: Annotated[int, typer.Option(min=1, help="gar: nearest items of each item.")] = 8,
     train_queries: Annotated[
-        Path | None, typer.Option(help="axn: estimate α and β on 100 of these queries (10,000 calls), once per run.")
+        Path | None,
+        typer.Option(help="axn, tour: estimate α and β on 100 of these queries (10,000 calls), once per run."),
     ] = None,
     scorer: ScorerOption = DEFAULT_SCORER,
     encoder: Annotated[
@@ -98,7 +114,17 @@ def search(
     for_items = {"--vectors": vectors, "--train-queries": train_queries, "--id-field": id_field}
     is_index = _check_corpus(corpus, {**for_items, "--text-field": text_field}, {"--any-model": any_model})
     wanted = _read_queries(queries or [], queries_file)
-    chosen = _make_strategy(strategy, budget=budget, rounds=rounds, mix=mix, retriever=retriever, shortlist=shortlist)
+    chosen = _make_strategy(
+        strategy,
+        budget=budget,
+        rounds=rounds,
+        mix=mix,
+        retriever=retriever,
+        shortlist=shortlist,
+        anchors=anchors,
+        loss=loss,
+        neighbours=neighbours,
+    )
     allowed = None if filter_ids is None else set(read_items(filter_ids).texts)
     with Steps() as progress:
         source = (
@@ -144,17 +170,34 @@ def _load_index(folder: Path) -> Index:
 
 
 def _make_strategy(
-    name: StrategyName, *, budget: int, rounds: int, mix: float, retriever: str | None, shortlist: int | None
+    name: StrategyName,
+    *,
+    budget: int,
+    rounds: int,
+    mix: float,
+    retriever: str | None,
+    shortlist: int | None,
+    anchors: int | None,
+    loss: LossName,
+    neighbours: int,
 ) -> Strategy:
     from crossknn.strategies.axn import Axn
+    from crossknn.strategies.cur import AdaCur, AnnCur
     from crossknn.strategies.exact import Exact
+    from crossknn.strategies.gar import Gar
     from crossknn.strategies.rerank import Rerank
+    from crossknn.strategies.tour import Tour
 
-    if name is StrategyName.exact:
-        return Exact()
-    if name is StrategyName.rerank:
-        return Rerank(budget=budget, retriever=retriever)
-    return Axn(budget=budget, rounds=rounds, mix=mix, first=retriever, shortlist=shortlist)
+    make: dict[StrategyName, Callable[[], Strategy]] = {
+        StrategyName.rerank: lambda: Rerank(budget=budget, retriever=retriever),
+        StrategyName.axn: lambda: Axn(budget=budget, rounds=rounds, mix=mix, first=retriever, shortlist=shortlist),
+        StrategyName.anncur: lambda: AnnCur(budget=budget, anchors=anchors),
+        StrategyName.adacur: lambda: AdaCur(budget=budget, rounds=rounds, first=retriever),
+        StrategyName.tour: lambda: Tour(budget=budget, rounds=rounds, loss=loss.value),
+        StrategyName.gar: lambda: Gar(budget=budget, rounds=rounds, neighbours=neighbours, first=retriever),
+        StrategyName.exact: Exact,
+    }
+    return make[name]()
 
 
 def _make_searcher(

@@ -46,7 +46,9 @@ class Factors:
     def query_vectors(self, vectors: Vectors) -> Vectors:
         """The query vectors that belong to `items`, from those of the encoder."""
         if not self.with_encoder:
-            raise InputError(f"{self.kind} vectors have no query vectors: only Axn(mix=0) can search with them.")
+            raise InputError(
+                f"{self.kind} vectors have no query vectors: only Axn(mix=0), AnnCur and AdaCur can search with them."
+            )
         return vectors if self.nets is None else self.nets.encode_queries(vectors)
 
     def item_vectors(self, vectors: Vectors) -> Vectors:

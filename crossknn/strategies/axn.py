@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crossknn.checks import check_positive
 from crossknn.errors import InputError
-from crossknn.normalization import Normalization, varies
+from crossknn.normalization import Normalization
 from crossknn.ranking import order_rows
 from crossknn.strategies.base import Ask, Flow, Settings, Space
+from crossknn.strategies.rounds import EARLY, Scored, check_rounds, search_unscored, share_of_round
 from crossknn.types import Proposal, Rows, Scores, Vectors
 
 
@@ -36,10 +36,7 @@ class Axn(Settings):
     estimates: bool = False
 
     def __post_init__(self) -> None:
-        check_positive("budget", self.budget)
-        check_positive("rounds", self.rounds)
-        if self.rounds > self.budget:
-            raise InputError(f"rounds must be between 1 and budget ({self.budget}). Got {self.rounds} instead.")
+        check_rounds(self.budget, self.rounds)
         if not 0 <= self.mix <= 1:
             raise InputError(f"mix must be between 0 and 1. Got {self.mix} instead.")
         if self.shortlist is not None and self.shortlist < self.budget:
@@ -48,7 +45,7 @@ class Axn(Settings):
     def flow(self, space: Space) -> Flow:
         name, proposals = space.propose(self.first, self.shortlist or self._share(0, 1))
         shortlists = [proposal.rows for proposal in proposals] if self.shortlist else None
-        states = [_State() for _ in range(space.queries)]
+        states = [Scored() for _ in range(space.queries)]
         ask = Ask([proposal.first(self._share(0, 1)) for proposal in proposals], name)  # line 3
         for number in range(1, self.rounds + 1):
             scores = yield ask  # lines 4 and 9
@@ -62,20 +59,18 @@ class Axn(Settings):
         return self._all_estimates(space, states) if self.estimates else None  # line 12
 
     def _share(self, spent: int, number: int) -> int:
-        """How many rows round `number` asks for; what a round left over goes to those after it."""
-        return -(-(self.budget - spent) // (self.rounds - number + 1))
+        return share_of_round(number, budget=self.budget, rounds=self.rounds, spent=spent)
 
-    def _wanted(self, state: _State, number: int) -> int:
+    def _wanted(self, state: Scored, number: int) -> int:
         """A query for which nothing was scored and no u_param helps has no vector to search with."""
         return self._share(len(state.rows), number) if len(state.rows) or self.mix > 0 else 0
 
     def _next_rows(
-        self, space: Space, states: list[_State], wanted: list[int], shortlists: list[Rows] | None
+        self, space: Space, states: list[Scored], wanted: list[int], shortlists: list[Rows] | None
     ) -> list[Proposal]:
         vectors, scales = self._query_vectors(space, states)
         if shortlists is None:
-            scored = [state.rows for state in states]
-            found = space.item_vectors().search(vectors, max(wanted), exclude=scored, allowed=space.allowed)
+            found = search_unscored(space, vectors, states, wanted)
         else:
             found = [
                 _search_rows(np.setdiff1d(rows, state.rows), vector, space)
@@ -86,7 +81,7 @@ class Axn(Settings):
             for p, scale, n in zip(found, scales, wanted, strict=True)
         ]
 
-    def _query_vectors(self, space: Space, states: list[_State]) -> tuple[Vectors, list[Normalization]]:
+    def _query_vectors(self, space: Space, states: list[Scored]) -> tuple[Vectors, list[Normalization]]:
         """The vector u of every query (Eq. 5, mixed as in Eq. 7), and the scale its estimates are on."""
         from crossknn.strategies.regression import solve_query_vector  # imports torch
 
@@ -108,38 +103,14 @@ class Axn(Settings):
         return vectors, scales
 
     def _own_scale(self, vectors: Vectors, scores: Scores, guess: Vectors | None) -> Normalization:
-        """α and β from this query's own earliest scores, where nobody estimated them on train queries.
+        """α and β from this query's own earliest scores, where nobody estimated them on train queries."""
+        early = max(self._share(0, 1), EARLY)
+        return Normalization.fit_query(scores[:early], None if guess is None else vectors[:early] @ guess)
 
-        Raw logits would be fitted by a vector far too long, and would make every direction not yet
-        scored look better than the negative scores already seen.
-        """
-        early = max(self._share(0, 1), 10)
-        scores = scores[:early]
-        if not len(scores):
-            return Normalization()
-        if guess is None:  # what is unknown counts as the worst seen
-            return Normalization(alpha=float(scores.min()))
-        estimates = vectors[:early] @ guess
-        if not varies(scores) or not varies(estimates):
-            return Normalization(alpha=float(scores.mean() - estimates.mean()))
-        return Normalization.fit(scores, estimates)
-
-    def _all_estimates(self, space: Space, states: list[_State]) -> list[Scores]:
+    def _all_estimates(self, space: Space, states: list[Scored]) -> list[Scores]:
         vectors, scales = self._query_vectors(space, states)
         estimates = space.item_vectors().estimates(vectors)
         return [scale.restore(line).astype(np.float32) for scale, line in zip(scales, estimates, strict=True)]
-
-
-class _State:
-    """What one query has scored so far: the paper's A_r and a_r."""
-
-    def __init__(self) -> None:
-        self.rows: Rows = np.empty(0, np.int64)
-        self.scores: Scores = np.empty(0, np.float32)
-
-    def add(self, rows: Rows, scores: Scores) -> None:
-        self.rows = np.concatenate([self.rows, rows])
-        self.scores = np.concatenate([self.scores, scores])
 
 
 def _search_rows(rows: Rows, vector: Vectors, space: Space) -> Proposal:
