@@ -1,0 +1,227 @@
+"""What item vectors are worth: recall of `Axn` and `Rerank` by where the vectors come from, and what they cost.
+
+The paper's Figure 1 and its table of indexing times, on other data. For each set: the exact scores of some test
+queries (all items), then one index per way of building it, each from the same train queries, its calls and its
+seconds by step, and the recall of both strategies with its vectors.
+
+    python -m benchmarks.index_quality <BEIR folder>... --scorer <folder> --out benchmarks/results/index_quality.json
+    python -m benchmarks.index_quality example --scorer embedded
+
+DE     the dual encoder's vectors                       MF_ind   its vectors through nets fitted to scores
+MF_trns free vectors, fitted to scores                  DE_dstl  the dual encoder, fine-tuned on scores
+"/Q" is 100 items per train query, the dual encoder's nearest; "/I" is 8 train queries per item, at random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.scoring_speed import surroundings
+from crossknn import example
+from crossknn.encoders.sentence import SentenceEncoder
+from crossknn.evaluate.datasets import Dataset
+from crossknn.evaluate.measures import bootstrap_interval, top_k_recall
+from crossknn.index import Index
+from crossknn.indexing.building import Build
+from crossknn.indexing.distill import Distillation
+from crossknn.indexing.factors import Method
+from crossknn.indexing.inductive import Inductive
+from crossknn.indexing.sampling import PerItem, PerQuery, Sampling
+from crossknn.indexing.transductive import Transductive
+from crossknn.items import Items
+from crossknn.ranking import top_rows
+from crossknn.scorers.cross_encoder import CrossEncoder
+from crossknn.searcher import Searcher
+from crossknn.strategies.axn import Axn
+from crossknn.strategies.base import Strategy
+from crossknn.strategies.rerank import Rerank
+from crossknn.types import Scores
+
+MEASURED = ((1, 100), (10, 100), (100, 500))  # (k, budget)
+MIXES = (0.0, 0.5, 0.8)
+PER_QUERY, PER_ITEM = PerQuery(items=100, retriever="dense"), PerItem(queries=8)
+
+
+@dataclass
+class Set:
+    name: str
+    items: Items
+    train: list[str]
+    test: list[str]
+    scores: np.ndarray  # (test queries, items), exact
+
+
+def main() -> None:
+    options = read_options()
+    scorer = CrossEncoder(options.scorer, device=options.device, dtype=options.dtype)
+    encoder = SentenceEncoder(options.encoder, device=options.device)
+    report: dict[str, Any] = {"seed": options.seed, "rounds": 10, "dtype": options.dtype, "sets": []}
+    report |= surroundings(options)
+    for name in options.sets:
+        report["sets"].append(measure_set(read_set(name, scorer, options), scorer, encoder, options))
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sets", nargs="+", help='BEIR folders, or "example" for the embedded one')
+    parser.add_argument("--scorer", required=True)
+    parser.add_argument("--encoder", default="embedded")
+    parser.add_argument("--train", type=int, default=500, help="train queries")
+    parser.add_argument("--test", type=int, default=100, help="test queries, each scored against all items")
+    parser.add_argument("--senses", type=int, default=15_000, help="of the embedded example")
+    parser.add_argument("--without", nargs="*", default=[], help="ways of building to leave out, such as DE_dstl/Q")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/index_quality.json"))
+    return parser.parse_args()
+
+
+def read_set(name: str, scorer: CrossEncoder, options: argparse.Namespace) -> Set:
+    """Items, train and test queries drawn by the seed, and the exact scores of the latter."""
+    if name == "example":
+        items = example.senses(options.senses)
+        queries = {split: [query.text for query in example.queries(split, among=items)] for split in ("train", "test")}
+    else:
+        data = Dataset.from_beir(name, splits=["train", "test"])
+        items, queries = data.items, {split: list(data.split(split).texts) for split in ("train", "test")}
+    rng = np.random.default_rng(options.seed)
+    drawn = {
+        split: [found[place] for place in rng.permutation(len(found))[: getattr(options, split)]]
+        for split, found in ((split, list(dict.fromkeys(found))) for split, found in queries.items())
+    }
+    began, texts_of_items = time.perf_counter(), list(items.texts)
+    scores = np.stack([scorer.score([query] * len(items), texts_of_items) for query in drawn["test"]])
+    print(f"{name}: {scores.size:,} exact scores in {time.perf_counter() - began:.0f} s", flush=True)
+    return Set(Path(name).name, items, drawn["train"], drawn["test"], scores)
+
+
+class Table:
+    """Answers calls from the exact scores, under the scorer's own name."""
+
+    def __init__(self, data: Set, scorer: CrossEncoder) -> None:
+        self.fingerprint = scorer.fingerprint
+        self._scores = data.scores
+        self._queries = {text: number for number, text in enumerate(data.test)}
+        self._items = {text: row for row, text in enumerate(data.items.texts)}
+
+    def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
+        lines = [self._queries[query] for query in queries]
+        found: Scores = self._scores[lines, [self._items[item] for item in items]]
+        return found
+
+
+def measure_set(
+    data: Set, scorer: CrossEncoder, encoder: SentenceEncoder, options: argparse.Namespace
+) -> dict[str, Any]:
+    ways: dict[str, tuple[Sampling | None, Method | None]] = {
+        "DE": (None, None),
+        "MF_trns/Q": (PER_QUERY, Transductive.preset("paper")),
+        "MF_trns/I": (PER_ITEM, Transductive.preset("paper")),
+        "MF_trns ALS/I": (PER_ITEM, Transductive(method="als")),
+        "MF_ind/Q": (PER_QUERY, Inductive.preset("paper")),
+        "MF_ind/I": (PER_ITEM, Inductive.preset("paper")),
+    }
+    first = Build(data.items, scorer=scorer, encoder=encoder, device=options.device)
+    vectors = first.vectors  # encoded once, counted for all
+    records = []
+    for name, (sampling, factors) in ways.items():
+        if name not in options.without:
+            build = Build(
+                data.items,
+                scorer=scorer,
+                encoder=encoder,
+                queries=data.train,
+                sampling=sampling,
+                factors=factors,
+                device=options.device,
+            )
+            build.vectors = vectors
+            build.seconds |= first.seconds
+            records.append(measure_index(name, Index.of(build.run(), scorer, encoder), data, scorer, encoder, options))
+    if "DE_dstl/Q" not in options.without:
+        records.append(distil(data, scorer, encoder, vectors, options))
+    queries, items = data.scores.shape
+    return {
+        "set": data.name,
+        "items": items,
+        "test_queries": queries,
+        "train_queries": len(data.train),
+        "ways": records,
+    }
+
+
+def distil(
+    data: Set, scorer: CrossEncoder, encoder: SentenceEncoder, vectors: np.ndarray, options: argparse.Namespace
+) -> dict[str, Any]:
+    """The dual encoder fine-tuned on G's scores, and its vectors of all items."""
+    build = Build(
+        data.items,
+        scorer=scorer,
+        encoder=encoder,
+        queries=data.train,
+        sampling=PER_QUERY,
+        factors=Transductive(),
+        device=options.device,
+    )
+    build.vectors = vectors
+    entries = build.score()
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        settings = Distillation.preset("paper", device=options.device)
+        settings.fit(entries, encoder, data.train, data.items, Path(folder) / "encoder")
+        taught = SentenceEncoder(Path(folder) / "encoder", device=options.device)
+        seconds = {**build.seconds, "fine-tune": time.perf_counter() - began}
+        index = Index.build(
+            data.items, scorer=scorer, encoder=taught, queries=data.train, factors=None, device=options.device
+        )
+        record = measure_index("DE_dstl/Q", index, data, scorer, taught, options)
+    record["calls"] += len(entries)
+    record["seconds"] = {**seconds, **{f"{step} again": took for step, took in record["seconds"].items()}}
+    return record
+
+
+def measure_index(
+    name: str, index: Index, data: Set, scorer: CrossEncoder, encoder: SentenceEncoder, options: argparse.Namespace
+) -> dict[str, Any]:
+    searcher = Searcher(index, scorer=Table(data, scorer), encoder=encoder, device=options.device)
+    own = "dense" if index.factors is None else "fitted"
+    truth = [top_rows(line, 100).rows for line in data.scores]
+    recall: dict[str, dict[str, Any]] = {}
+    for k, budget in MEASURED:
+        strategies: dict[str, Strategy] = {"Rerank": Rerank(budget, own)}
+        strategies |= {f"Axn λ={mix:g}": Axn(budget, 10, mix, "dense") for mix in MIXES}
+        for strategy, made in strategies.items():
+            found = searcher.search_many(data.test, k=budget, strategy=made)
+            shares = 100 * top_k_recall(truth, [np.array([hit.row for hit in hits]) for hits in found], k)
+            low, high = bootstrap_interval(shares)
+            recall.setdefault(strategy, {})[f"{k}@{budget}"] = {
+                "mean": round(float(shares.mean()), 1),
+                "low": round(low, 1),
+                "high": round(high, 1),
+            }
+    print(data.name, name, {s: [v["mean"] for v in found.values()] for s, found in recall.items()}, flush=True)
+    fit = index.report.fit
+    return {
+        "vectors": name,
+        "calls": index.report.calls,
+        "items_never_scored": index.report.coverage.never_scored,
+        "seconds": {step: round(took, 2) for step, took in index.report.seconds.items()},
+        "held_out_r2": None if fit is None else fit["held_out_r2"],
+        "recall": recall,
+    }
+
+
+if __name__ == "__main__":
+    main()
