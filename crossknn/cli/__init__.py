@@ -1,4 +1,4 @@
-"""The command line: `crossknn build`, `plan`, `search`, `score`, `info`, `add`, `remove`, `verify`, `demo`.
+"""The command line: `crossknn build`, `plan`, `search`, `score`, `info`, `add`, `remove`, `verify`, `bench`, `demo`.
 
 Results go to standard output, progress and messages to standard error. Exit codes: 0 done, 1 a scorer,
 encoder, retriever or strategy failed, 2 input that cannot be used, 130 interrupted.
@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.logging import RichHandler
 
-from crossknn.cli import build, demo, index, score, search
+from crossknn.cli import bench, build, demo, index, score, search
 from crossknn.cli.common import err, fail, out
 from crossknn.errors import CrossKnnError, InputError, MissingExtra, ModelNotFound
 
@@ -60,6 +60,7 @@ for command in (
     demo.demo,
 ):
     app.command()(command)
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

@@ -98,13 +98,14 @@ def compare(
     ks: Sequence[int],
     speed: Speed | None = None,
     progress: Progress | None = None,
+    on_found: Callable[[str, int, list[Hits]], None] | None = None,
 ) -> list[Result]:
     """One result for every contender, budget (smallest first) and k, in this order.
 
     Queries are searched one at a time, so that times are those of a single query. Before a contender is
     measured it searches once, within the smallest budget, to fit its retrievers and load its models.
     `speed` is for scores that come from a cache: the scorer's time is then what it says of each search's rounds.
-    `progress` counts searches.
+    `progress` counts searches; `on_found` is called with a contender's name, a budget and the hits of all queries.
     """
     if not contenders:
         raise InputError("there must be at least one contender. Got none.")
@@ -120,6 +121,8 @@ def compare(
             found.append(searcher.search(query, k=budget, strategy=strategy))
             if progress:
                 progress(f"comparing: {contender.name}", number * len(queries) + done, len(plan) * len(queries))
+        if on_found:
+            on_found(contender.name, budget, found)
         results += [_measure(contender, budget, k, rows, found, speed) for k in ks]
     return results
 
