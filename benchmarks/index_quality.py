@@ -18,7 +18,6 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from benchmarks.scoring_speed import surroundings
 from crossknn import example
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.evaluate.datasets import Dataset
+from crossknn.evaluate.known import KnownScores
 from crossknn.evaluate.measures import bootstrap_interval, top_k_recall
 from crossknn.index import Index
 from crossknn.indexing.building import Build
@@ -45,7 +45,6 @@ from crossknn.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.rerank import Rerank
-from crossknn.types import Scores
 
 MEASURED = ((1, 100), (10, 100), (100, 500))  # (k, budget)
 MIXES = (0.0, 0.5, 0.8)
@@ -107,21 +106,6 @@ def read_set(name: str, scorer: CrossEncoder, options: argparse.Namespace) -> Se
     return Set(Path(name).name, items, drawn["train"], drawn["test"], scores)
 
 
-class Table:
-    """Answers calls from the exact scores, under the scorer's own name."""
-
-    def __init__(self, data: Set, scorer: CrossEncoder) -> None:
-        self.fingerprint = scorer.fingerprint
-        self._scores = data.scores
-        self._queries = {text: number for number, text in enumerate(data.test)}
-        self._items = {text: row for row, text in enumerate(data.items.texts)}
-
-    def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
-        lines = [self._queries[query] for query in queries]
-        found: Scores = self._scores[lines, [self._items[item] for item in items]]
-        return found
-
-
 def measure_set(
     data: Set, scorer: CrossEncoder, encoder: SentenceEncoder, options: argparse.Namespace
 ) -> dict[str, Any]:
@@ -138,15 +122,8 @@ def measure_set(
     records = []
     for name, (sampling, factors) in ways.items():
         if name not in options.without:
-            build = Build(
-                data.items,
-                scorer=scorer,
-                encoder=encoder,
-                queries=data.train,
-                sampling=sampling,
-                factors=factors,
-                device=options.device,
-            )
+            settings = {"sampling": sampling, "factors": factors, "device": options.device}
+            build = Build(data.items, scorer=scorer, encoder=encoder, queries=data.train, **settings)
             build.vectors = vectors
             build.seconds |= first.seconds
             records.append(measure_index(name, Index.of(build.run(), scorer, encoder), data, scorer, encoder, options))
@@ -166,15 +143,8 @@ def distil(
     data: Set, scorer: CrossEncoder, encoder: SentenceEncoder, vectors: np.ndarray, options: argparse.Namespace
 ) -> dict[str, Any]:
     """The dual encoder fine-tuned on G's scores, and its vectors of all items."""
-    build = Build(
-        data.items,
-        scorer=scorer,
-        encoder=encoder,
-        queries=data.train,
-        sampling=PER_QUERY,
-        factors=Transductive(),
-        device=options.device,
-    )
+    sampled = {"sampling": PER_QUERY, "factors": Transductive(), "device": options.device}
+    build = Build(data.items, scorer=scorer, encoder=encoder, queries=data.train, **sampled)
     build.vectors = vectors
     entries = build.score()
     with tempfile.TemporaryDirectory() as folder:
@@ -195,7 +165,9 @@ def distil(
 def measure_index(
     name: str, index: Index, data: Set, scorer: CrossEncoder, encoder: SentenceEncoder, options: argparse.Namespace
 ) -> dict[str, Any]:
-    searcher = Searcher(index, scorer=Table(data, scorer), encoder=encoder, device=options.device)
+    lines = dict(zip(data.test, data.scores, strict=True))
+    known = KnownScores(lines, data.items.texts, fingerprint=scorer.fingerprint)
+    searcher = Searcher(index, scorer=known, encoder=encoder, device=options.device)
     own = "dense" if index.factors is None else "fitted"
     truth = [top_rows(line, 100).rows for line in data.scores]
     recall: dict[str, dict[str, Any]] = {}

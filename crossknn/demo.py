@@ -25,7 +25,7 @@ from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError
 from crossknn.evaluate.compare import Contender, Result, compare, exact_truth
 from crossknn.evaluate.comparison import Answer, Comparison, show_answer
-from crossknn.evaluate.timing import Speed, Timed, load_speed, measure_speed, save_speed
+from crossknn.evaluate.timing import Speed, load_speed, measure_speed, save_speed
 from crossknn.example import ExampleQuery
 from crossknn.hits import Hits
 from crossknn.index import Index
@@ -36,6 +36,7 @@ from crossknn.models import EMBEDDED
 from crossknn.optional import import_extra
 from crossknn.scorers.cached import Cached
 from crossknn.scorers.cross_encoder import CrossEncoder
+from crossknn.scorers.timed import Timed
 from crossknn.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy

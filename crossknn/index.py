@@ -17,7 +17,7 @@ from crossknn.encoders.corpus import encode_items
 from crossknn.errors import InputError
 from crossknn.fingerprints import is_unnamed
 from crossknn.indexing.arrays import read_arrays, write_arrays
-from crossknn.indexing.building import CHUNK, Build, BuildReport, Built, Counted, score_build
+from crossknn.indexing.building import CHUNK, Build, BuildReport, Built, score_build
 from crossknn.indexing.cur import all_pairs
 from crossknn.indexing.entries import Entries
 from crossknn.indexing.factors import Factors, Method
@@ -26,6 +26,7 @@ from crossknn.indexing.sampling import PerItem, Sampling, sample_per_item
 from crossknn.indexing.transductive import Transductive
 from crossknn.items import Items
 from crossknn.normalization import Normalization
+from crossknn.scorers.timed import Timed
 from crossknn.types import Encoder, Progress, Scorer
 
 VECTORS = "vectors"
@@ -238,11 +239,11 @@ class Index:
                 f"the encoder must give {self.vectors.shape[1]} dimensions, as the index has. "
                 f"Got {vectors.shape[1]} instead."
             )
-        counted = Counted(scorer)
+        timed = Timed(scorer)
         factors, entries = self.factors, None
         if factors is not None:
             if factors.needs_scores:
-                entries = self._score_new(items, counted, factors, queries_per_item, work_dir, progress)
+                entries = self._score_new(items, timed, factors, queries_per_item, work_dir, progress)
             fitted = factors.vectors_of(vectors, entries, self.normalization)
             factors = factors.with_items(np.concatenate([factors.items, fitted]))
         together = Items(chain(self.items.texts, items.texts), ids=chain(self.items.ids, items.ids))
@@ -250,14 +251,14 @@ class Index:
             self.report,
             items=len(together),
             calls=self.report.calls + (0 if entries is None else len(entries)),
-            calls_made=counted.calls,
+            calls_made=timed.calls,
         )
         return self._changed(together, np.concatenate([self.vectors, vectors]), factors, report)
 
     def _score_new(
         self,
         items: Items,
-        scorer: Counted,
+        scorer: Scorer,
         factors: Factors,
         queries_per_item: int,
         work_dir: str | Path | None,

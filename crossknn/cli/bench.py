@@ -20,12 +20,16 @@ from crossknn.cli.common import (
     DtypeOption,
     EncoderOption,
     ScorerOption,
+    SeedOption,
     Steps,
+    from_nothing,
+    going_on,
+    load_builder_encoder,
     load_scorer,
     out,
     say,
+    work_dir_of,
 )
-from crossknn.cli.index import from_nothing, going_on, load_builder_encoder, work_dir_of
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,7 +55,6 @@ KsOption = Annotated[str, typer.Option("--k", help="Of which top k the found sha
 RoundsOption = Annotated[
     int, typer.Option("--rounds", min=1, help="Of strategies that set none; a smaller budget has fewer.")
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
 CallsOption = Annotated[
     int,
     typer.Option(

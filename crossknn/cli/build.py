@@ -22,15 +22,20 @@ from crossknn.cli.common import (
     IdFieldOption,
     JsonOption,
     ScorerOption,
+    SeedOption,
     Steps,
     TextFieldOption,
+    from_nothing,
+    going_on,
+    load_builder_encoder,
     load_scorer,
     out,
     print_json,
     read_items,
     say,
+    work_dir_of,
 )
-from crossknn.cli.index import count_bytes, describe_index, from_nothing, going_on, load_builder_encoder, work_dir_of
+from crossknn.cli.index import count_bytes, describe_index
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
@@ -89,7 +94,6 @@ AnchorsOption = Annotated[
 PresetOption = Annotated[
     str | None, typer.Option("--preset", help="Settings of the fit, such as paper. Default: crossknn's own.")
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
 WorkDirOption = Annotated[
     Path | None,
     typer.Option("--work-dir", help="Folder that keeps scores and vectors. Default: FOLDER.work, beside the index."),

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -55,6 +56,7 @@ IdFieldOption = Annotated[str | None, typer.Option("--id-field", help="Field or 
 TextFieldOption = Annotated[
     list[str] | None, typer.Option("--text-field", help="Field or column of the text; repeat to join several.")
 ]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
 DeviceOption = Annotated[str | None, typer.Option(help="Where models run: cpu or cuda. Default: cuda if there is one.")]
 DtypeOption = Annotated[
     Dtype, typer.Option(help="Precision of the cross-encoder. auto: float32 on cpu, bfloat16 on cuda.")
@@ -90,6 +92,44 @@ def load_encoder(name: str, *, device: str | None) -> Encoder:
     from crossknn.encoders.sentence import SentenceEncoder
 
     return SentenceEncoder(name, device=device)
+
+
+def work_dir_of(folder: Path) -> Path:
+    """Where the scores and vectors of an index are kept unless told otherwise: beside it."""
+    named = folder if folder.name not in ("", "..") else folder.resolve()
+    return named.with_name(f"{named.name}.work")
+
+
+def load_builder_encoder(name: str, *, device: str | None) -> Encoder:
+    """The encoder of an index, which cannot do without."""
+    if name == "none":
+        raise InputError("an index needs an --encoder: a hub name, a local folder, or 'embedded'. Got 'none' instead.")
+    return load_encoder(name, device=device)
+
+
+def from_nothing(steps: Steps) -> Progress:
+    """`steps`, told where a step begins; only scoring says by itself how much was done before."""
+    from crossknn.indexing.score_log import STEP
+
+    begun = {STEP}
+
+    def report(step: str, done: int, total: int) -> None:
+        if step not in begun:
+            begun.add(step)
+            steps(step, 0, total)
+        steps(step, done, total)
+
+    return report
+
+
+@contextmanager
+def going_on() -> Iterator[None]:
+    """Say after an interrupt that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say("interrupted. Run the same command again: it goes on where it was.")
+        raise typer.Exit(130) from None
 
 
 def check_models(index: Index, *, scorer: Scorer, encoder: Encoder | None) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,18 +24,19 @@ from crossknn.cli.common import (
     Steps,
     TextFieldOption,
     check_models,
-    load_encoder,
+    from_nothing,
+    going_on,
+    load_builder_encoder,
     load_scorer,
     out,
     print_json,
     read_items,
-    say,
+    work_dir_of,
 )
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
     from crossknn.index import Index
-    from crossknn.types import Encoder, Progress
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of an index.")]
 
@@ -171,41 +170,3 @@ def count_bytes(folder: Path) -> int:
     from crossknn.indexing.folder import read_folder
 
     return sum(path.stat().st_size for path in read_folder(folder).files.values())
-
-
-def work_dir_of(folder: Path) -> Path:
-    """Where the scores and vectors of an index are kept unless told otherwise: beside it."""
-    named = folder if folder.name not in ("", "..") else folder.resolve()
-    return named.with_name(f"{named.name}.work")
-
-
-def load_builder_encoder(name: str, *, device: str | None) -> Encoder:
-    """The encoder of an index, which cannot do without."""
-    if name == "none":
-        raise InputError("an index needs an --encoder: a hub name, a local folder, or 'embedded'. Got 'none' instead.")
-    return load_encoder(name, device=device)
-
-
-def from_nothing(steps: Steps) -> Progress:
-    """`steps`, told where a step begins; only scoring says by itself how much was done before."""
-    from crossknn.indexing.score_log import STEP
-
-    begun = {STEP}
-
-    def report(step: str, done: int, total: int) -> None:
-        if step not in begun:
-            begun.add(step)
-            steps(step, 0, total)
-        steps(step, done, total)
-
-    return report
-
-
-@contextmanager
-def going_on() -> Iterator[None]:
-    """Say after an interrupt that nothing is lost."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        say("interrupted. Run the same command again: it goes on where it was.")
-        raise typer.Exit(130) from None

@@ -17,12 +17,12 @@ from crossknn.evaluate.matrices import ScoreFolder, read_scores
 from crossknn.evaluate.splits import Split
 from crossknn.evaluate.timing import Speed, measure_speed
 from crossknn.evaluate.truth import exact_scores
+from crossknn.indexing.building import NORMALIZATION_QUERIES
 from crossknn.items import Items
 from crossknn.normalization import Normalization
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.types import Encoder, Progress, Retriever, Scorer, Scores
 
-NORMALIZATION_QUERIES: Final = 100  # the paper's, for α and β
 SPEED_PAIRS: Final = 300  # different ones that the scorer's speed is measured on
 
 

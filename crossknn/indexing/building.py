@@ -34,7 +34,8 @@ from crossknn.retrievers.dense import Dense
 from crossknn.retrievers.fused import Fused
 from crossknn.retrievers.tfidf import TfIdf
 from crossknn.scorers.checked import score_pairs
-from crossknn.types import Encoder, Progress, Proposal, Retriever, Scorer, Scores, Vectors
+from crossknn.scorers.timed import Timed
+from crossknn.types import Encoder, Progress, Proposal, Retriever, Scorer, Vectors
 from crossknn.vectors.exact import ExactSearch
 
 PSEUDO_QUERIES = 500
@@ -128,7 +129,7 @@ class Build:
         check_seed(seed)
         _check_parts(scorer, encoder, factors, keeps_vectors=work_dir is not None)
         self.items = items
-        self.scorer = Counted(scorer)
+        self.scorer = Timed(scorer)
         self.encoder = encoder
         self.cut_from_items = queries is None
         self._method = factors
@@ -297,23 +298,6 @@ class Build:
             yield
         finally:
             self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
-
-
-class Counted:
-    """A scorer that counts its calls."""
-
-    def __init__(self, scorer: Scorer) -> None:
-        self._scorer = scorer
-        self.calls = 0
-
-    @property
-    def fingerprint(self) -> str:
-        return self._scorer.fingerprint
-
-    def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
-        scores = self._scorer.score(queries, items)
-        self.calls += len(queries)
-        return scores
 
 
 def score_build(

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from crossknn.errors import InputError, ScorerError
-from crossknn.evaluate.timing import Speed, Timed, load_speed, measure_speed, save_speed
+from crossknn.evaluate.timing import Speed, load_speed, measure_speed, save_speed
 from crossknn.scorers.cached import Cached
 from crossknn.scorers.function import function_scorer
+from crossknn.scorers.timed import Timed
 from crossknn.testing import MatrixScorer, check_scorer
 
 WORLD = MatrixScorer([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])

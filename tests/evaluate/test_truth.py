@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import sys
 import time
 from multiprocessing import get_context
 
@@ -18,8 +17,8 @@ from crossknn.evaluate.truth import exact_scores, truth_hits, truth_rows
 from crossknn.items import Items
 from crossknn.scorers.function import function_scorer
 from crossknn.testing import MatrixScorer
+from tests.kills import die_at, forking
 
-forking = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 MATRIX = np.random.default_rng(5).normal(size=(12, 30)).astype(np.float32)
 
 
@@ -258,21 +257,6 @@ def test_killed_before_each_use_of_a_file_it_goes_on(tmp_path, monkeypatch):
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     assert 10 < step < 199
     assert not again.scored
-
-
-def die_at(step, folder):
-    """Kill this process when it is about to touch the folder for the `step`-th time."""
-    left = step
-
-    def hook(event, arguments):
-        nonlocal left
-        if event.split(".")[0] in ("open", "os") and str(folder) in str(arguments[:1]):
-            left -= 1
-            if not left:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    signal.alarm(20)
-    sys.addaudithook(hook)
 
 
 @forking

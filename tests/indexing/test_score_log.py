@@ -7,7 +7,6 @@ import pickle
 import random
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +28,7 @@ from crossknn.indexing.score_chunks import Chunk, write_chunk
 from crossknn.indexing.score_log import LogSize, ScoreLog, hash_texts, score_pairs_into
 from crossknn.items import Items
 from crossknn.scorers.function import function_scorer
+from tests.kills import die_at, forking
 
 QUERIES = [f"query {number}" for number in range(7)]
 ITEMS = Items([f"item {row}" for row in range(20)])
@@ -573,8 +573,6 @@ def test_arguments_are_checked(tmp_path: Path, options: dict[str, object], words
 
 # --- real processes, really killed
 
-forking = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-
 
 def work(folder: Path, asked: Path, pause: float, part: tuple[int, int]) -> None:
     def score(pairs: list[tuple[str, str]]) -> list[float]:
@@ -661,21 +659,6 @@ def test_killed_before_each_use_of_a_file_it_goes_on(tmp_path: Path) -> None:
                 break
             assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
         assert 20 < step < 199
-
-
-def die_at(step: int, folder: Path) -> None:
-    """Kill this process when it is about to touch the folder for the `step`-th time."""
-    left = step
-
-    def hook(event: str, arguments: tuple[object, ...]) -> None:
-        nonlocal left
-        if event.split(".")[0] in ("open", "os") and str(folder) in str(arguments[:1]):
-            left -= 1
-            if not left:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    signal.alarm(20)
-    sys.addaudithook(hook)
 
 
 @forking
