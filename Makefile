@@ -5,8 +5,8 @@ SHARED ?= ../shared
 
 .PHONY: demo test browser lint types bench clean
 
-demo: .venv/installed  ## search a small corpus end to end, offline
-	HF_HUB_OFFLINE=1 $(BIN)/python examples/python_docs.py
+demo: .venv/installed  ## search a dictionary by meaning and compare strategies, offline
+	HF_HUB_OFFLINE=1 $(BIN)/crossknn demo
 
 test: .venv/installed browser
 	$(BIN)/python -m pytest
@@ -38,4 +38,4 @@ browser: .venv/browser  ## a Chromium for the tests of the report: one that is t
 	@touch $@
 
 clean:
-	rm -rf .venv .bench .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .bench crossknn-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis

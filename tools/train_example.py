@@ -334,7 +334,7 @@ def evaluate(model: Any, data: Data, pairs: Pairs, options: argparse.Namespace) 
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("layers", "width", "vocabulary", "epochs", "lists", "list_size", "rate", "seed", "device")
+    names = ("layers", "width", "vocabulary", "epochs", "lists", "list_size", "rate", "limit", "seed", "device")
     teacher = None if options.teacher is None else options.teacher.name
     return {**{name: getattr(options, name) for name in names}, "teacher": teacher, "torch": torch.__version__}
 

@@ -31,7 +31,7 @@ FOLDER = Path("crossknn-demo")
 SHOWCASE = (
     "a machine for making coffee",
     "he sat on the [bank] of the river",
-    "an instrument for looking at the stars",
+    "she deposited the money in the [bank]",
 )
 SHOWN = 3  # hits of each showcase query
 LEMMAS = 4  # of a sense, before the rest are left out
