@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from crossknn.strategies.cur import AnnCur as AnnCur
     from crossknn.strategies.exact import Exact as Exact
     from crossknn.strategies.gar import Gar as Gar
+    from crossknn.strategies.posterior import Posterior as Posterior
     from crossknn.strategies.rerank import Rerank as Rerank
     from crossknn.strategies.tour import Tour as Tour
     from crossknn.types import Encoder as Encoder
@@ -129,6 +130,7 @@ _HOMES = {
     "AnnCur": "crossknn.strategies.cur",
     "Exact": "crossknn.strategies.exact",
     "Gar": "crossknn.strategies.gar",
+    "Posterior": "crossknn.strategies.posterior",
     "Rerank": "crossknn.strategies.rerank",
     "Tour": "crossknn.strategies.tour",
     "Encoder": "crossknn.types",

@@ -42,6 +42,7 @@ class Hits(Sequence[Hit]):
     stopped        None where the search came to its end, else why it ended early: "deadline" or "cancelled"
     seconds        wall time of the search; queries searched together share it
     score_seconds  the part of it spent in the scorer
+    solve_seconds  the part of it in which the strategy learned from scores
     estimates      (items,) estimated scores of all items, where the strategy was asked for them
     """
 
@@ -52,6 +53,7 @@ class Hits(Sequence[Hit]):
     stopped: str | None = None
     seconds: float = 0.0
     score_seconds: float = 0.0
+    solve_seconds: float = 0.0
     estimates: Scores | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -77,7 +79,9 @@ class Hits(Sequence[Hit]):
         return self.hits[index]
 
 
-def best_hits(query: str, found: Found, items: Items, k: int, *, seconds: float, score_seconds: float) -> Hits:
+def best_hits(
+    query: str, found: Found, items: Items, k: int, *, seconds: float, score_seconds: float, solve_seconds: float
+) -> Hits:
     """The `k` best of what was scored; equal scores keep the order of the rows."""
     rows = np.concatenate([np.empty(0, np.int64), *found.rows])
     scores = np.concatenate([np.empty(0, np.float32), *found.scores])
@@ -103,5 +107,6 @@ def best_hits(query: str, found: Found, items: Items, k: int, *, seconds: float,
         stopped=found.stopped,
         seconds=seconds,
         score_seconds=score_seconds,
+        solve_seconds=solve_seconds,
         estimates=found.all_estimates,
     )

@@ -26,10 +26,12 @@ from crossknn.indexing.sampling import PerItem, Sampling, sample_per_item
 from crossknn.indexing.transductive import Transductive
 from crossknn.items import Items
 from crossknn.normalization import Normalization
+from crossknn.prior import Prior
 from crossknn.scorers.timed import Timed
-from crossknn.types import Encoder, Progress, Scorer
+from crossknn.types import Encoder, Progress, Retriever, Scorer
 
 VECTORS = "vectors"
+BIAS = "bias"
 ATTEMPTS = 20  # at opening files of a folder that is replaced meanwhile
 DEFAULT_FACTORS = Transductive(method="als", ridge=3.0, epochs=5)  # see benchmarks/README.md
 
@@ -41,6 +43,7 @@ class Index:
     vectors        (items, dim) the encoder's
     factors        vectors fitted to scores, or None where the index has the encoder's only
     normalization  α and β
+    prior          what `Posterior` begins with, or None where the index was built without
     queries        the train queries that scores were paid for
     scorer         fingerprint of the cross-encoder it was built with
     encoder        fingerprint of the dual encoder it was built with
@@ -55,6 +58,7 @@ class Index:
         queries: Sequence[str],
         normalization: Normalization,
         factors: Factors | None,
+        prior: Prior | None = None,
         scorer: str,
         encoder: str,
         report: BuildReport,
@@ -65,6 +69,7 @@ class Index:
         self.queries = queries
         self.normalization = normalization
         self.factors = factors
+        self.prior = prior
         self.scorer = scorer
         self.encoder = encoder
         self.report = report
@@ -81,6 +86,8 @@ class Index:
         queries: Sequence[str] | None = None,
         sampling: Sampling | Sequence[Sampling] | None = None,
         factors: Method | None = DEFAULT_FACTORS,
+        prior: bool = False,
+        retrievers: Sequence[Retriever] = (),
         work_dir: str | Path | None = None,
         chunk: int = CHUNK,
         seed: int = 0,
@@ -91,9 +98,13 @@ class Index:
 
         queries   train queries, like those that will be asked; without them some are cut from the items
         sampling  which pairs: `PerItem(queries=8)`, `PerQuery(items=100)`, or several, whose pairs are merged. By
-                  default the first for `Transductive`, the second for `Inductive`
+                  default the first for `Transductive`, the second for `Inductive`, and with a prior seven queries for
+                  each item and as many of the fused retriever's best as make it eight
         factors   `Transductive(…)`, `Inductive(…)`, `Cur(…)`, or None: the encoder's vectors as they are, with
                   α and β from 100 queries
+        prior     also learn what `Posterior` begins with: what BM25 and the encoder tell about scores, and each item's
+                  own bias
+        retrievers  in the place of those of the same name that a sampling or the prior would make
         work_dir  keeps scores and vectors. A build that was interrupted goes on from there, loses at most `chunk`
                   calls, and ends with the same index; later builds with the same scorer reuse its scores
         device    where vectors are searched and fitted: "cpu" (default) or "cuda"
@@ -106,6 +117,8 @@ class Index:
             queries=queries,
             sampling=sampling,
             factors=factors,
+            prior=prior,
+            retrievers=retrievers,
             work_dir=work_dir,
             chunk=chunk,
             seed=seed,
@@ -123,6 +136,7 @@ class Index:
             queries=built.queries,
             normalization=built.normalization,
             factors=built.factors,
+            prior=built.prior,
             scorer=scorer.fingerprint,
             encoder=encoder.fingerprint,
             report=built.report,
@@ -142,9 +156,10 @@ class Index:
             "encoder": self.encoder,
             "normalization": asdict(self.normalization),
             "factors": None if self.factors is None else self.factors.facts(),
+            "prior": None if self.prior is None else self.prior.facts(),
             "report": self.report.as_dict(),
         }
-        arrays = {VECTORS: self.vectors, **({} if self.factors is None else self.factors.arrays())}
+        arrays = self._arrays()
         self._folder = write_folder(
             path,
             facts,
@@ -182,6 +197,7 @@ class Index:
                 queries=queries.texts,
                 normalization=Normalization(**facts["normalization"]),
                 factors=None if facts["factors"] is None else Factors.load(arrays, facts["factors"]),
+                prior=None if facts.get("prior") is None else Prior.load(arrays[BIAS], facts["prior"]),
                 scorer=facts["scorer"],
                 encoder=facts["encoder"],
                 report=BuildReport.from_dict(facts["report"]),
@@ -193,7 +209,7 @@ class Index:
         if self._folder is None:
             raise InputError("only an index in a folder can be verified: save it first.")
         size = self._folder.verify()
-        for name, array in (("vectors", self.vectors), *((self.factors and self.factors.arrays()) or {}).items()):
+        for name, array in self._arrays().items():
             if not np.isfinite(array).all():
                 raise InputError(f"{self._folder.path}: {name} holds NaN or infinity. Build the index again.")
         return size
@@ -224,6 +240,7 @@ class Index:
 
         Each is scored against `queries_per_item` of the stored train queries (with CUR against all anchors, with
         inductive vectors against none) and gets the vector that explains its scores. The others stay as they are.
+        In a prior they have no bias of their own.
         """
         if not isinstance(items, Items):
             raise InputError(f"items must be Items, as from Items.from_path(…). Got {type(items).__name__} instead.")
@@ -253,7 +270,8 @@ class Index:
             calls=self.report.calls + (0 if entries is None else len(entries)),
             calls_made=timed.calls,
         )
-        return self._changed(together, np.concatenate([self.vectors, vectors]), factors, report)
+        bias = None if self.prior is None else np.append(self.prior.bias, np.zeros(len(items), np.float32))
+        return self._changed(together, np.concatenate([self.vectors, vectors]), factors, bias, report)
 
     def _score_new(
         self,
@@ -281,15 +299,28 @@ class Index:
             raise InputError("an index must keep at least one item. Got the ids of all of them.")
         items = Items(self.items.texts_of(rows), ids=self.items.ids_of(rows))
         factors = None if self.factors is None else self.factors.with_items(self.factors.items[rows])
-        return self._changed(items, self.vectors[rows], factors, replace(self.report, items=len(items)))
+        bias = None if self.prior is None else self.prior.bias[rows]
+        return self._changed(items, self.vectors[rows], factors, bias, replace(self.report, items=len(items)))
 
-    def _changed(self, items: Items, vectors: NDArray[Any], factors: Factors | None, report: BuildReport) -> Self:
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        factors = {} if self.factors is None else self.factors.arrays()
+        return {VECTORS: self.vectors, **factors, **({} if self.prior is None else {BIAS: self.prior.bias})}
+
+    def _changed(
+        self,
+        items: Items,
+        vectors: NDArray[Any],
+        factors: Factors | None,
+        bias: NDArray[np.float32] | None,
+        report: BuildReport,
+    ) -> Self:
         return type(self)(
             items,
             vectors,
             queries=self.queries,
             normalization=self.normalization,
             factors=factors,
+            prior=None if self.prior is None or bias is None else self.prior.with_items(bias),
             scorer=self.scorer,
             encoder=self.encoder,
             report=report,
@@ -309,6 +340,8 @@ class Index:
                 f"there must be one vector per item. Got {len(self.items)} items, {len(self.vectors)} vectors "
                 f"and {fitted} fitted ones."
             )
+        if self.prior is not None and len(self.prior.bias) != len(self.items):
+            raise InputError(f"there must be one bias per item ({len(self.items)}). Got {len(self.prior.bias)}.")
 
 
 @contextmanager

@@ -187,11 +187,12 @@ class Searcher:
             cancelled=cancelled,
         )
         found = drive(chosen, space, answerer)
-        seconds = time.monotonic() - start
-        return [
-            best_hits(query, one, self.items, k, seconds=seconds, score_seconds=answerer.seconds)
-            for query, one in zip(queries, found, strict=True)
-        ]
+        times = {
+            "seconds": time.monotonic() - start,
+            "score_seconds": answerer.seconds,
+            "solve_seconds": space.solving.seconds,
+        }
+        return [best_hits(query, one, self.items, k, **times) for query, one in zip(queries, found, strict=True)]
 
     def _answerer(
         self,
@@ -227,6 +228,7 @@ class Searcher:
             item_vectors=lambda: self._fitted_vectors or self._item_vectors(),
             allowed=allowed,
             normalization=self.normalization,
+            prior=None if self.index is None else self.index.prior,
         )
 
     def prepare(self, *retrievers: str) -> None:

@@ -94,6 +94,25 @@ def test_options_of_a_build(built, files, models, tmp_path, options, kind, calls
     assert not work_dir_of(tmp_path / "new.ck").exists()
 
 
+def test_posterior_search_in_an_index_with_a_prior(files, models, bert_folder, tmp_path):
+    command = ["build", files / "corpus.jsonl", "-o", tmp_path / "prior.ck", "--queries", files / "train.txt"]
+    invoke(*command, *models, "--factors", "none", "--prior")
+    options = ["-k", 3, "--budget", 12, "--strategy", "posterior", "--rounds", 3, "--json"]
+    (found,) = as_json(invoke("search", tmp_path / "prior.ck", TRAIN[0], *options, *models))
+    models_of = {"scorer": ck.CrossEncoder(bert_folder), "encoder": ck.SentenceEncoder("embedded")}
+    searcher = ck.Searcher(ck.Index.load(tmp_path / "prior.ck"), **models_of)
+    hits = searcher.search(TRAIN[0], k=3, strategy=ck.Posterior(budget=12, rounds=3))
+    assert [hit["id"] for hit in found["hits"]] == hits.ids
+    assert found["calls"] == hits.calls == 12
+
+
+def test_posterior_search_without_a_prior_says_how_to_get_one(built, models, monkeypatch, capsys):
+    code, said = fail(monkeypatch, capsys, "search", built["folder"], "ice", "--strategy", "posterior", *models)
+    assert code == 2
+    assert "needs an index with a prior" in said
+    assert "crossknn build --prior" in said
+
+
 def test_a_build_says_what_it_did_and_what_it_keeps(built, files, models, tmp_path):
     shutil.copytree(built["work_dir"], tmp_path / "new.ck.work")
     command = ["build", files / "corpus.jsonl", "-o", tmp_path / "new.ck", "--queries", files / "train.txt"]

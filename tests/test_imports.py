@@ -27,7 +27,7 @@ HEAVY = [
 # A module may import from its own layer and from those above it in this list.
 LAYERS = [
     {"errors"},
-    {"optional", "normalization", "types"},
+    {"optional", "normalization", "prior", "types"},
     {"checks", "files", "fingerprints", "models", "ranking", "readers", "strings"},
     {"items"},
     {"encoders", "example", "retrievers", "scorers", "strategies", "vectors", "testing"},

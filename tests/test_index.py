@@ -684,7 +684,10 @@ def test_a_searcher_takes_what_the_index_brings_unless_it_is_given():
             {"sampling": PerQuery(retriever="bm52")},
             "a sampling's retriever must be dense, bm25, tfidf or fused. Got 'bm52' instead",
         ),
-        ({"sampling": PerItem(), "factors": Cur()}, "CUR scores every item for every anchor: leave sampling out"),
+        (
+            {"sampling": PerItem(), "factors": Cur()},
+            "CUR scores every item for every anchor: leave sampling and prior out",
+        ),
         ({"factors": "als"}, r"factors must be Transductive\(…\), Inductive\(…\), Cur\(…\) or None. Got 'als' instead"),
         ({"chunk": 0}, "chunk must be a whole number of at least 1. Got 0"),
         ({"seed": -1, "sampling": PerItem()}, "seed must be a whole number of at least 0. Got -1"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crossknn.normalization import Normalization
+from crossknn.prior import Prior
 from crossknn.ranking import top_rows
 from crossknn.strategies.base import Answer, Found, Space, Strategy, drive
 from crossknn.types import Proposal
@@ -21,6 +22,7 @@ class World:
     vectors: np.ndarray  # (items, dim)
     query_vectors: np.ndarray  # (queries, dim)
     normalization: Normalization | None = None
+    prior: Prior | None = None
     asked: list[list[int]] | None = None  # how many rows each round asked for, per query
 
     @classmethod
@@ -50,6 +52,7 @@ class World:
             item_vectors=lambda: ExactSearch(self.vectors),
             allowed=allowed,
             normalization=self.normalization,
+            prior=self.prior,
         )
 
     def run(

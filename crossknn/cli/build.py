@@ -111,6 +111,7 @@ def build(
     retriever: FromOption = None,
     anchors: AnchorsOption = None,
     preset: PresetOption = None,
+    prior: Annotated[bool, typer.Option("--prior", help="Also learn what the strategy posterior begins with.")] = False,
     scorer: ScorerOption = DEFAULT_SCORER,
     encoder: EncoderOption = DEFAULT_ENCODER,
     work_dir: WorkDirOption = None,
@@ -141,7 +142,7 @@ def build(
     method = _make_method(factors, preset=preset, anchors=anchors, seed=seed)
     chosen = _make_sampling(factors, sampling, per_item=per_item, per_query=per_query, retriever=retriever, seed=seed)
     settings: dict[str, Any] = {"factors": method, "sampling": chosen, "seed": seed, "device": device, "chunk": chunk}
-    settings |= {"queries": _read_queries(queries), "work_dir": work}
+    settings |= {"queries": _read_queries(queries), "work_dir": work, "prior": prior}
     with Steps() as progress:
         items = read_items(corpus, id_field=id_field, text_fields=text_field, progress=progress)
     with Steps(keep=True, lines=True) as steps, going_on():

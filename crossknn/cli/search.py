@@ -53,6 +53,7 @@ class StrategyName(StrEnum):
     adacur = "adacur"
     tour = "tour"
     gar = "gar"
+    posterior = "posterior"
     exact = "exact"
 
 
@@ -80,7 +81,7 @@ def search(
             "Default: fused, without encoder bm25."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of axn, adacur, tour and gar.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of all but rerank, anncur and exact.")] = 10,
     mix: Annotated[float, typer.Option(min=0, max=1, help="axn: weight of the encoder's query vector (λ).")] = 0.5,
     shortlist: Annotated[int | None, typer.Option(help="axn: search only the first stage's top this many.")] = None,
     anchors: Annotated[
@@ -185,6 +186,7 @@ def _make_strategy(
     from crossknn.strategies.cur import AdaCur, AnnCur
     from crossknn.strategies.exact import Exact
     from crossknn.strategies.gar import Gar
+    from crossknn.strategies.posterior import Posterior
     from crossknn.strategies.rerank import Rerank
     from crossknn.strategies.tour import Tour
 
@@ -195,6 +197,7 @@ def _make_strategy(
         StrategyName.adacur: lambda: AdaCur(budget=budget, rounds=rounds, first=retriever),
         StrategyName.tour: lambda: Tour(budget=budget, rounds=rounds, loss=loss.value),
         StrategyName.gar: lambda: Gar(budget=budget, rounds=rounds, neighbours=neighbours, first=retriever),
+        StrategyName.posterior: lambda: Posterior(budget=budget, rounds=rounds),
         StrategyName.exact: Exact,
     }
     return make[name]()

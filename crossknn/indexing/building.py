@@ -24,11 +24,13 @@ from crossknn.indexing.entries import Coverage, Entries, Pairs
 from crossknn.indexing.factors import Factors, Method, fit_factors
 from crossknn.indexing.fitting import Report
 from crossknn.indexing.inductive import Inductive
+from crossknn.indexing.prior_fit import fit_prior
 from crossknn.indexing.pseudo_queries import cut_queries
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling, merge, sample_per_item, sample_per_query
 from crossknn.indexing.score_log import STEP, ScoreLog, score_pairs_into
 from crossknn.items import Items
 from crossknn.normalization import Normalization
+from crossknn.prior import Prior
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.dense import Dense
 from crossknn.retrievers.fused import Fused
@@ -41,6 +43,8 @@ from crossknn.vectors.exact import ExactSearch
 PSEUDO_QUERIES = 500
 NORMALIZATION_QUERIES = 100  # the paper's, for α and β
 RETRIEVERS = (None, "dense", "bm25", "tfidf", "fused")  # that a sampling may name
+SIGNALS = ("dense", "bm25")  # of a prior
+CALLS_PER_ITEM = 8  # of a build with a prior: one of them for what retrievers find
 QUERIES_AT_ONCE = 1024
 CHUNK = 8192  # calls that are kept together: as many can be lost
 
@@ -102,6 +106,7 @@ class Built:
     queries: list[str]
     normalization: Normalization
     factors: Factors | None
+    prior: Prior | None
     report: BuildReport
 
 
@@ -117,6 +122,8 @@ class Build:
         queries: Sequence[str] | None = None,
         sampling: Sampling | Sequence[Sampling] | None = None,
         factors: Method | None = None,
+        prior: bool = False,
+        retrievers: Sequence[Retriever] = (),
         work_dir: str | Path | None = None,
         chunk: int = CHUNK,
         seed: int = 0,
@@ -133,11 +140,13 @@ class Build:
         self.encoder = encoder
         self.cut_from_items = queries is None
         self._method = factors
+        self._prior = prior
+        self._own = {retriever.name: retriever for retriever in retrievers}
         self._seed = seed
         self.queries = self._choose_queries(queries)
-        self.sampling = _as_list(sampling) or [self._default_sampling()]
-        if isinstance(factors, Cur) and sampling is not None:
-            raise InputError("CUR scores every item for every anchor: leave sampling out.")
+        self.sampling = _as_list(sampling) or self._default_sampling()
+        if isinstance(factors, Cur) and (prior or sampling is not None):
+            raise InputError("CUR scores every item for every anchor: leave sampling and prior out.")
         self._work = None if work_dir is None else Path(work_dir)
         self._chunk = chunk
         self._device = device
@@ -159,6 +168,11 @@ class Build:
                 factors, fit = fit_factors(
                     method, entries, self.query_vectors, self.vectors, normalization, progress=self._progress
                 )
+        prior = None
+        if self._prior:
+            with self._timing("prior"):
+                vectors = self.vectors if factors is None else factors.items
+                prior = fit_prior(entries, SIGNALS, self._propose, vectors, seed=self._seed)
         report = BuildReport(
             items=len(self.items),
             queries=len(self.queries),
@@ -170,7 +184,7 @@ class Build:
             fit=fit,
             seconds=self.seconds,
         )
-        return Built(self.items, self.vectors, self.queries, normalization, factors, report)
+        return Built(self.items, self.vectors, self.queries, normalization, factors, prior, report)
 
     def score(self, part: tuple[int, int] = (0, 1)) -> Entries:
         """Sample the pairs and score them: all, or as worker `i` of `n` its part of them."""
@@ -250,8 +264,10 @@ class Build:
         return found
 
     def _retriever(self, name: str) -> Retriever:
+        if name in self._own:
+            return self._own[name]
         if name == "fused":
-            return Fused([Dense(self.encoder, vectors=self.vectors, device=self._device), Bm25()])
+            return Fused([Dense(self.encoder, vectors=self.vectors, device=self._device), self._retriever("bm25")])
         return Bm25() if name == "bm25" else TfIdf()
 
     def _normalize(self, entries: Entries) -> Normalization:
@@ -274,7 +290,7 @@ class Build:
         found = list(dict.fromkeys(given))
         if isinstance(self._method, Cur):
             return self._method.choose_anchors(found)
-        if self._method is None and len(found) > NORMALIZATION_QUERIES:  # more would serve nothing
+        if self._only_normalizes and len(found) > NORMALIZATION_QUERIES:  # more would serve nothing
             chosen = np.random.default_rng(self._seed).choice(len(found), NORMALIZATION_QUERIES, replace=False)
             return [found[number] for number in np.sort(chosen)]
         return found
@@ -283,13 +299,19 @@ class Build:
     def _pseudo_queries(self) -> int:
         if isinstance(self._method, Cur):
             return self._method.anchors
-        return NORMALIZATION_QUERIES if self._method is None else PSEUDO_QUERIES
+        return NORMALIZATION_QUERIES if self._only_normalizes else PSEUDO_QUERIES
 
-    def _default_sampling(self) -> Sampling:
-        """Every item gets some calls where it has a vector of its own; else items at random for every query."""
+    @property
+    def _only_normalizes(self) -> bool:
+        return self._method is None and not self._prior
+
+    def _default_sampling(self) -> list[Sampling]:
+        """Every item gets some calls where something of its own is learned; else items at random for every query."""
+        if self._prior:
+            return prior_sampling(CALLS_PER_ITEM, n_queries=len(self.queries), n_items=len(self.items), seed=self._seed)
         if self._method is None or isinstance(self._method, Inductive):
-            return PerQuery(seed=self._seed)
-        return PerItem(seed=self._seed)
+            return [PerQuery(seed=self._seed)]
+        return [PerItem(seed=self._seed)]
 
     @contextmanager
     def _timing(self, step: str) -> Iterator[None]:
@@ -298,6 +320,13 @@ class Build:
             yield
         finally:
             self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
+
+
+def prior_sampling(calls_per_item: int, *, n_queries: int, n_items: int, seed: int = 0) -> list[Sampling]:
+    """About so many calls per item, for a prior: one of them for what retrievers find, the others at random."""
+    best = PerQuery(items=max(1, n_items // n_queries), retriever="fused", seed=seed)
+    at_random: list[Sampling] = [PerItem(queries=calls_per_item - 1, seed=seed)] if calls_per_item > 1 else []
+    return [*at_random, best]
 
 
 def score_build(

@@ -92,14 +92,15 @@ class Axn(Settings):
             )
         parametric = space.query_vectors() if space.query_vectors else None  # u_param
         vectors, scales = np.zeros((space.queries, items.dim), np.float32), []
-        for query, state in enumerate(states):
-            known = items.take(state.rows)
-            guess = None if parametric is None else parametric[query]
-            scales.append(space.normalization or self._own_scale(known, state.scores, guess))
-            if self.mix < 1 and len(state.rows):
-                vectors[query] = (1 - self.mix) * solve_query_vector(known, scales[-1].normalize(state.scores))
-            if guess is not None:
-                vectors[query] += self.mix * guess
+        with space.solving:
+            for query, state in enumerate(states):
+                known = items.take(state.rows)
+                guess = None if parametric is None else parametric[query]
+                scales.append(space.normalization or self._own_scale(known, state.scores, guess))
+                if self.mix < 1 and len(state.rows):
+                    vectors[query] = (1 - self.mix) * solve_query_vector(known, scales[-1].normalize(state.scores))
+                if guess is not None:
+                    vectors[query] += self.mix * guess
         return vectors, scales
 
     def _own_scale(self, vectors: Vectors, scores: Scores, guess: Vectors | None) -> Normalization:

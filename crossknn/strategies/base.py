@@ -7,15 +7,34 @@ searches into one batch, or a matrix in a test.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, fields
+from types import TracebackType
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from crossknn.errors import StrategyError
 from crossknn.normalization import Normalization
+from crossknn.prior import Prior
 from crossknn.types import Mask, Proposal, Rows, Scores, Vectors, VectorSearch
+
+
+class Stopwatch:
+    """Adds up the time of what runs inside `with`."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.seconds += time.monotonic() - self._began
 
 
 @dataclass(frozen=True)
@@ -25,6 +44,7 @@ class Space:
     `propose(retriever, n)` gives the rows a named retriever proposes for every query (None: the
     searcher's default) and that retriever's name; `query_vectors()` the dual encoder's vectors of
     the queries (None where there is no encoder); `item_vectors()` the search over the items' vectors.
+    A strategy that learns from scores does so inside `with space.solving:`, which takes the time of it.
     """
 
     queries: int
@@ -34,6 +54,8 @@ class Space:
     item_vectors: Callable[[], VectorSearch]
     allowed: Mask | None = None
     normalization: Normalization | None = None
+    prior: Prior | None = None
+    solving: Stopwatch = field(default_factory=Stopwatch, compare=False)
 
     @property
     def reachable(self) -> int:

@@ -105,9 +105,10 @@ def _solve(space: Space, scored: list[Scored]) -> Vectors:
 
     items = space.item_vectors()
     vectors = np.zeros((space.queries, items.dim), np.float32)
-    for vector, one in zip(vectors, scored, strict=True):
-        if len(one.rows):
-            vector[:] = solve_query_vector(items.take(one.rows), one.scores)
+    with space.solving:
+        for vector, one in zip(vectors, scored, strict=True):
+            if len(one.rows):
+                vector[:] = solve_query_vector(items.take(one.rows), one.scores)
     return vectors
 
 

@@ -60,9 +60,10 @@ class Tour(Settings):
         scored = [Scored() for _ in range(space.queries)]
 
         def step_and_search(number: int) -> Ask:
-            for query, one in enumerate(scored):
-                scales[query] = self._scale(space, one, start[query])
-                vectors[query] = self._step(space, one, vectors[query], scales[query])
+            with space.solving:
+                for query, one in enumerate(scored):
+                    scales[query] = self._scale(space, one, start[query])
+                    vectors[query] = self._step(space, one, vectors[query], scales[query])
             return self._search(space, vectors, scored, scales, number)
 
         first = self._search(space, vectors, scored, scales, 1)

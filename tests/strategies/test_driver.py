@@ -1,6 +1,7 @@
 """The driver: budgets are hard, promises are checked before they cost a call, early stops keep what was scored."""
 
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 import pytest
@@ -11,7 +12,11 @@ from crossknn.errors import StrategyError
 from crossknn.normalization import Normalization
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Answer, Ask, drive
+from crossknn.strategies.cur import AdaCur, AnnCur
+from crossknn.strategies.exact import Exact
+from crossknn.strategies.gar import Gar
 from crossknn.strategies.rerank import Rerank
+from crossknn.strategies.tour import Tour
 from crossknn.types import Proposal
 from tests.worlds import World, all_rows
 
@@ -52,6 +57,29 @@ def test_a_broken_promise_is_refused_before_it_costs_a_call(script, message):
         world.run(Scripted(script), allowed=allowed)
     assert str(error.value) == message
     assert sum(sum(asked) for asked in world.asked) == 5 * sum(len(rows) for rows in script[:-1])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "solves"),
+    [
+        (Axn(budget=20, rounds=4, first="dense"), 3),
+        (Axn(budget=20, rounds=4, first="dense", estimates=True), 4),
+        (AnnCur(budget=20), 1),
+        (AdaCur(budget=20, rounds=4, first="dense"), 3),
+        (Tour(budget=20, rounds=4, loss="mse"), 3),
+        (Gar(budget=20, rounds=4, first="dense"), 0),
+        (Rerank(budget=20, retriever="dense"), 0),
+        (Exact(), 0),
+    ],
+    ids=repr,
+)
+def test_what_a_strategy_makes_of_scores_is_timed_and_nothing_else(strategy, solves, monkeypatch):
+    """A clock that is a second later whenever somebody looks."""
+    world, seconds = World.low_rank(), count()
+    monkeypatch.setattr("crossknn.strategies.base.time.monotonic", lambda: float(next(seconds)))
+    space = world.space()
+    world.run(strategy, space=space)
+    assert space.solving.seconds == solves
 
 
 def test_the_wrong_number_of_queries_is_refused():

@@ -1,0 +1,127 @@
+"""What is known about a query's scores before the first call: `Prior`, fitted once per index."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crossknn.types import Proposal, Rows, Scores
+
+DEPTH: Final = 10_000  # rows that a retriever is asked for; those behind count as equal
+SOFT: Final = 10.0  # ranks below this differ little
+PER_SIGNAL: Final = 2  # columns
+ARRAYS: Final = ("center", "spread", "weights", "variances")
+PLAIN: Final = ("intercept", "noise", "low", "rise", "most")
+
+Columns = NDArray[np.float32]  # (items, signals × 2)
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A model of scores: `f(q, i) = m_q(i) + γ_q(i) (w·φ_q(i) + ε)`, with `w ~ N(0, I)` and `ε ~ N(0, noise)`.
+
+    The mean m is linear in what retrievers say (`weights`, of columns brought to mean 0 and deviation 1) and has each
+    item's own `bias`. The features φ are the item's vector, those columns, the bias and a constant, each with the
+    variance that its weight has from query to query. γ is how much further scores of items that retrievers find good
+    lie from the mean than those of others: it grows with what they say, from 1.
+
+    signals    the retrievers' names
+    center     (columns,) and `spread`: mean and deviation of the columns
+    weights    (columns,)
+    intercept  the score where all columns are at their mean
+    bias       (items,) by how much an item's scores are above what retrievers say, on average over queries
+    variances  (columns + 3,) of the vector, of each column, of the bias (brought to deviation 1), of the constant
+    noise      variance of what the model cannot explain
+    low        γ begins to grow where the retrievers say more than this, as a score,
+    rise       by so much for every unit of score,
+    most       up to this
+    """
+
+    signals: tuple[str, ...]
+    center: NDArray[np.float64]
+    spread: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    intercept: float
+    bias: Scores
+    variances: NDArray[np.float64]
+    noise: float
+    low: float
+    rise: float
+    most: float
+
+    @property
+    def vector_variance(self) -> float:
+        return float(self.variances[0])
+
+    def expect(self, columns: Columns) -> tuple[Scores, Scores]:
+        """(items,) m_q and γ_q, from what the retrievers say about one query."""
+        weights = self.weights / self.spread
+        said: Scores = columns @ weights.astype(np.float32) + np.float32(self.intercept - self.center @ weights)
+        return said + self.bias, self.deviation(said)
+
+    def deviation(self, said: NDArray[Any]) -> NDArray[Any]:
+        """γ, where the retrievers' part of the mean is `said`."""
+        return np.minimum(1 + self.rise * np.maximum(said - self.low, 0), self.most)
+
+    def features(self, columns: Columns) -> Columns:
+        """(items, columns + 2) φ_q but for the item vectors."""
+        scales = np.sqrt(self.variances[1:])
+        spread = float(self.bias.std()) or 1.0
+        return np.column_stack(
+            [
+                (columns - self.center.astype(np.float32)) * (scales[:-2] / self.spread).astype(np.float32),
+                self.bias * np.float32(scales[-2] / spread),
+                np.full(len(columns), scales[-1], np.float32),
+            ]
+        )
+
+    def with_items(self, bias: Scores) -> Self:
+        """The same prior for other items."""
+        return replace(self, bias=bias)
+
+    def facts(self) -> dict[str, Any]:
+        """All but the bias, as JSON can hold it."""
+        numbers = {name: getattr(self, name).tolist() for name in ARRAYS}
+        plain = {name: getattr(self, name) for name in PLAIN}
+        return {"signals": list(self.signals), **plain, **numbers}
+
+    @classmethod
+    def load(cls, bias: NDArray[Any], facts: Mapping[str, Any]) -> Self:
+        """What `facts` was taken from."""
+        arrays = {name: np.array(facts[name], np.float64) for name in ARRAYS}
+        plain = {name: float(facts[name]) for name in PLAIN}
+        values: dict[str, Any] = {**arrays, **plain}
+        return cls(signals=tuple(facts["signals"]), bias=np.asarray(bias, np.float32), **values)
+
+
+def columns_of(proposals: Sequence[Proposal], items: int) -> Columns:
+    """(items, signals × 2): what each retriever's proposal says about every item.
+
+    By retriever its estimate, where large ones count as their logarithm, and how early it comes. What was not
+    proposed counts as the last that was.
+    """
+    return np.concatenate([_columns(proposal, items, np.arange(items)) for proposal in proposals], axis=1)
+
+
+def columns_at(proposals: Sequence[Proposal], items: int, rows: Rows) -> Columns:
+    """The same for these rows only."""
+    return np.concatenate([_columns(proposal, items, rows) for proposal in proposals], axis=1)
+
+
+def ranks_of(proposal: Proposal, items: int) -> NDArray[np.int64]:
+    """(items,) each row's place in the proposal, from 0; its length where it is not in it."""
+    ranks = np.full(items, len(proposal))
+    ranks[proposal.rows] = np.arange(len(proposal))
+    return ranks
+
+
+def _columns(proposal: Proposal, items: int, rows: Rows) -> Columns:
+    if not len(proposal):
+        return np.zeros((len(rows), PER_SIGNAL), np.float32)
+    ranks = ranks_of(proposal, items)[rows]
+    estimates = np.append(proposal.estimates, proposal.estimates[-1])[ranks]
+    return np.column_stack([np.arcsinh(estimates), -np.log(ranks + SOFT)]).astype(np.float32)

@@ -1,0 +1,111 @@
+"""The prior of posterior search: what it finds in scores whose law is known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from crossknn.errors import InputError
+from crossknn.indexing.entries import Entries
+from crossknn.indexing.prior_fit import fit_prior
+from crossknn.indexing.sampling import PerItem, PerQuery, merge, sample_per_item, sample_per_query
+from crossknn.prior import Prior, columns_of
+from crossknn.ranking import top_rows
+
+QUERIES, ITEMS, DIM = 60, 800, 8
+RNG = np.random.default_rng(0)
+VECTORS = RNG.normal(size=(ITEMS, DIM)).astype(np.float32) / np.sqrt(DIM)
+SIGNAL = RNG.normal(size=(QUERIES, ITEMS)).astype(np.float32)
+BIAS = RNG.normal(size=ITEMS)
+PROPOSED = [top_rows(line, ITEMS) for line in SIGNAL]
+
+
+def propose(name, n):
+    assert name == "signal"
+    return [proposal.first(n) for proposal in PROPOSED]
+
+
+def make_entries(scores, *, per_item=6, per_query=15):
+    sizes = {"n_queries": QUERIES, "n_items": ITEMS}
+    best = sample_per_query(PerQuery(items=per_query, retriever="signal"), **sizes, propose=propose)
+    pairs = merge(sample_per_item(PerItem(queries=per_item), **sizes), best)
+    return Entries(pairs, scores[pairs.queries, pairs.rows].astype(np.float32))
+
+
+def make_scores(*, bias=1.0, vectors=0.5, noise=0.3, growth=0.0):
+    weights = RNG.normal(size=(QUERIES, DIM)) * np.sqrt(vectors)
+    said = 2.0 * np.arcsinh(SIGNAL) - 3.0
+    off = weights @ VECTORS.T + np.sqrt(noise) * RNG.normal(size=SIGNAL.shape)
+    return said + bias * BIAS + (1 + growth * np.maximum(said + 3, 0)) * off
+
+
+def fit(scores, **options):
+    return fit_prior(make_entries(scores, **options), ["signal"], propose, VECTORS)
+
+
+def test_finds_the_law_of_the_scores():
+    scores = make_scores()
+    prior = fit(scores)
+    said = prior.expect(columns_of([PROPOSED[0]], ITEMS))[0] - prior.bias
+    assert np.corrcoef(said, np.arcsinh(SIGNAL[0]))[0, 1] > 0.99
+    assert np.corrcoef(prior.bias, BIAS)[0, 1] > 0.85
+    assert 0.25 < prior.vector_variance < 1.0
+    assert 0.2 < prior.noise < 0.45
+    assert prior.most < 1.5  # scores lie as far from the mean everywhere
+
+
+def test_finds_that_scores_of_good_items_lie_further_from_the_mean():
+    prior = fit(make_scores(bias=0.0, growth=1.0))
+    assert prior.rise > 0.2
+    assert prior.most > 2
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_biases_are_shrunk_where_there_are_none(bias):
+    spread = fit(make_scores(bias=bias)).bias.std()
+    assert (spread > 0.7) if bias else (spread < 0.15)
+
+
+def test_an_item_that_was_never_scored_has_no_bias():
+    entries = make_entries(make_scores())
+    kept = entries.take(entries.pairs.rows != 7)
+    prior = fit_prior(kept, ["signal"], propose, VECTORS)
+    assert prior.bias[7] == 0
+    assert np.count_nonzero(prior.bias) == ITEMS - 1
+
+
+@pytest.mark.parametrize("scores", ["constant", "huge"])
+def test_odd_scores_give_finite_numbers(scores):
+    values = np.full((QUERIES, ITEMS), 2.0) if scores == "constant" else 1e5 * make_scores()
+    prior = fit(values)
+    numbers = [prior.weights, prior.variances, prior.bias, [prior.noise, prior.low, prior.rise, prior.most]]
+    assert all(np.isfinite(part).all() for part in numbers)
+    assert prior.noise > 0
+    assert (prior.variances > 0).all()
+
+
+def test_random_pairs_alone_are_enough():
+    prior = fit(make_scores(), per_query=1)
+    assert 0.2 < prior.noise < 0.6
+
+
+def test_the_same_seed_gives_the_same_prior():
+    scores = make_scores()
+    one, other = fit(scores), fit(scores)
+    assert one.facts() == other.facts()
+    np.testing.assert_array_equal(one.bias, other.bias)
+
+
+def test_facts_and_bias_bring_it_back():
+    prior = fit(make_scores())
+    back = Prior.load(prior.bias, prior.facts())
+    columns = columns_of([PROPOSED[3]], ITEMS)
+    for mine, its in zip(prior.expect(columns), back.expect(columns), strict=True):
+        np.testing.assert_array_equal(mine, its)
+    np.testing.assert_array_equal(prior.features(columns), back.features(columns))
+    assert replace(back, bias=prior.bias).facts() == prior.facts()
+
+
+def test_no_scores_no_prior():
+    with pytest.raises(InputError, match=r"needs the scores of some pairs\. Got 0"):
+        fit_prior(make_entries(make_scores()).take(slice(0, 0)), ["signal"], propose, VECTORS)

@@ -1,0 +1,171 @@
+"""Posterior search against a plain reading of its formula, its equalities, and data that would break a careless one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from crossknn.errors import InputError
+from crossknn.prior import Prior, columns_of
+from crossknn.strategies.cholesky import Cholesky
+from crossknn.strategies.exact import Exact
+from crossknn.strategies.posterior import Posterior
+from tests.worlds import World, all_rows
+
+
+def make_prior(items: int, **changes) -> Prior:
+    """One signal, the dual encoder, with every part of the model in use."""
+    values = {
+        "signals": ("dense",),
+        "center": np.array([0.5, -4.0]),
+        "spread": np.array([2.0, 1.5]),
+        "weights": np.array([1.0, 0.7]),
+        "intercept": 0.3,
+        "bias": np.random.default_rng(5).normal(size=items).astype(np.float32),
+        "variances": np.array([0.5, 0.2, 0.1, 0.3, 0.4]),
+        "noise": 0.2,
+        "low": 0.0,
+        "rise": 0.5,
+        "most": 3.0,
+    }
+    return Prior(**{**values, **changes})
+
+
+def make_world(items: int = 300, **changes) -> World:
+    world = World.low_rank(queries=4, items=items, dim=16, seed=3)
+    world.prior = make_prior(items, **changes)
+    return world
+
+
+def expected_scores(world: World, query: int, rows: list[int]) -> np.ndarray:
+    """The formula `m + γ φ Φᵀ (Φ Φᵀ + noise)⁻¹ r`, as plainly as numpy says it."""
+    prior = world.prior
+    dense = world.vectors @ world.query_vectors[query]
+    ranks = np.empty(len(dense))
+    ranks[np.argsort(-dense, kind="stable")] = np.arange(len(dense))
+    columns = (np.column_stack([np.arcsinh(dense), -np.log(ranks + 10)]) - prior.center) / prior.spread
+    said = columns @ prior.weights + prior.intercept
+    mean, gamma = said + prior.bias, np.clip(1 + prior.rise * (said - prior.low), 1, prior.most)
+    parts = np.column_stack([columns, prior.bias / prior.bias.std(), np.ones(len(dense))])
+    phi = np.concatenate([world.vectors * prior.variances[0] ** 0.5, parts * prior.variances[1:] ** 0.5], axis=1)
+    known = phi[rows]
+    residuals = (world.scores[query, rows] - mean[rows]) / gamma[rows]
+    weights = known.T @ np.linalg.solve(known @ known.T + prior.noise * np.eye(len(rows)), residuals)
+    return mean + gamma * (phi @ weights)
+
+
+@pytest.mark.parametrize(("budget", "rounds"), [(30, 3), (60, 6), (8, 4)])
+def test_equals_a_plain_reading_of_the_formula(budget, rounds):
+    world, share = make_world(), budget // rounds
+    for query, found in enumerate(world.run(Posterior(budget, rounds))):
+        scored: list[int] = []
+        for _ in range(rounds):
+            order = np.argsort(-expected_scores(world, query, scored), kind="stable")
+            scored += [row for row in order.tolist() if row not in set(scored)][:share]
+        assert all_rows(found) == scored
+
+
+def test_estimates_are_the_posterior_mean_of_every_item():
+    world = make_world()
+    for query, found in enumerate(world.run(Posterior(20, 4, estimates=True))):
+        wanted = expected_scores(world, query, all_rows(found))
+        np.testing.assert_allclose(found.all_estimates, wanted, atol=2e-4)
+
+
+def test_one_round_reranks_the_priors_own_order():
+    world = make_world()
+    for query, found in enumerate(world.run(Posterior(25, 1))):
+        assert all_rows(found) == np.argsort(-expected_scores(world, query, []), kind="stable")[:25].tolist()
+
+
+def test_without_noise_the_scores_that_were_seen_are_explained():
+    """As AXN interpolates, but with the prior wherever nothing was scored."""
+    world = make_world(noise=1e-9)
+    for line, found in zip(world.scores, world.run(Posterior(12, 3, estimates=True)), strict=True):
+        rows = all_rows(found)
+        np.testing.assert_allclose(found.all_estimates[rows], line[rows], atol=1e-2)
+
+
+def test_a_budget_for_everything_is_exact_search():
+    world = make_world(items=40)
+    for exact, found in zip(world.run(Exact()), world.run(Posterior(60, 5)), strict=True):
+        assert sorted(all_rows(found)) == sorted(all_rows(exact))
+
+
+def test_a_batch_searches_as_each_query_alone():
+    world = make_world()
+    together = world.run(Posterior(40, 4))
+    for query, found in enumerate(together):
+        (alone,) = world.run(Posterior(40, 4), only=slice(query, query + 1))
+        assert all_rows(alone) == all_rows(found)
+
+
+def test_a_filter_holds_in_every_round():
+    world = make_world()
+    allowed = np.zeros(300, bool)
+    allowed[::7] = True
+    for found in world.run(Posterior(20, 4), allowed=allowed):
+        assert len(all_rows(found)) == 20
+        assert allowed[all_rows(found)].all()
+
+
+def test_finds_more_than_the_prior_alone_where_the_dual_encoder_is_off():
+    world = World.low_rank(queries=20, items=2000, dim=16, noise=1.0)
+    flat = {"center": np.array([0.0, 0.0]), "weights": np.array([2.0, 0.0]), "bias": np.zeros(2000, np.float32)}
+    world.prior = make_prior(2000, variances=np.array([1.0, 0.1, 0.1, 0.1, 0.1]), rise=0.0, most=1.0, **flat)
+    truth = np.argsort(-world.scores, axis=1)[:, :50]
+
+    def recall(rounds):
+        found = world.run(Posterior(100, rounds))
+        return np.mean([np.isin(t, all_rows(f)).mean() for t, f in zip(truth, found, strict=True)])
+
+    assert recall(10) > recall(1) + 0.2
+
+
+@pytest.mark.parametrize("scores", ["constant", "huge", "tiny"])
+def test_odd_scores_and_items_that_are_all_the_same(scores):
+    world = make_world()
+    world.vectors[:] = world.vectors[0]
+    world.prior = replace(world.prior, noise=1e-4)
+    world.scores = {
+        "constant": np.full_like(world.scores, 3.0),
+        "huge": 1e6 * world.scores,
+        "tiny": 1e-6 * world.scores,
+    }[scores]
+    for found in world.run(Posterior(100, 10, estimates=True)):
+        assert len(set(all_rows(found))) == 100
+        assert np.isfinite(found.all_estimates).all()
+
+
+def test_without_a_prior_it_says_how_to_get_one():
+    world = make_world()
+    world.prior = None
+    with pytest.raises(InputError, match=r"needs an index with a prior: Index\.build\(…, prior=True\)"):
+        world.run(Posterior(20, 2))
+
+
+@pytest.mark.parametrize(("budget", "rounds"), [(0, 1), (5, 6), (5, 0)])
+def test_settings_that_cannot_be(budget, rounds):
+    with pytest.raises(InputError):
+        Posterior(budget, rounds)
+
+
+def test_what_was_not_proposed_counts_as_the_last_that_was():
+    world = make_world()
+    _, (proposal, *_) = world.space().propose("dense", 30)
+    columns = columns_of([proposal], 300)
+    left = np.setdiff1d(np.arange(300), proposal.rows)
+    assert len(np.unique(columns[left], axis=0)) == 1
+    assert columns[left[0], 0] == columns[proposal.rows[-1], 0]
+    assert columns[left[0], 1] < columns[:, 1][proposal.rows].min()
+
+
+def test_the_factor_of_a_matrix_that_grows():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(60, 20))
+    whole = rows @ rows.T + 0.1 * np.eye(60)
+    factor, goal = Cholesky(), rng.normal(size=60)
+    for start, stop in ((0, 1), (1, 20), (20, 25), (25, 60)):
+        factor.append(whole[:start, start:stop].copy(), whole[start:stop, start:stop].copy())
+        assert len(factor) == stop
+    np.testing.assert_allclose(factor.solve(goal), np.linalg.solve(whole, goal), rtol=1e-8)
