@@ -4,12 +4,13 @@ The paper's Figure 1 and its table of indexing times, on other data. For each se
 queries (all items), then one index per way of building it, each from the same train queries, its calls and its
 seconds by step, and the recall of both strategies with its vectors.
 
-    python -m benchmarks.index_quality <BEIR folder>... --scorer <folder> --out benchmarks/results/index_quality.json
+    python -m benchmarks.index_quality <set>... --scorer <folder> --out benchmarks/results/index_quality.json
     python -m benchmarks.index_quality example --scorer embedded
 
 DE     the dual encoder's vectors                       MF_ind   its vectors through nets fitted to scores
 MF_trns free vectors, fitted to scores                  DE_dstl  the dual encoder, fine-tuned on scores
-"/Q" is 100 items per train query, the dual encoder's nearest; "/I" is 8 train queries per item, at random.
+"/Q" is 100 items per train query, the dual encoder's nearest; "/I" is 8 train queries per item, at random. A set is
+what `crossknn bench set` takes.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ import torch
 
 from benchmarks.scoring_speed import surroundings
 from crossknn import example
+from crossknn.cli.common import Dtype, load_scorer
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.evaluate.datasets import Dataset
 from crossknn.evaluate.known import KnownScores
 from crossknn.evaluate.measures import bootstrap_interval, top_k_recall
+from crossknn.evaluate.tasks import marks_of
 from crossknn.index import Index
 from crossknn.indexing.building import Build
 from crossknn.indexing.distill import Distillation
@@ -40,15 +43,14 @@ from crossknn.indexing.sampling import PerItem, PerQuery, Sampling
 from crossknn.indexing.transductive import Transductive
 from crossknn.items import Items
 from crossknn.ranking import top_rows
-from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.rerank import Rerank
+from crossknn.types import Scorer
 
 MEASURED = ((1, 100), (10, 100), (100, 500))  # (k, budget)
 MIXES = (0.0, 0.5, 0.8)
-PER_QUERY, PER_ITEM = PerQuery(items=100, retriever="dense"), PerItem(queries=8)
 
 
 @dataclass
@@ -62,9 +64,10 @@ class Set:
 
 def main() -> None:
     options = read_options()
-    scorer = CrossEncoder(options.scorer, device=options.device, dtype=options.dtype)
+    scorer = load_scorer(options.scorer, device=options.device, dtype=Dtype(options.dtype), cache=None)
     encoder = SentenceEncoder(options.encoder, device=options.device)
-    report: dict[str, Any] = {"seed": options.seed, "rounds": 10, "dtype": options.dtype, "sets": []}
+    settings = ("seed", "rounds", "dtype", "preset", "per_query", "per_item")
+    report: dict[str, Any] = {**{name: getattr(options, name) for name in settings}, "sets": []}
     report |= surroundings(options)
     for name in options.sets:
         report["sets"].append(measure_set(read_set(name, scorer, options), scorer, encoder, options))
@@ -73,12 +76,17 @@ def main() -> None:
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sets", nargs="+", help='BEIR folders, or "example" for the embedded one')
+    parser.add_argument("sets", nargs="+", help='BEIR folders and the like, or "example" for the embedded one')
     parser.add_argument("--scorer", required=True)
     parser.add_argument("--encoder", default="embedded")
+    parser.add_argument("--train-split", default="train", help='"pseudo" for generated queries')
     parser.add_argument("--train", type=int, default=500, help="train queries")
     parser.add_argument("--test", type=int, default=100, help="test queries, each scored against all items")
     parser.add_argument("--senses", type=int, default=15_000, help="of the embedded example")
+    parser.add_argument("--per-query", type=int, default=100, help='items per train query of "/Q"')
+    parser.add_argument("--per-item", type=int, default=8, help='train queries per item of "/I"')
+    parser.add_argument("--preset", default="paper", help="settings of the fits, such as paper-scidocs")
+    parser.add_argument("--rounds", type=int, default=10, help="of Axn")
     parser.add_argument("--without", nargs="*", default=[], help="ways of building to leave out, such as DE_dstl/Q")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -87,14 +95,15 @@ def read_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read_set(name: str, scorer: CrossEncoder, options: argparse.Namespace) -> Set:
+def read_set(name: str, scorer: Scorer, options: argparse.Namespace) -> Set:
     """Items, train and test queries drawn by the seed, and the exact scores of the latter."""
     if name == "example":
         items = example.senses(options.senses)
         queries = {split: [query.text for query in example.queries(split, among=items)] for split in ("train", "test")}
     else:
-        data = Dataset.from_beir(name, splits=["train", "test"])
-        items, queries = data.items, {split: list(data.split(split).texts) for split in ("train", "test")}
+        data = Dataset.open(name, seed=options.seed, **marks_of(scorer))
+        items = data.items
+        queries = {"train": list(data.split(options.train_split).texts), "test": list(data.split("test").texts)}
     rng = np.random.default_rng(options.seed)
     drawn = {
         split: [found[place] for place in rng.permutation(len(found))[: getattr(options, split)]]
@@ -106,16 +115,16 @@ def read_set(name: str, scorer: CrossEncoder, options: argparse.Namespace) -> Se
     return Set(Path(name).name, items, drawn["train"], drawn["test"], scores)
 
 
-def measure_set(
-    data: Set, scorer: CrossEncoder, encoder: SentenceEncoder, options: argparse.Namespace
-) -> dict[str, Any]:
+def measure_set(data: Set, scorer: Scorer, encoder: SentenceEncoder, options: argparse.Namespace) -> dict[str, Any]:
+    per_query, per_item = PerQuery(items=options.per_query, retriever="dense"), PerItem(queries=options.per_item)
+    nets = options.preset if options.preset in Inductive.PRESETS else "paper"  # which has none for ZeShEL
     ways: dict[str, tuple[Sampling | None, Method | None]] = {
         "DE": (None, None),
-        "MF_trns/Q": (PER_QUERY, Transductive.preset("paper")),
-        "MF_trns/I": (PER_ITEM, Transductive.preset("paper")),
-        "MF_trns ALS/I": (PER_ITEM, Transductive(method="als")),
-        "MF_ind/Q": (PER_QUERY, Inductive.preset("paper")),
-        "MF_ind/I": (PER_ITEM, Inductive.preset("paper")),
+        "MF_trns/Q": (per_query, Transductive.preset(options.preset)),
+        "MF_trns/I": (per_item, Transductive.preset(options.preset)),
+        "MF_trns ALS/I": (per_item, Transductive(method="als")),
+        "MF_ind/Q": (per_query, Inductive.preset(nets)),
+        "MF_ind/I": (per_item, Inductive.preset(nets)),
     }
     first = Build(data.items, scorer=scorer, encoder=encoder, device=options.device)
     vectors = first.vectors  # encoded once, counted for all
@@ -128,7 +137,7 @@ def measure_set(
             build.seconds |= first.seconds
             records.append(measure_index(name, Index.of(build.run(), scorer, encoder), data, scorer, encoder, options))
     if "DE_dstl/Q" not in options.without:
-        records.append(distil(data, scorer, encoder, vectors, options))
+        records.append(distil(data, per_query, scorer, encoder, vectors, options))
     queries, items = data.scores.shape
     return {
         "set": data.name,
@@ -140,10 +149,15 @@ def measure_set(
 
 
 def distil(
-    data: Set, scorer: CrossEncoder, encoder: SentenceEncoder, vectors: np.ndarray, options: argparse.Namespace
+    data: Set,
+    per_query: PerQuery,
+    scorer: Scorer,
+    encoder: SentenceEncoder,
+    vectors: np.ndarray,
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
     """The dual encoder fine-tuned on G's scores, and its vectors of all items."""
-    sampled = {"sampling": PER_QUERY, "factors": Transductive(), "device": options.device}
+    sampled = {"sampling": per_query, "factors": Transductive(), "device": options.device}
     build = Build(data.items, scorer=scorer, encoder=encoder, queries=data.train, **sampled)
     build.vectors = vectors
     entries = build.score()
@@ -163,7 +177,7 @@ def distil(
 
 
 def measure_index(
-    name: str, index: Index, data: Set, scorer: CrossEncoder, encoder: SentenceEncoder, options: argparse.Namespace
+    name: str, index: Index, data: Set, scorer: Scorer, encoder: SentenceEncoder, options: argparse.Namespace
 ) -> dict[str, Any]:
     lines = dict(zip(data.test, data.scores, strict=True))
     known = KnownScores(lines, data.items.texts, fingerprint=scorer.fingerprint)
@@ -173,7 +187,7 @@ def measure_index(
     recall: dict[str, dict[str, Any]] = {}
     for k, budget in MEASURED:
         strategies: dict[str, Strategy] = {"Rerank": Rerank(budget, own)}
-        strategies |= {f"Axn λ={mix:g}": Axn(budget, 10, mix, "dense") for mix in MIXES}
+        strategies |= {f"Axn λ={mix:g}": Axn(budget, options.rounds, mix, "dense") for mix in MIXES}
         for strategy, made in strategies.items():
             found = searcher.search_many(data.test, k=budget, strategy=made)
             shares = 100 * top_k_recall(truth, [np.array([hit.row for hit in hits]) for hits in found], k)

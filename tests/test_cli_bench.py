@@ -1,11 +1,14 @@
 """`crossknn bench` as a user runs it: numbers, files, exit codes, no tracebacks."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
 
+from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder
 from tests.evaluate.folders import write_beir, write_scores
+from tests.evaluate.test_datasets import WORDS, mention, write_zeshel
 from tests.test_cli import ENCODER, fail, invoke
 
 SMALL = ["--budgets", "10,20", "--k", "1,5", "--rounds", 3]
@@ -23,7 +26,7 @@ def test_a_matrix_gives_a_table_and_a_file(folder, tmp_path):
     assert "↳ axn, fitted" in result.stdout
     assert "offline calls, CUR: 540" in result.stdout
     found = json.loads((tmp_path / "out.json").read_text())
-    assert len(found["records"]) == 10 * 2 * 2
+    assert len(found["records"]) == 11 * 2 * 2
     record = found["records"][0]
     assert {"strategy", "budget", "k", "recall", "low", "high", "calls", "seconds"} <= record.keys()
     assert (record["strategy"], record["budget"], record["k"], record["calls"]) == ("rerank, dense", 10, 1, 10)
@@ -42,14 +45,43 @@ def test_strategies_queries_and_a_report(folder, tmp_path):
     page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     assert "axn, λ 0.8, bm25 first" in page
     assert (tmp_path / "report" / "recall.png").read_bytes().startswith(b"\x89PNG")
+    drawn = {"recall", "rounds", "mix", "latency", "distributions"}
+    assert {path.stem for path in (tmp_path / "report").glob("*.png")} == drawn
+    assert page.count("<picture>") == len(drawn)
+    assert "Left out: sampling, for no offline calls per item were allowed (--index-calls-per-item); quality" in page
+
+
+def test_studies_are_chosen_by_name_and_go_into_the_file(folder, tmp_path):
+    command = [
+        "bench",
+        "matrix",
+        folder,
+        *SMALL,
+        "--strategies",
+        "rerank",
+        "--queries",
+        3,
+        "--json",
+        tmp_path / "out.json",
+    ]
+    invoke(*command, "--studies", "mix,quality")
+    studies = json.loads((tmp_path / "out.json").read_text())["studies"]
+    assert set(studies) == {"mix", "left_out"}
+    assert studies["left_out"] == {"quality": "nobody judged which items are relevant"}
+    assert (studies["mix"]["budget"], {curve["k"] for curve in studies["mix"]["curves"]}) == (20, {1, 5})
+    for more in (["--studies", "none", "--report", tmp_path / "report"], []):
+        invoke(*command, *more)
+        assert "studies" not in json.loads((tmp_path / "out.json").read_text())
+    assert [path.name for path in (tmp_path / "report").glob("*.png")] == ["recall.png"]
 
 
 def test_a_set_is_scored_searched_and_judged(tmp_path, bert_folder):
     write_beir(tmp_path / "set")
     options = ["--scorer", bert_folder, "--encoder", ENCODER, "--index-calls-per-item", 2, "--queries", 3]
     command = ["bench", "set", tmp_path / "set", *SMALL, *options, "--json", tmp_path / "out.json"]
-    result = invoke(*command, "--strategies", "rerank,axn,adacur")
+    result = invoke(*command, "--strategies", "rerank,axn,adacur", "--studies", "quality,latency,sampling")
     assert "By the judgments" in result.stdout
+    assert "study sampling" in result.stderr
     found = json.loads((tmp_path / "out.json").read_text())
     assert {record["strategy"] for record in found["records"]} == {"rerank, fused", "axn", "axn, fitted", "adacur"}
     assert {one["strategy"] for one in found["quality"]} == {"rerank, fused", "axn", "axn, fitted", "adacur", "exact"}
@@ -57,6 +89,14 @@ def test_a_set_is_scored_searched_and_judged(tmp_path, bert_folder):
     assert found["header"]["data"]["offline calls, CUR"] == 2 * 40
     assert found["header"]["data"]["train part"] == "train"
     assert list((tmp_path / "set.work" / "exact").glob("*.npy"))
+    studies = found["studies"]
+    assert [one["calls"] for one in studies["sampling"]["indexes"]] == [80, 78, 160, 162]  # 6 train queries
+    best = {(one["strategy"], one["budget"]): one["values"] for one in studies["quality"]["levels"]}
+    assert best["exact", None]["true top 5"] == 1
+    for record in found["records"]:
+        beside = best[record["strategy"], record["budget"]]
+        assert beside[f"true top {record['k']}"] == record["recall"]
+        assert record["seconds"] in [one["seconds"] for one in studies["latency"]["times"]]
     again = invoke(*command, "--strategies", "rerank,axn,adacur")
     assert again.stdout.split("budget 10")[0] == result.stdout.split("budget 10")[0]
     before, after = found["records"], json.loads((tmp_path / "out.json").read_text())["records"]
@@ -77,6 +117,11 @@ def test_a_set_is_scored_searched_and_judged(tmp_path, bert_folder):
         (["--k", "0"], "--k must be different whole numbers between commas"),
         (["--json", "nowhere/out.json"], "--json must be a file in a folder that exists."),
         (["--report", "FILE"], "--report must be a folder."),
+        (["--studies", "rounds"], "--studies are shown in a --report or a --json file. Give one of them."),
+        (
+            ["--studies", "round", "--report", "new"],
+            "studies must be names between commas, or none. Known: rounds, mix",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -112,3 +157,106 @@ def test_arrays_that_do_not_fit_together(folder, monkeypatch, capsys):
     code, said = fail(monkeypatch, capsys, "bench", "matrix", folder)
     assert code == 2
     assert "wanted scores of shape (12, 60) beside it, got (12, 61)" in said
+
+
+def test_a_matrix_can_be_tuned(folder, tmp_path):
+    names = ["--strategies", "rerank:retriever=bm25,axn:first=bm25", "--tune", "--json", tmp_path / "out.json"]
+    result = invoke("bench", "matrix", folder, *SMALL, *names, "--report", tmp_path / "report", "--studies", "none")
+    assert "↳ axn, bm25 first, tuned" in result.stdout
+    assert "↳ axn, bm25 first, oracle" in result.stdout
+    assert "not attainable" in result.stdout.replace("\n", " ")
+    assert "axn, bm25 first, tuned: axn:first=bm25:mix=0." in result.stdout
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["header"]["data"]["dev queries"] == 1
+    assert found["header"]["data"]["train queries"] == 8
+    assert found["header"]["command"].endswith(" --tune")
+    tuned, oracle = (
+        {(one["budget"], one["k"]): one for one in found["records"] if one["strategy"] == f"axn, bm25 first, {which}"}
+        for which in ("tuned", "oracle")
+    )
+    assert len({json.dumps(one["settings"]) for one in tuned.values()}) == 1
+    assert all(one["oracle"] and one["recall"] >= tuned[cell]["recall"] for cell, one in oracle.items())
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert "it is not attainable" in page
+    assert page.count('class="adaptive oracle"') == 2  # one for each budget
+    assert "the best of 4 settings on the dev queries" in page
+
+
+def test_a_set_can_be_tuned(tmp_path, bert_folder):
+    write_beir(tmp_path / "set", splits=("train", "dev", "test"))
+    options = ["--scorer", bert_folder, "--encoder", ENCODER, "--queries", 2, "--strategies", "rerank,tour:loss=mse"]
+    command = ["bench", "set", tmp_path / "set", *SMALL, *options, "--tune", "--json", tmp_path / "out.json"]
+    result = invoke(*command, "--dev-queries", 3)
+    assert "Tuning scores 3 dev queries with all 40 items: 120 calls, once." in result.stderr
+    assert "exact scores of dev queries: 120 done" in result.stderr
+    assert "tune on dev queries" in result.stderr
+    assert "search for the oracle" in result.stderr
+    assert "rerank, oracle" in result.stdout
+    data = json.loads((tmp_path / "out.json").read_text())["header"]["data"]
+    assert (data["dev queries"], data["dev part"]) == (3, "the split dev")
+    assert len(list((tmp_path / "set.work" / "exact").glob("*.npy"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tune", "--strategies", "rerank:retriever=bm25"], "there is nothing to tune"),
+        (["--tune", "--dev-split", "test"], "the dev split must be another than those that are asked"),
+        (["--tune"], "at least 2 train queries, of which some are held out. Got 0 train queries instead."),
+        (["--dev-split", "dev"], "--dev-split goes with --tune only. Got 'dev' without it."),
+        (["--dev-queries", 9], "--dev-queries goes with --tune only. Got 9 without it."),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_tuned_is_said_before_anything_is_scored(
+    tmp_path, bert_folder, options, message, monkeypatch, capsys
+):
+    splits = ("test",) if options == ["--tune"] else ("train", "test")
+    write_beir(tmp_path / "set", splits=splits)
+    models = ["--scorer", bert_folder, "--encoder", ENCODER]
+    code, said = fail(monkeypatch, capsys, "bench", "set", tmp_path / "set", *models, *options)
+    assert code == 2
+    assert message in said
+    assert not (tmp_path / "set.work").exists()
+
+
+def test_a_domain_of_zeshel_with_a_scorer_that_reads_its_marks(tmp_path, encoder_folder, monkeypatch):
+    write_zeshel(
+        tmp_path / "zeshel", *(mention(n, start_index=n, end_index=n, text=WORDS.split()[n]) for n in range(9))
+    )
+    EmbCrossEncoder(
+        encoder_folder,
+        query_pooling="mention",
+        mention_tokens=("[M]", "[/M]"),
+        item_pooling="title",
+        title_token="[T]",
+    ).save(tmp_path / "emb")
+    monkeypatch.chdir(tmp_path)
+    models = ["--scorer", tmp_path / "emb", "--encoder", ENCODER, "--strategies", "rerank", "--queries", 2]
+    result = invoke("bench", "set", "zeshel:zeshel:yugioh:5", *models, "--budgets", 1, "--k", 1, "--json", "out.json")
+    assert "yugioh: 2 items, 2 queries" in result.stdout
+    assert json.loads((tmp_path / "out.json").read_text())["header"]["data"]["train queries"] == 5
+    assert (tmp_path / "zeshel-zeshel-yugioh-5.work" / "exact").is_dir()
+    pair = ["the [M] red tower [/M] who guards", "Tower [T] Tower Tower is red"]
+    scored = invoke("score", *pair, "--scorer", tmp_path / "emb", "--json").stdout
+    wanted = EmbCrossEncoder(tmp_path / "emb").score(pair[:1], pair[1:])
+    assert json.loads(scored)["score"] == pytest.approx(float(wanted[0]), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("zeshel:zeshel", "wanted zeshel:FOLDER:DOMAIN, such as zeshel:data/zeshel:yugioh. Got 'zeshel:zeshel'."),
+        ("zeshel:zeshel:yugioh:40", "train must be below the number of mentions of yugioh, 20"),
+        ("zeshel:nowhere:yugioh", "nowhere: wanted the documents of the domain 'yugioh', got those of none."),
+        ("ir_datasets:beir/scifact", "pip install 'crossknn[datasets]'"),
+    ],
+)
+def test_sets_that_cannot_be_opened(tmp_path, bert_folder, source, message, monkeypatch, capsys):
+    write_zeshel(tmp_path / "zeshel")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ir_datasets", None)
+    models = ["--scorer", bert_folder, "--encoder", ENCODER]
+    code, said = fail(monkeypatch, capsys, "bench", "set", source, *models)
+    assert code == 2
+    assert message in said

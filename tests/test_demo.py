@@ -376,8 +376,8 @@ def test_killed_in_the_middle_it_goes_on_and_scores_nothing_twice(tmp_path, monk
     assert second.returncode == 0, second.stderr
     assert rows_of_table(second.stdout) == ROWS * 3
     assert before + calls_of_the_last_run(folder) == count_scores(folder) == total
-    for module in ("page", "report"):  # drawing takes time and was done by the second run
-        monkeypatch.setattr(f"crossknn.evaluate.{module}.draw", lambda comparison, **options: b"")
+    # Drawing takes time and was done by the second run.
+    monkeypatch.setattr("crossknn.evaluate.pictures.Picture.png", lambda self, **options: b"")
     third = CliRunner().invoke(app, command[3:])
     assert third.exit_code == 0, third.output
     assert calls_of_the_last_run(folder) == 0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,8 +36,12 @@ from crossknn.cli.common import (
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
-    from crossknn.evaluate.bench import Bench, Outcome, Quality
-    from crossknn.evaluate.contenders import Entry
+    from crossknn.evaluate.bench import Bench
+    from crossknn.evaluate.compare import Quality
+    from crossknn.evaluate.comparison import Comparison
+    from crossknn.types import Progress
+
+DEV_QUERIES = 50  # of a set of texts, where each costs as many calls as there are items
 
 app = typer.Typer(
     help="Compare strategies with exact search: how much they find, for how many calls.",
@@ -47,7 +54,7 @@ StrategiesOption = Annotated[
     typer.Option(
         "--strategies",
         help="Names between commas, with settings after colons: rerank:retriever=fused,axn:mix=0.8:first=bm25. "
-        "Known: rerank, axn, anncur, adacur, tour, gar. Default: all that the data have scores for.",
+        "Known: rerank, axn, anncur, adacur, tour, gar, posterior. Default: all that the data have scores for.",
     ),
 ]
 BudgetsOption = Annotated[str, typer.Option("--budgets", help="Calls per query, between commas.")]
@@ -64,11 +71,27 @@ CallsOption = Annotated[
 QueriesOption = Annotated[
     int | None, typer.Option("--queries", min=1, help="Ask only the first of the test queries. Default: all.")
 ]
+TuneOption = Annotated[
+    bool,
+    typer.Option(
+        "--tune",
+        help="Choose the settings that a name leaves open on dev queries, one for all k and budgets, and show beside "
+        "them what the best setting of each k and budget would have found.",
+    ),
+]
 JsonFileOption = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Also write the numbers into this file.")
 ]
 ReportOption = Annotated[
-    Path | None, typer.Option("--report", metavar="FOLDER", help="Also write a page and a figure into this folder.")
+    Path | None, typer.Option("--report", metavar="FOLDER", help="Also write a page and its figures into this folder.")
+]
+StudiesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--studies",
+        help="What the report and the file study beside budgets, between commas: rounds, mix, sampling, latency, "
+        "distributions, quality; or none. Default: all in a report.",
+    ),
 ]
 
 
@@ -82,35 +105,45 @@ def matrix(
     seed: SeedOption = 0,
     calls_per_item: CallsOption = 0,
     queries: QueriesOption = None,
+    tune: TuneOption = False,
     json_file: JsonFileOption = None,
     report: ReportOption = None,
+    studies: StudiesOption = None,
 ) -> None:
     """Compare strategies on exact scores that were computed before.
 
     Without train scores the first half of the test queries is for learning, and the second half is asked. CUR
-    (anncur, adacur) learns from all train scores.
+    (anncur, adacur) learns from all train scores. With --tune the last fifth of the train queries, at most 100, are dev
+    queries: nothing is learned from them.
     """
     from crossknn.evaluate.bench import Bench
     from crossknn.evaluate.tasks import read_matrix
 
     sizes = {"budgets": _read_sizes("--budgets", budgets), "ks": _read_sizes("--k", ks)}
     _check_outputs(json_file, report)
+    chosen = _choose_studies(studies, json_file, report)
     with Steps() as progress:
-        task = read_matrix(folder, queries=queries)
+        task = read_matrix(folder, queries=queries, tune=tune)
         bench = Bench(
             task, calls_per_item=calls_per_item, anchors=len(task.train), seed=seed, progress=from_nothing(progress)
         )
-        entries = _read_entries(strategies, bench, sizes["budgets"], rounds)
+        run = _plan(strategies, bench, **sizes, rounds=rounds, tune=tune, progress=progress)
         given = {"--strategies": strategies, "--budgets": budgets, "--k": ks, "--rounds": rounds, "--seed": seed}
-        given |= {"--index-calls-per-item": calls_per_item, "--queries": queries}
-        outcome = bench.run(entries, **sizes, command=_command("matrix", folder, given))
-    _present(outcome, sizes["ks"], json_file, report)
+        given |= {"--index-calls-per-item": calls_per_item, "--queries": queries, "--tune": tune}
+        comparison = run(bench, _command("matrix", str(folder), given))
+        comparison = _add_studies(comparison, bench, chosen, rounds, from_nothing(progress))
+    _present(comparison, sizes["ks"], json_file, report)
 
 
 @app.command(name="set")
 def set_(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A BEIR folder: corpus.jsonl, queries.jsonl, qrels/*.tsv.")
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SET",
+            help="A BEIR folder (corpus.jsonl, queries.jsonl, qrels/*.tsv), zeshel:FOLDER:DOMAIN (with :100 at its end "
+            "for 100 train queries instead of 500), or ir_datasets:NAME.",
+        ),
     ],
     strategies: StrategiesOption = None,
     budgets: BudgetsOption = "50,100,500",
@@ -124,16 +157,29 @@ def set_(
         str | None,
         typer.Option(help="The queries to learn from. Default: train, or where there is none queries cut from items."),
     ] = None,
+    train_queries: Annotated[
+        int | None, typer.Option(min=1, help="Learn only from the first of the train queries. Default: from all.")
+    ] = None,
+    tune: TuneOption = False,
+    dev_split: Annotated[
+        str | None,
+        typer.Option(help="The dev queries of --tune. Default: dev, or where there is none the last train queries."),
+    ] = None,
+    dev_queries: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"How many of them are scored with every item, at most. Default: {DEV_QUERIES}."),
+    ] = None,
     scorer: ScorerOption = DEFAULT_SCORER,
     encoder: EncoderOption = DEFAULT_ENCODER,
     work_dir: Annotated[
         Path | None,
-        typer.Option("--work-dir", help="Folder that keeps scores and vectors. Default: DIR.work, beside the set."),
+        typer.Option("--work-dir", help="Folder that keeps scores and vectors. Default: SET.work, beside a folder."),
     ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = Dtype.auto,
     json_file: JsonFileOption = None,
     report: ReportOption = None,
+    studies: StudiesOption = None,
 ) -> None:
     """Compare strategies on a set of texts: every query is scored with every item first.
 
@@ -146,28 +192,42 @@ def set_(
 
     sizes = {"budgets": _read_sizes("--budgets", budgets), "ks": _read_sizes("--k", ks)}
     _check_outputs(json_file, report)
+    chosen = _choose_studies(studies, json_file, report)
     import_extra("ir_measures", extra="bench")
-    work = work_dir or work_dir_of(folder)
+    for option, value in (("--dev-split", dev_split), ("--dev-queries", dev_queries)):
+        if value is not None and not tune:
+            raise InputError(f"{option} goes with --tune only. Got {value!r} without it.")
+    work = work_dir or _work_dir_of(source)
     with Steps(keep=True, lines=True) as steps, going_on():
         progress = from_nothing(steps)
         task = read_set(
-            folder,
+            source,
             scorer=load_scorer(scorer, device=device, dtype=dtype, cache=None),
             encoder=load_builder_encoder(encoder, device=device),
             split=split,
             train_split=train_split,
+            train_queries=train_queries,
             queries=queries,
+            dev_split=dev_split,
+            dev_queries=(dev_queries or DEV_QUERIES) if tune else None,
+            seed=seed,
             work_dir=work,
             progress=progress,
         )
         learning: dict[str, Any] = {"calls_per_item": calls_per_item, "anchors": calls_per_item, "seed": seed}
-        entries = _read_entries(strategies, Bench(task, **learning), sizes["budgets"], rounds)
+        run = _plan(strategies, Bench(task, **learning), **sizes, rounds=rounds, tune=tune, progress=progress)
+        if task.dev is not None:
+            count, items = len(task.dev.queries), len(task.items)
+            say(f"Tuning scores {count:,} dev queries with all {items:,} items: {count * items:,} calls, once.")
         bench = Bench(score_task(task, progress=steps), **learning, device=device, progress=progress)
         given = {"--strategies": strategies, "--budgets": budgets, "--k": ks, "--rounds": rounds, "--seed": seed}
         given |= {"--index-calls-per-item": calls_per_item, "--queries": queries, "--split": split}
-        given |= {"--train-split": train_split, "--scorer": scorer, "--encoder": encoder}
-        outcome = bench.run(entries, **sizes, command=_command("set", folder, given))
-    _present(outcome, sizes["ks"], json_file, report)
+        given |= {"--train-split": train_split, "--train-queries": train_queries}
+        given |= {"--scorer": scorer, "--encoder": encoder, "--tune": tune}
+        given |= {"--dev-split": dev_split, "--dev-queries": dev_queries}
+        comparison = run(bench, _command("set", source, given))
+        comparison = _add_studies(comparison, bench, chosen, rounds, progress)
+    _present(comparison, sizes["ks"], json_file, report)
     say(f"Scores and vectors stay in {work}: later runs reuse them. Delete it when you want none.")
 
 
@@ -181,11 +241,36 @@ def _read_sizes(option: str, text: str) -> list[int]:
     return sizes
 
 
-def _read_entries(strategies: str | None, bench: Bench, budgets: list[int], rounds: int) -> list[Entry]:
-    from crossknn.evaluate.contenders import default_names, make_entries, split_names
+def _work_dir_of(source: str) -> Path:
+    """Beside a folder, else in the current one."""
+    if source.partition(":")[0] in ("zeshel", "ir_datasets"):
+        return Path(re.sub(r"[^\w.-]+", "-", source) + ".work")
+    return work_dir_of(Path(source))
 
-    names = default_names(bench.offer) if strategies is None else split_names(strategies)
-    return make_entries(names, bench.offer, budgets=budgets, rounds=rounds, seed=bench.seed)
+
+def _plan(
+    strategies: str | None,
+    bench: Bench,
+    *,
+    budgets: list[int],
+    ks: list[int],
+    rounds: int,
+    tune: bool,
+    progress: Progress,
+) -> Callable[[Bench, str], Comparison]:
+    """What to do with a bench and the command that is shown: what the names say is checked before anything is paid."""
+    from crossknn.evaluate.contenders import default_names, make_entries, split_names
+    from crossknn.evaluate.tuning import default_families, make_families, run_tuned
+
+    usual = default_families if tune else default_names
+    names = usual(bench.offer) if strategies is None else split_names(strategies)
+    if tune:
+        families = make_families(names, bench.offer, budgets=budgets, rounds=rounds, seed=bench.seed)
+        return lambda scored, command: run_tuned(
+            scored, families, budgets=budgets, ks=ks, command=command, progress=progress
+        )
+    entries = make_entries(names, bench.offer, budgets=budgets, rounds=rounds, seed=bench.seed)
+    return lambda scored, command: scored.run(entries, budgets=budgets, ks=ks, command=command)
 
 
 def _check_outputs(json_file: Path | None, report: Path | None) -> None:
@@ -200,30 +285,55 @@ def _check_outputs(json_file: Path | None, report: Path | None) -> None:
             raise InputError(f"--report must be a folder. Got the file {report} instead.")
 
 
-def _command(name: str, folder: Path, given: dict[str, Any]) -> str:
-    options = [str(part) for option, value in given.items() if value is not None for part in (option, value)]
-    return shlex.join(["crossknn", "bench", name, str(folder), *options])
+def _choose_studies(studies: str | None, json_file: Path | None, report: Path | None) -> list[str]:
+    """All for a report, unless some are named."""
+    from crossknn.evaluate.studies import NAMES, read_studies
+
+    if studies is None:
+        return [] if report is None else list(NAMES)
+    chosen = read_studies(studies)
+    if chosen and json_file is None and report is None:
+        raise InputError("--studies are shown in a --report or a --json file. Give one of them.")
+    return chosen
 
 
-def _present(outcome: Outcome, ks: list[int], json_file: Path | None, report: Path | None) -> None:
+def _add_studies(comparison: Comparison, bench: Bench, names: list[str], rounds: int, progress: Progress) -> Comparison:
+    from crossknn.evaluate.studies import run_studies
+
+    if not names:
+        return comparison
+    return replace(comparison, studies=run_studies(bench, comparison, names, rounds=rounds, progress=progress))
+
+
+def _command(name: str, source: str, given: dict[str, Any]) -> str:
+    options: list[str] = []
+    for option, value in given.items():
+        if value is not None and value is not False:
+            options += [option] if value is True else [option, str(value)]
+    return shlex.join(["crossknn", "bench", name, source, *options])
+
+
+def _present(comparison: Comparison, ks: list[int], json_file: Path | None, report: Path | None) -> None:
     """The numbers on the terminal, and in the files that were asked for."""
     from crossknn.evaluate.report import write_report
     from crossknn.evaluate.table import table
     from crossknn.files import write_whole
 
-    out.print(table(outcome.comparison, ks))
-    if outcome.quality:
-        out.print(_quality_table(outcome.quality))
-    for name, value in outcome.comparison.data.items():
+    out.print(table(comparison, ks))
+    if comparison.quality:
+        out.print(_quality_table(comparison.quality))
+    for name, value in comparison.data.items():
         if name.startswith("offline calls"):
             out.print(Text(f"{name}: {value:,}"))
+        elif name.endswith(", tuned"):
+            out.print(Text(f"{name}: {value}"), soft_wrap=True)
     if json_file is not None:
-        write_whole(json_file, json.dumps(outcome.to_json(), indent=1, ensure_ascii=False).encode() + b"\n")
+        write_whole(json_file, json.dumps(comparison.to_json(), indent=1, ensure_ascii=False).encode() + b"\n")
     if report is not None:
-        say(f"Report: {write_report(outcome.comparison, report)}")
+        say(f"Report: {write_report(comparison, report)}")
 
 
-def _quality_table(quality: list[Quality]) -> Table:
+def _quality_table(quality: Sequence[Quality]) -> Table:
     drawn = Table(box=SIMPLE_HEAD, title="By the judgments", title_justify="left", title_style="bold")
     drawn.add_column("strategy", overflow="fold")
     for header in ("budget", *quality[0].values):

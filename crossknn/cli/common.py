@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from itertools import islice
@@ -78,12 +78,14 @@ def say(*sentences: str) -> None:
 
 
 def load_scorer(name: str, *, device: str | None, dtype: Dtype, cache: Path | None) -> Scorer:
-    """The cross-encoder that --scorer names, with its scores kept in --cache."""
+    """The cross-encoder that --scorer names, with its scores kept in --cache; an [emb]-CE if it was saved as one."""
     from crossknn.scorers.cached import Cached
     from crossknn.scorers.cross_encoder import CrossEncoder
+    from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder, is_emb_cross_encoder
 
     check_device(device)
-    model = CrossEncoder(name, device=device, dtype=str(dtype))
+    kind: Callable[..., Scorer] = EmbCrossEncoder if is_emb_cross_encoder(name) else CrossEncoder
+    model = kind(name, device=device, dtype=str(dtype))
     return model if cache is None else Cached(model, cache)
 
 

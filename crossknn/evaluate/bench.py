@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from crossknn import __version__
 from crossknn.checks import check_seed
 from crossknn.errors import InputError
-from crossknn.evaluate.compare import Contender, Result, compare
+from crossknn.evaluate.compare import Contender, Quality, Result, compare
 from crossknn.evaluate.comparison import Comparison
 from crossknn.evaluate.contenders import Entry, Offer, Vectors
 from crossknn.evaluate.quality import measure_quality
@@ -21,9 +21,12 @@ from crossknn.evaluate.tasks import Task
 from crossknn.evaluate.truth import truth_hits
 from crossknn.hits import Hits
 from crossknn.index import DEFAULT_FACTORS, Index
+from crossknn.indexing.building import PSEUDO_QUERIES, prior_sampling
 from crossknn.indexing.cur import Cur
 from crossknn.indexing.factors import Method
 from crossknn.indexing.sampling import PerItem, Sampling
+from crossknn.items import Items
+from crossknn.normalization import Normalization
 from crossknn.optional import import_extra
 from crossknn.searcher import Searcher
 from crossknn.types import Progress
@@ -36,33 +39,8 @@ OFFLINE: Final[dict[Vectors, str]] = {
     "encoder": "offline calls, α and β",
     "fitted": "offline calls, fitted vectors",
     "cur": "offline calls, CUR",
+    "prior": "offline calls, prior",
 }
-
-
-@dataclass(frozen=True)
-class Quality:
-    """How relevant what a strategy found within a budget is: means over the queries, by measure."""
-
-    strategy: str
-    budget: int | None  # None for exact search
-    values: dict[str, float]
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON can hold them."""
-        return {"strategy": self.strategy, "budget": self.budget, **self.values}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a benchmark found; `quality` is empty where the task has no judgments."""
-
-    comparison: Comparison
-    quality: list[Quality]
-
-    def to_json(self) -> dict[str, Any]:
-        """A header, one record for each strategy, budget and k, and the quality where it is known."""
-        known = {"quality": [one.to_json() for one in self.quality]} if self.quality else {}
-        return {**self.comparison.to_json(), **known}
 
 
 class Bench:
@@ -89,7 +67,7 @@ class Bench:
                 raise InputError(f"{name} must be a whole number of at least 0. Got {value!r} instead.")
         self.task = task
         self.seed = seed
-        self._calls_per_item = calls_per_item if task.can_learn else 0
+        self.calls_per_item = calls_per_item if task.can_learn else 0
         self._anchors = anchors if task.can_learn else 0
         self._device = device
         self._progress = progress
@@ -98,12 +76,15 @@ class Bench:
     @property
     def offer(self) -> Offer:
         """What strategies can be made from."""
-        return Offer(self.task.known, fitted=self._calls_per_item > 0, cur=self._anchors > 0)
+        return Offer(self.task.known, fitted=self.calls_per_item > 0, cur=self._anchors > 0)
 
     def run(
         self, entries: Sequence[Entry], *, budgets: Sequence[int], ks: Sequence[int], command: str | None = None
-    ) -> Outcome:
-        """Every strategy at every budget; indexes are built first, those that are needed."""
+    ) -> Comparison:
+        """Every strategy at every budget; indexes are built first, those that are needed.
+
+        The comparison has no quality where the task has no judgments.
+        """
         task, results, quality = self.task, list[Result](), list[Quality]()
         truth = truth_hits(task.items, task.queries, task.scores, max(ks))
         searchers = [self.searcher(entry.vectors) for entry in entries]
@@ -123,22 +104,52 @@ class Bench:
             )
             results += [self._finish(result, entry.contender) for result in measured]
         exact = truth_hits(task.items, task.queries, task.scores, BEST)
-        return Outcome(self._comparison(results, command), [*quality, *self._judge(EXACT, None, exact)])
+        return self._comparison(results, [*quality, *self._judge(EXACT, None, exact)], command)
 
     def searcher(self, vectors: Vectors) -> Searcher:
         """A searcher with these item vectors, built when it is first wanted."""
         if vectors not in self._searchers:
-            task, scale = self.task, self.task.scale if vectors == "encoder" else None
-            plain = vectors == "encoder" and (scale is not None or not task.can_learn)
-            self._searchers[vectors] = Searcher(
-                task.items if plain else self._build(vectors),
-                scorer=task.scorer,
-                encoder=task.encoder,
-                retrievers=task.retrievers,
-                normalization=None if scale is None else scale.normalization,
-                device=self._device,
-            )
+            scale = self.task.scale if vectors == "encoder" else None
+            plain = vectors == "encoder" and (scale is not None or not self.task.can_learn)
+            built = self.task.items if plain else self._build(vectors)
+            self._searchers[vectors] = self.search_with(built, None if scale is None else scale.normalization)
         return self._searchers[vectors]
+
+    def search_with(self, items: Items | Index, normalization: Normalization | None = None) -> Searcher:
+        """A searcher for the task's queries."""
+        task = self.task
+        return Searcher(
+            items,
+            scorer=task.scorer,
+            encoder=task.encoder,
+            retrievers=task.retrievers,
+            normalization=normalization,
+            device=self._device,
+        )
+
+    def build(
+        self,
+        factors: Method | None,
+        sampling: Sampling | Sequence[Sampling] | None,
+        *,
+        prior: bool = False,
+        progress: Progress | None = None,
+    ) -> Index:
+        """An index from the task's train queries."""
+        return Index.build(
+            self.task.items,
+            scorer=self.task.builder,
+            encoder=self.task.encoder,
+            queries=list(self.task.train) or None,
+            sampling=sampling,
+            factors=factors,
+            prior=prior,
+            retrievers=self.task.retrievers,
+            work_dir=None if self.task.work_dir is None else self.task.work_dir / "build",
+            seed=self.seed,
+            device=self._device,
+            progress=progress,
+        )
 
     def _offline_calls(self) -> dict[str, int]:
         """What was learned from so many calls, by what is shown."""
@@ -152,23 +163,15 @@ class Bench:
         return {OFFLINE[vectors]: calls[vectors] for vectors in OFFLINE if vectors in calls}
 
     def _build(self, vectors: Vectors) -> Index:
-        factors, sampling = self._method(vectors)
-        return Index.build(
-            self.task.items,
-            scorer=self.task.builder,
-            encoder=self.task.encoder,
-            queries=list(self.task.train) or None,
-            sampling=sampling,
-            factors=factors,
-            work_dir=None if self.task.work_dir is None else self.task.work_dir / "build",
-            seed=self.seed,
-            device=self._device,
-            progress=self._progress,
-        )
+        if vectors != "prior":
+            return self.build(*self._method(vectors), progress=self._progress)
+        train = len(self.task.train) or PSEUDO_QUERIES
+        sampling = prior_sampling(self.calls_per_item, n_queries=train, n_items=len(self.task.items), seed=self.seed)
+        return self.build(None, sampling, prior=True, progress=self._progress)
 
     def _method(self, vectors: Vectors) -> tuple[Method | None, Sampling | None]:
         if vectors == "fitted":
-            return replace(DEFAULT_FACTORS, seed=self.seed), PerItem(queries=self._calls_per_item, seed=self.seed)
+            return replace(DEFAULT_FACTORS, seed=self.seed), PerItem(queries=self.calls_per_item, seed=self.seed)
         return (Cur(anchors=self._anchors, seed=self.seed) if vectors == "cur" else None), None
 
     def _count(self, number: int, entries: int) -> Progress | None:
@@ -180,10 +183,10 @@ class Bench:
 
     def _finish(self, result: Result, contender: Contender) -> Result:
         """With its baseline, and without the time of looking scores up where nobody knows the scorer's."""
-        seconds = result.seconds if self.task.speed else {"search": result.seconds["search"]}
-        return replace(result, baseline=contender.baseline, seconds=seconds)
+        known = {part: seconds for part, seconds in result.seconds.items() if self.task.speed or part != "scorer"}
+        return replace(result, baseline=contender.baseline, seconds=known)
 
-    def _comparison(self, results: Sequence[Result], command: str | None) -> Comparison:
+    def _comparison(self, results: Sequence[Result], quality: Sequence[Quality], command: str | None) -> Comparison:
         task = self.task
         return Comparison(
             title=f"{task.name}: {len(task.items):,} items, {len(task.queries):,} queries",
@@ -193,6 +196,7 @@ class Bench:
             exact_seconds=None if task.speed is None else len(task.items) * task.speed.per_call,
             command=command,
             speed=task.speed,
+            quality=quality,
         )
 
     def _describe(self) -> dict[str, str | int | float]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from crossknn.searcher import Searcher
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.exact import Exact
 from crossknn.types import Progress, Rows
+
+PARTS: Final = ("scorer", "solve", "search")  # of a search's time
+TOGETHER: Final = 64  # queries that are searched side by side
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,10 @@ class Result:
 
     recall     the share found, between 0 and 1, with `low` and `high` as its 95 % interval
     calls      calls per query
-    seconds    per query, "scorer" and everything else of the "search"
+    seconds    per query: in the "scorer", in what the strategy makes of the scores to go on ("solve"), and in
+               everything else ("search"); a part that nobody knows is left out
+    settings   of a tuned strategy those that were chosen
+    oracle     whether they were chosen on these very queries, for this budget and k alone: not attainable
     """
 
     strategy: str
@@ -63,16 +69,35 @@ class Result:
     high: float
     calls: float
     seconds: dict[str, float]
+    settings: Mapping[str, Any] | None = None
+    oracle: bool = False
 
     @property
     def total_seconds(self) -> float | None:
         """Seconds per query altogether; None where a part is not known."""
-        known = [self.seconds[part] for part in ("scorer", "search") if part in self.seconds]
-        return sum(known) if len(known) == 2 else None
+        return sum(self.seconds[part] for part in PARTS) if self.seconds.keys() >= set(PARTS) else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON can hold them; the last two where something was tuned."""
+        fields = {**vars(self), "seconds": dict(self.seconds)}
+        if self.settings is None:
+            del fields["settings"], fields["oracle"]
+        else:
+            fields["settings"] = dict(self.settings)
+        return fields
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How good what a strategy found within a budget is: means over the queries, by measure."""
+
+    strategy: str
+    budget: int | None  # None for exact search
+    values: dict[str, float]
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON can hold them."""
-        return {**vars(self), "seconds": dict(self.seconds)}
+        return {"strategy": self.strategy, "budget": self.budget, **self.values}
 
 
 def exact_truth(searcher: Searcher, queries: Sequence[str], *, k: int, progress: Progress | None = None) -> list[Hits]:
@@ -111,7 +136,7 @@ def compare(
         raise InputError("there must be at least one contender. Got none.")
     _check_queries(queries, truth, wanted=min(max(_check_sizes("ks", ks)), len(searcher.items)))
     plan = list(_plan(contenders, sorted(_check_sizes("budgets", budgets))))
-    rows, results = [_rows(hits) for hits in truth], []
+    rows, results = [rows_of(hits) for hits in truth], []
     for number, (contender, strategy, budget, first) in enumerate(plan):
         if first:
             # The last query: the searcher remembers the vector of the query it saw last.
@@ -125,6 +150,12 @@ def compare(
             on_found(contender.name, budget, found)
         results += [_measure(contender, budget, k, rows, found, speed) for k in ks]
     return results
+
+
+def search_together(searcher: Searcher, queries: Sequence[str], strategy: Strategy, *, k: int) -> Iterator[list[Hits]]:
+    """The hits of some queries after the other, where nobody needs the time of each."""
+    for start in range(0, len(queries), TOGETHER):
+        yield searcher.search_many(queries[start : start + TOGETHER], k=k, strategy=strategy)
 
 
 def _plan(contenders: Sequence[Contender], budgets: Sequence[int]) -> Iterator[tuple[Contender, Strategy, int, bool]]:
@@ -176,11 +207,9 @@ def _check_queries(queries: Sequence[str], truth: Sequence[Hits], *, wanted: int
 def _measure(
     contender: Contender, budget: int, k: int, truth: list[Rows], found: list[Hits], speed: Speed | None
 ) -> Result:
-    recall = top_k_recall(truth, [_rows(hits) for hits in found], k)
+    recall = top_k_recall(truth, [rows_of(hits) for hits in found], k)
     low, high = bootstrap_interval(recall)
     calls = float(np.mean([hits.calls for hits in found]))
-    scorer = float(np.mean([hits.score_seconds for hits in found]))
-    search = float(np.mean([hits.seconds for hits in found])) - scorer
     return Result(
         strategy=contender.name,
         baseline=contender.baseline,
@@ -190,8 +219,16 @@ def _measure(
         low=low,
         high=high,
         calls=calls,
-        seconds={"scorer": scorer if speed is None else _scorer_seconds(found, speed), "search": search},
+        seconds=_seconds(found, speed),
     )
+
+
+def _seconds(found: list[Hits], speed: Speed | None) -> dict[str, float]:
+    """The mean over queries of each part."""
+    times = [(hits.score_seconds, hits.solve_seconds, hits.seconds) for hits in found]
+    scorer, solve, total = (float(seconds) for seconds in np.mean(times, axis=0))
+    search = total - scorer - solve
+    return {"scorer": scorer if speed is None else _scorer_seconds(found, speed), "solve": solve, "search": search}
 
 
 def _scorer_seconds(found: list[Hits], speed: Speed) -> float:
@@ -200,5 +237,6 @@ def _scorer_seconds(found: list[Hits], speed: Speed) -> float:
     return float(np.mean([speed.seconds(sizes) for sizes in rounds]))
 
 
-def _rows(hits: Hits) -> Rows:
+def rows_of(hits: Hits) -> Rows:
+    """The rows of the hits, best first."""
     return np.array([hit.row for hit in hits], np.int64)

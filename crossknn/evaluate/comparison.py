@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from crossknn.errors import InputError
-from crossknn.evaluate.compare import Result
+from crossknn.evaluate.compare import Quality, Result
+from crossknn.evaluate.study_results import Studies
 from crossknn.evaluate.timing import Speed
 from crossknn.hits import Hits
 from crossknn.items import Items
@@ -55,6 +56,8 @@ class Comparison:
     answers           sample answers, as from `show_answer`
     command           what to type to repeat it
     speed             where scores came from a cache: the speed that the scorer's seconds were computed with
+    quality           how good what was found is by the judgments, where there are any
+    studies           what else was measured, as from `run_studies`
     """
 
     title: str
@@ -65,11 +68,13 @@ class Comparison:
     answers: Sequence[Answer] = ()
     command: str | None = None
     speed: Speed | None = None
+    quality: Sequence[Quality] = ()
+    studies: Studies | None = None
 
     def __post_init__(self) -> None:
         if not self.title.strip() or not self.results or len(self._found) != len(self.results):
             raise InputError("a comparison needs a title and results, one for each strategy, budget and k.")
-        plain = {result.strategy for result in self.results if result.baseline is None}
+        plain = {result.strategy for result in self.results if result.baseline is None and not result.oracle}
         for result in self.results:
             if result.baseline is not None and result.baseline not in plain:
                 raise InputError(f"{result.strategy!r} has the baseline {result.baseline!r}, which has no results.")
@@ -92,6 +97,16 @@ class Comparison:
         return list(groups.values())
 
     @cached_property
+    def strategies(self) -> list[str]:
+        """Every baseline, and after it those measured against it."""
+        return [name for group in self.groups for name in (group.baseline, *group.adaptive)]
+
+    @cached_property
+    def attainable(self) -> Comparison:
+        """The comparison without oracles, which were chosen on the very queries they are measured on."""
+        return replace(self, results=[result for result in self.results if not result.oracle])
+
+    @cached_property
     def _found(self) -> dict[tuple[str, int, int], Result]:
         return {(result.strategy, result.budget, result.k): result for result in self.results}
 
@@ -105,7 +120,12 @@ class Comparison:
         return next((result for result in results if result), None)
 
     def to_json(self) -> dict[str, Any]:
-        """The results as `records`, and under `header` all else but the sample answers."""
+        """The results as `records`, quality and studies where there are any, and all else but answers as `header`."""
+        known: dict[str, Any] = {}
+        if self.quality:
+            known["quality"] = [one.to_json() for one in self.quality]
+        if self.studies is not None:
+            known["studies"] = self.studies.to_json()
         return {
             "header": {
                 "title": self.title,
@@ -116,6 +136,7 @@ class Comparison:
                 "data": dict(self.data),
             },
             "records": [result.to_json() for result in self.results],
+            **known,
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,11 +14,12 @@ from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.cur import AdaCur, AnnCur
 from crossknn.strategies.gar import Gar
+from crossknn.strategies.posterior import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.strategies.tour import Tour
 
-Vectors = Literal["encoder", "fitted", "cur"]
-"""Whose item vectors a strategy searches with: the encoder's, those fitted to scores, or CUR's."""
+Vectors = Literal["encoder", "fitted", "cur", "prior"]
+"""What a strategy searches with: the encoder's item vectors, with a prior or without, fitted ones, or CUR's."""
 
 
 class Kind(NamedTuple):
@@ -32,13 +34,25 @@ class Kind(NamedTuple):
         return next((name for name in ("retriever", "first") if name in self.settings), None)
 
 
+def _make_anncur(budget: int, *, share: float | None = None, anchors: int | None = None, seed: int = 0) -> AnnCur:
+    """With a number of anchors, or a share of the budget."""
+    if share is None:
+        return AnnCur(budget, anchors, seed=seed)
+    if anchors is not None:
+        raise InputError("anchors and share both say how many anchors there are. Give one of them.")
+    if not 0 < share <= 1:
+        raise InputError(f"share must be above 0 and at most 1. Got {share} instead.")
+    return AnnCur(budget, max(1, round(share * budget)), seed=seed)
+
+
 KINDS: Final = {
     "rerank": Kind(Rerank, {"retriever": str}),
     "axn": Kind(Axn, {"mix": float, "first": str, "rounds": int, "shortlist": int}),
-    "anncur": Kind(AnnCur, {"anchors": int}),
+    "anncur": Kind(_make_anncur, {"anchors": int, "share": float}),
     "adacur": Kind(AdaCur, {"first": str, "rounds": int}),
     "tour": Kind(Tour, {"loss": str, "learning_rate": float, "rounds": int}),
     "gar": Kind(Gar, {"first": str, "neighbours": int, "rounds": int}),
+    "posterior": Kind(Posterior, {"rounds": int}),
 }
 FROM_CUR: Final = ("anncur", "adacur")
 SHOWN: Final = {"retriever": "{}", "first": "{} first", "loss": "{}", "mix": "λ {}"}  # others with their name
@@ -61,18 +75,33 @@ class Offer:
     def default(self) -> str:
         return self.retrievers[-1]
 
+    @property
+    def prior(self) -> bool:
+        """Whether a prior can be learned: from scores, and what BM25 and the encoder say."""
+        return self.fitted and {"dense", "bm25"} <= set(self.retrievers)
+
 
 class Entry(NamedTuple):
-    """A contender, and whose item vectors it searches with."""
+    """A contender, and what its name says of it.
+
+    vectors   whose item vectors it searches with
+    first     the retriever that it begins with
+    settings  those that were given
+    family    its name with no settings but these
+    """
 
     contender: Contender
     vectors: Vectors
+    first: str
+    settings: Mapping[str, Any]
+    family: str
 
 
 def default_names(offer: Offer) -> list[str]:
     """Reranking with each retriever, the paper's search and its baselines, as far as the data have what they need."""
     rerank = [f"rerank:retriever={name}" for name in offer.retrievers if name in ("dense", "bm25", "fused")]
-    return [*rerank, "axn", *(FROM_CUR if offer.cur else ()), "tour:loss=ce", "tour:loss=mse", "gar"]
+    posterior = ["posterior"] if offer.prior else []
+    return [*rerank, "axn", *(FROM_CUR if offer.cur else ()), "tour:loss=ce", "tour:loss=mse", "gar", *posterior]
 
 
 def split_names(text: str) -> list[str]:
@@ -93,21 +122,17 @@ def make_entries(
     `axn` comes a second time, as "axn, fitted", where there are fitted vectors. `rounds` holds for strategies that
     do not set their own, and is lowered to the budget where that is smaller: a round has at least one call.
     """
-    entries: list[Entry] = []
-    begins: dict[str, str] = {}  # the first retriever of each contender
-    for name in names:
-        for entry, first in _read(name, offer, budgets=budgets, rounds=rounds, seed=seed):
-            if entry.contender.name in begins:
-                raise InputError(f"strategies must be different. {name!r} comes twice.")
-            begins[entry.contender.name] = first
-            entries.append(entry)
+    entries = [
+        entry for name in names for entry in read_entries(name, offer, budgets=budgets, rounds=rounds, seed=seed)
+    ]
     if not entries:
         raise InputError("there must be at least one strategy. Got none.")
-    return _with_baselines(entries, begins)
+    check_different([entry.contender.name for entry in entries])
+    return with_baselines(entries)
 
 
-def _read(text: str, offer: Offer, *, budgets: Sequence[int], rounds: int, seed: int) -> list[tuple[Entry, str]]:
-    """The entries of one name, each with the retriever it begins with."""
+def read_entries(text: str, offer: Offer, *, budgets: Sequence[int], rounds: int, seed: int) -> list[Entry]:
+    """The entries of one name, without baselines."""
     name, *parts = text.split(":")
     if name not in KINDS:
         raise InputError(f"there is no strategy {name!r} to compare. Known: {', '.join(KINDS)}.")
@@ -118,19 +143,25 @@ def _read(text: str, offer: Offer, *, budgets: Sequence[int], rounds: int, seed:
         settings["seed"] = seed
     if kind.begins_with:
         settings.setdefault(kind.begins_with, offer.default)
-    if name == "rerank":
-        given.setdefault("retriever", offer.default)
     first = "dense" if name == "tour" else settings.get(kind.begins_with or "", offer.default)
-    contender = Contender(_show(name, given), partial(_make, kind, settings))
+    shown = _show(name, {"retriever": first, **given} if name == "rerank" else given)
+    contender = Contender(shown, partial(_make, kind, settings))
     for budget in budgets:
         try:
             contender.make(budget)
         except InputError as error:
             raise InputError(f"{text}: {error}") from error
     return [
-        (Entry(replace(contender, name=contender.name + shown), vectors), first)
-        for vectors, shown in _choose_vectors(text, name, first, offer).items()
+        Entry(replace(contender, name=shown + mark), vectors, first, given, _show(name, given) + mark)
+        for vectors, mark in _choose_vectors(text, name, first, offer).items()
     ]
+
+
+def check_different(names: Sequence[str]) -> None:
+    """An error where a name comes twice."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise InputError(f"strategies must be different. {name!r} comes twice.")
 
 
 def _read_settings(text: str, kind: Kind, parts: Sequence[str]) -> dict[str, Any]:
@@ -154,6 +185,10 @@ def _choose_vectors(text: str, name: str, first: str, offer: Offer) -> dict[Vect
     """Whose vectors a strategy runs with, each with what its name gets for it."""
     if name in FROM_CUR and not offer.cur:
         raise InputError(f"{text}: CUR needs all scores of some train queries, and there are none. Leave it out.")
+    if name == "posterior":
+        if not offer.prior:
+            raise InputError(f"{text}: a prior needs BM25 and scores. Say how many calls per item they may cost.")
+        return {"prior": ""}
     if first == "fitted":
         if not offer.fitted:
             raise InputError(f"{text}: there are no fitted vectors. Say how many calls per item they may cost.")
@@ -182,17 +217,17 @@ def _make(kind: Kind, settings: Mapping[str, Any], budget: int) -> Strategy:
     return kind.make(budget=budget, **settings)
 
 
-def _with_baselines(entries: Sequence[Entry], begins: Mapping[str, str]) -> list[Entry]:
+def with_baselines(entries: Sequence[Entry]) -> list[Entry]:
     """Each adaptive strategy with the reranking that begins as it does, else the first reranking there is."""
-    reranking = [entry.contender.name for entry in entries if _is_rerank(entry)]
+    reranking = [entry for entry in entries if _is_rerank(entry)]
     if not reranking:
         return list(entries)
-    baselines = {begins[name]: name for name in reversed(reranking)}
+    baselines = {entry.first: entry.contender.name for entry in reversed(reranking)}
     return [
         entry
         if _is_rerank(entry)
         else entry._replace(
-            contender=replace(entry.contender, baseline=baselines.get(begins[entry.contender.name], reranking[0]))
+            contender=replace(entry.contender, baseline=baselines.get(entry.first, reranking[0].contender.name))
         )
         for entry in entries
     ]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import lzma
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from os import PathLike
@@ -29,6 +31,8 @@ AnyPath = str | PathLike[str]
 
 PSEUDO: Final = "pseudo"  # the split of queries that a model wrote, which some BEIR folders carry
 LEARNED: Final = ("train", PSEUDO)  # splits that something may be learned from
+ZESHEL_TRAIN: Final = 500  # train queries, one of the paper's three sizes
+MARKS: Final = ("[", "]")  # around a mention
 QUERY_FIELDS: Final = {"id": str, "text": str, "relevant": list}  # in a folder of scores
 
 logger = logging.getLogger("crossknn")
@@ -92,6 +96,31 @@ class Dataset:
         return sum(text in known for text in self.splits[second].texts)
 
     @classmethod
+    def open(
+        cls,
+        source: AnyPath,
+        *,
+        seed: int = 0,
+        marks: tuple[str, str] = MARKS,
+        title_mark: str | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """What a command line names: a BEIR folder, `zeshel:FOLDER:DOMAIN` or `ir_datasets:NAME`.
+
+        `zeshel:FOLDER:DOMAIN:100` has 100 train queries instead of 500; `seed` and marks are for ZeShEL alone.
+        `ir_datasets:NAME` has the splits "train", "dev" and "test" as far as they are there.
+        """
+        kind, _, name = os.fspath(source).partition(":")
+        if kind == "zeshel":
+            folder, domain, train = _read_zeshel_name(name)
+            return cls.from_zeshel(
+                folder, domain, train=train, seed=seed, marks=marks, title_mark=title_mark, progress=progress
+            )
+        if kind == "ir_datasets":
+            return cls.from_ir_datasets(name, splits=_find_ir_splits(name))
+        return cls.from_beir(source, progress=progress)
+
+    @classmethod
     def from_beir(
         cls,
         folder: AnyPath,
@@ -135,18 +164,20 @@ class Dataset:
         folder: AnyPath,
         domain: str,
         *,
-        train: int = 500,
+        train: int = ZESHEL_TRAIN,
         seed: int = 0,
         context: int = 50,
-        marks: tuple[str, str] = ("[", "]"),
+        marks: tuple[str, str] = MARKS,
+        title_mark: str | None = None,
         unusable: Unusable = "error",
         progress: Progress | None = None,
     ) -> Self:
         """One domain of ZeShEL, from `documents/<domain>.json` and all of `mentions/*.json`.
 
-        Items are the domain's documents. A query is a mention between `marks`, with `context` words of its document
-        on either side. As in the paper, `train` mentions drawn at random are the split "train" and the others
-        "test"; of two sizes with the same seed the larger train split holds the smaller one.
+        Items are the domain's documents, with `title_mark` between title and text where it is given. A query is a
+        mention between `marks`, with `context` words of its document on either side. As in the paper, `train` mentions
+        drawn at random are the split "train" and the others "test"; of two sizes with the same seed the larger train
+        split holds the smaller one.
 
         A mention of, or in, an unknown document is an error, or with `unusable="skip"` left out and counted.
         """
@@ -157,6 +188,10 @@ class Dataset:
         documents = find_documents(folder, domain)
         items = Items.from_jsonl(documents, id="document_id", progress=progress)
         source = Items.from_jsonl(documents, id="document_id", text="text")  # mentions count the words of it alone
+        if title_mark is not None:
+            titles = Items.from_jsonl(documents, id="document_id", text="title").texts
+            marked = (f"{title} {title_mark} {text}" for title, text in zip(titles, source.texts, strict=True))
+            items = Items(marked, ids=source.ids)
         everything = read_mentions(folder, domain, Contexts(source, context, marks), skip)
         if train >= len(everything):
             raise InputError(
@@ -206,6 +241,30 @@ class Dataset:
         return cls(folder.resolve().name, items, splits)
 
 
+def _read_zeshel_name(name: str) -> tuple[str, str, int]:
+    """Folder, domain and how many train queries."""
+    rest, _, train = name.rpartition(":")
+    if ":" not in rest or not train.isdecimal():
+        rest, train = name, str(ZESHEL_TRAIN)
+    folder, _, domain = rest.rpartition(":")
+    if not folder or not domain:
+        raise InputError(f"wanted zeshel:FOLDER:DOMAIN, such as zeshel:data/zeshel:yugioh. Got 'zeshel:{name}'.")
+    return folder, domain, int(train)
+
+
+def _find_ir_splits(name: str) -> list[str]:
+    """Those of the usual splits that ir_datasets has under a name; none where the name itself has judgments."""
+    library = import_extra("ir_datasets", extra="datasets")
+    if _load_ir(library, name).has_qrels():
+        return []
+    found = []
+    for split in ("train", "dev", "test"):
+        with suppress(InputError):
+            _load_ir(library, f"{name}/{split}")
+            found.append(split)
+    return found
+
+
 def _beir_files(folder: Path) -> dict[str, tuple[Path, Path]]:
     """The files of queries and judgments by the name of their split."""
     queries = _file(folder, "queries.jsonl")
@@ -243,11 +302,15 @@ def _read_queries(path: Path) -> dict[str, str]:
     return texts
 
 
-def _load_part(library: Any, name: str) -> Any:
+def _load_ir(library: Any, name: str) -> Any:
     try:
-        part = library.load(name)
+        return library.load(name)
     except KeyError as error:
         raise InputError(f"wanted the name of a dataset that ir_datasets knows, got {name!r}.") from error
+
+
+def _load_part(library: Any, name: str) -> Any:
+    part = _load_ir(library, name)
     for what in ("docs", "queries", "qrels"):
         if not getattr(part, f"has_{what}")():
             raise InputError(f"{name}: wanted a dataset of ir_datasets with {what}, got one without. Name its splits.")

@@ -23,9 +23,12 @@ def number(value: float | None) -> str:
 
 def milliseconds(seconds: float | None) -> str:
     """Seconds in milliseconds; from ten on without decimals."""
-    if seconds is None:
-        return MISSING
-    return f"{1000 * seconds:,.1f}" if 1000 * seconds < 9.95 else f"{1000 * seconds:,.0f}"
+    return MISSING if seconds is None else rounded(1000 * seconds)
+
+
+def rounded(value: float) -> str:
+    """With one decimal; from ten on without."""
+    return f"{value:,.1f}" if value < 9.95 else f"{value:,.0f}"
 
 
 def describe_speed(speed: Speed) -> str:

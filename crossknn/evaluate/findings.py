@@ -8,13 +8,15 @@ from collections.abc import Iterable, Sequence
 from crossknn.evaluate.compare import Result
 from crossknn.evaluate.comparison import Comparison
 from crossknn.evaluate.figures import PERCENT, number, percent, points
+from crossknn.evaluate.study_results import Sweep
 
 TYPICAL_BUDGET, TYPICAL_K = 100, 10  # what the headline is about, where it was measured
 
 
 def headline(comparison: Comparison) -> str:
     """The best adaptive and the best other strategy at one budget and k, the better one first."""
-    budget, k = _typical(comparison.budgets, TYPICAL_BUDGET), _typical(comparison.ks, TYPICAL_K)
+    comparison = comparison.attainable
+    budget, k = typical(comparison.budgets, TYPICAL_BUDGET), typical(comparison.ks, TYPICAL_K)
     plain = _best(comparison.result(group.baseline, budget, k) for group in comparison.groups)
     adaptive = _best(comparison.result(name, budget, k) for group in comparison.groups for name in group.adaptive)
     if plain is None:
@@ -33,7 +35,7 @@ def headline(comparison: Comparison) -> str:
 def tally(comparison: Comparison) -> str | None:
     """How often adaptive search is above, below and level with its own baseline; None where there is none."""
     signs: Counter[int] = Counter()
-    for result in comparison.results:
+    for result in comparison.attainable.results:
         difference = points(result, comparison.result(result.baseline, result.budget, result.k))
         if difference is not None:
             signs[(difference > 0) - (difference < 0)] += 1
@@ -45,6 +47,27 @@ def tally(comparison: Comparison) -> str | None:
     )
 
 
+def name_peaks(sweep: Sweep, setting: str) -> str:
+    """With which value of the setting most is found, for each k."""
+    peaks = []
+    for k in dict.fromkeys(curve.k for curve in sweep.curves):
+        points = [(point, curve.strategy) for curve in sweep.curves if curve.k == k for point in curve.points]
+        point, strategy = max(points, key=lambda one: one[0].recall)
+        share = f"“{strategy}”, {percent(point.recall)}{PERCENT}"
+        peaks.append(f"{setting} = {point.at:.3g} for the true top {k} ({share})")
+    return f"On the queries that were asked, most is found with {', '.join(peaks)}."
+
+
+def explain_oracles(comparison: Comparison) -> str | None:
+    """What an oracle is; None where there is none."""
+    if not any(result.oracle for result in comparison.results):
+        return None
+    return (
+        "Oracle: for each budget and k the best setting on the very queries that are asked. Nobody can know it before:"
+        " it is not attainable."
+    )
+
+
 def _opening(result: Result) -> str:
     return (
         f"At {number(result.budget)} calls per query, “{result.strategy}” finds {percent(result.recall)}{PERCENT}"
@@ -52,7 +75,8 @@ def _opening(result: Result) -> str:
     )
 
 
-def _typical(sizes: Sequence[int], wanted: int) -> int:
+def typical(sizes: Sequence[int], wanted: int) -> int:
+    """`wanted` where it is among the sizes, else the middle one."""
     return wanted if wanted in sizes else sizes[len(sizes) // 2]
 
 

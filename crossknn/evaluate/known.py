@@ -49,6 +49,9 @@ class KnownRanking:
 
     def retrieve(self, queries: Sequence[str], n: int, *, allowed: Mask | None = None) -> list[Proposal]:
         check_request(check_fitted(self.n_items, self.name), queries, n, allowed)
+        for query in queries:
+            if query not in self._lines:
+                raise InputError(f"{self.name}: no scores are known for the query {query!r}.")
         return [top_rows(self._lines[query], n, allowed) for query in queries]
 
 

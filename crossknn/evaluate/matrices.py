@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,13 @@ class Scored:
     def __getitem__(self, part: slice) -> Scored:
         bm25 = None if self.bm25 is None else self.bm25[part]
         return Scored(self.scores[part], self.vectors[part], bm25, self.relevant and self.relevant[part])
+
+    def take(self, places: Sequence[int]) -> Scored:
+        """The queries at these places, in their order."""
+        chosen = list(places)
+        bm25 = None if self.bm25 is None else self.bm25[chosen]
+        relevant = None if self.relevant is None else [self.relevant[place] for place in chosen]
+        return Scored(self.scores[chosen], self.vectors[chosen], bm25, relevant)
 
 
 @dataclass(frozen=True)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 
-from crossknn.evaluate.compare import Result
+from crossknn.evaluate.compare import PARTS, Result
 from crossknn.evaluate.comparison import Answer, Comparison, Line
 from crossknn.evaluate.figures import MISSING, PERCENT, describe_speed, milliseconds, number, percent, points, signed
-from crossknn.evaluate.findings import headline, tally
+from crossknn.evaluate.findings import explain_oracles, headline, tally
 from crossknn.evaluate.markup import Markup, element, join
 from crossknn.evaluate.measures import DRAWS, LEVEL
-from crossknn.evaluate.plots import draw
+from crossknn.evaluate.pictures import Picture, make_pictures, show
+from crossknn.evaluate.study_sections import quality_section, scrolling, study_sections
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 SURE = f"{100 * LEVEL:.0f}{PERCENT}"
-NARROW, IS_DARK = "(max-width: 44rem)", "(prefers-color-scheme: dark)"
 
 
-def page(comparison: Comparison) -> str:
-    """The whole page; it makes no request of any kind and works from a file."""
+def page(comparison: Comparison, pictures: Mapping[str, Picture] | None = None) -> str:
+    """The whole page; it makes no request of any kind and works from a file.
+
+    `pictures` are those of `make_pictures`, where they are made already.
+    """
+    drawn = pictures or make_pictures(comparison)
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -31,7 +34,14 @@ def page(comparison: Comparison) -> str:
         element("link", rel="icon", href="data:,"),
         element("style", Markup(files(__package__).joinpath("page.css").read_text(encoding="utf-8"))),
     )
-    sections = [_recall(comparison), _times(comparison), _answers(comparison), _method(comparison)]
+    sections = [
+        _recall(comparison, drawn["recall"]),
+        quality_section(comparison, drawn),
+        *(study_sections(comparison.studies, drawn) if comparison.studies else ()),
+        _times(comparison.attainable, drawn.get("latency")),
+        _answers(comparison),
+        _method(comparison),
+    ]
     body = element("body", _opening(comparison), element("main", *sections))
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
@@ -47,44 +57,19 @@ def _opening(comparison: Comparison) -> Markup:
     )
 
 
-def _recall(comparison: Comparison) -> Markup:
+def _recall(comparison: Comparison, picture: Picture) -> Markup:
     return element(
         "section",
         element("h2", "What is found within a budget"),
-        _picture(comparison),
-        element("div", _results(comparison), class_="scroll", role="region", aria_label="Results", tabindex=0),
+        show(picture),
+        scrolling("Results", _results(comparison)),
         element(
             "p",
             f"Found: mean share of the true top k, in percent, with its {SURE} interval."
             " Diff.: percentage points above (+) or below (−) the baseline, the row that an indented row stands"
-            " under. ms: milliseconds per query, scorer and search together.",
+            " under. ms: milliseconds per query, scorer, solve and search together.",
+            f" {oracles}" if (oracles := explain_oracles(comparison)) else None,
             class_="quiet note",
-        ),
-    )
-
-
-def _picture(comparison: Comparison) -> Markup:
-    """Four pictures, of which the browser shows the one for its width and colour scheme."""
-    wide, narrow, dark_wide, dark_narrow = (
-        f"data:image/png;base64,{b64encode(draw(comparison, dark=dark, stacked=stacked)).decode()}"
-        for dark in (False, True)
-        for stacked in (False, True)
-    )
-    ks = ", ".join(map(str, comparison.ks))
-    alt = f"Share of the true top {ks} found, against the budget. {headline(comparison)} All numbers are in the table."
-    return element(
-        "figure",
-        element(
-            "picture",
-            element("source", media=f"{NARROW} and {IS_DARK}", srcset=dark_narrow),
-            element("source", media=NARROW, srcset=narrow),
-            element("source", media=IS_DARK, srcset=dark_wide),
-            element("img", src=wide, alt=alt),
-        ),
-        element(
-            "figcaption",
-            f"Dashed: one round of reranking. Solid, in the same colour: adaptive search measured against it."
-            f" Bands: {SURE} intervals.",
         ),
     )
 
@@ -137,7 +122,7 @@ def _row(comparison: Comparison, name: str, baseline: str | None, budget: int) -
         element("td", number(cost.calls if cost else None)),
         *(_cells(comparison.result(name, budget, k), comparison.result(baseline, budget, k)) for k in comparison.ks),
         element("td", milliseconds(cost.total_seconds if cost else None)),
-        class_="adaptive" if baseline else None,
+        class_="adaptive oracle" if cost and cost.oracle else "adaptive" if baseline else None,
     )
 
 
@@ -151,30 +136,32 @@ def _cells(result: Result | None, baseline: Result | None) -> Markup:
     return join(found, interval, element("td", signed(difference) if result.baseline else None, class_=sign))
 
 
-def _times(comparison: Comparison) -> Markup:
+def _times(comparison: Comparison, picture: Picture | None) -> Markup:
     budget = comparison.budgets[-1]
-    names = [name for group in comparison.groups for name in (group.baseline, *group.adaptive)]
-    costs = [cost for name in names if (cost := comparison.cost(name, budget))]
+    costs = [cost for name in comparison.strategies if (cost := comparison.cost(name, budget))]
     longest = max(sum(cost.seconds.values()) for cost in costs) or 1.0
     head = element(
         "tr",
         element("th", "Strategy", scope="col", class_="name"),
-        element("th", "Scorer", scope="col", class_="key scorer"),
-        element("th", "Search", scope="col", class_="key search"),
+        *(element("th", part.capitalize(), scope="col", class_=f"key {part}") for part in PARTS),
     )
     rows = [_time_row(cost, longest) for cost in costs]
     return element(
         "section",
         element("h2", f"Where the time goes at {number(budget)} calls"),
         element(
-            "p", "Milliseconds per query, one query at a time. Search is all that is not the scorer.", class_="quiet"
+            "p",
+            "Milliseconds per query, one query at a time. Solve is what a strategy makes of the scores to go on,"
+            " such as a regression; search is all the rest.",
+            class_="quiet",
         ),
         element("table", element("thead", head), element("tbody", *rows), class_="times"),
+        show(picture) if picture else None,
     )
 
 
 def _time_row(cost: Result, longest: float) -> Markup:
-    parts = {name: cost.seconds.get(name) for name in ("scorer", "search")}
+    parts = {part: cost.seconds.get(part) for part in PARTS}
     bars = [
         element("i", class_=name, style=f"width:{100 * (seconds or 0) / longest:.2f}%")
         for name, seconds in parts.items()

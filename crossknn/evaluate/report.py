@@ -1,4 +1,4 @@
-"""A comparison as files: a page, its picture and the numbers."""
+"""A comparison as files: a page, its pictures and the numbers."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 from crossknn.errors import InputError
 from crossknn.evaluate.comparison import Comparison
 from crossknn.evaluate.page import page
-from crossknn.evaluate.plots import draw
+from crossknn.evaluate.pictures import make_pictures
 from crossknn.files import write_whole
 
 
 def write_report(comparison: Comparison, folder: str | Path) -> Path:
-    """Write `report.html`, `recall.png` and `results.json` into `folder`; the path of the page.
+    """Write `report.html`, `results.json`, `recall.png` and a picture of each study into `folder`; the page's path.
 
     The folder is made where it is missing. Each file is there whole or not at all: what an
     earlier report left is replaced only by a finished file.
     """
-    folder = Path(folder)
+    folder, pictures = Path(folder), make_pictures(comparison)
     contents = {
         "results.json": json.dumps(comparison.to_json(), indent=1, ensure_ascii=False, allow_nan=False).encode(),
-        "recall.png": draw(comparison),
-        "report.html": page(comparison).encode(),
+        **{f"{name}.png": picture.png() for name, picture in pictures.items()},
+        "report.html": page(comparison, pictures).encode(),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)

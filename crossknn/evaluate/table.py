@@ -11,6 +11,7 @@ from rich.text import Text
 from crossknn.evaluate.compare import Result
 from crossknn.evaluate.comparison import Comparison
 from crossknn.evaluate.figures import milliseconds, number, percent, points
+from crossknn.evaluate.findings import explain_oracles
 
 NAME_WIDTH = 42  # what leaves room for the numbers in 100 columns; longer names wrap
 
@@ -38,7 +39,7 @@ def table(comparison: Comparison, ks: Sequence[int] = (1, 10, 100)) -> Table:
 def _cells(comparison: Comparison, name: str, baseline: str | None, budget: int, ks: Sequence[int]) -> list[Text]:
     cost = comparison.cost(name, budget)
     return [
-        Text(f"↳ {name}" if baseline else name),
+        Text(f"↳ {name}" if baseline else name, style="dim italic" if cost and cost.oracle else ""),
         Text(number(cost.calls if cost else None)),
         *(_recall(comparison.result(name, budget, k), comparison.result(baseline, budget, k)) for k in ks),
         Text(milliseconds(cost.total_seconds if cost else None)),
@@ -54,4 +55,5 @@ def _recall(result: Result | None, baseline: Result | None) -> Text:
 def _caption(comparison: Comparison) -> str:
     adaptive = any(group.adaptive for group in comparison.groups)
     colours = " Green: above the baseline, the row without ↳ before it; red: below." if adaptive else ""
-    return f"ms/query: scorer and search together.{colours}"
+    known = f"ms/query: scorer, solve and search together.{colours}"
+    return " ".join(filter(None, [known, explain_oracles(comparison)]))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.errors import InputError
 from crossknn.evaluate.datasets import Dataset
 from crossknn.evaluate.known import FittedOnce, KnownRanking, KnownScores
-from crossknn.evaluate.matrices import ScoreFolder, read_scores
+from crossknn.evaluate.matrices import Scored, ScoreFolder, read_scores
 from crossknn.evaluate.splits import Split
 from crossknn.evaluate.timing import Speed, measure_speed
 from crossknn.evaluate.truth import exact_scores
@@ -21,9 +22,12 @@ from crossknn.indexing.building import NORMALIZATION_QUERIES
 from crossknn.items import Items
 from crossknn.normalization import Normalization
 from crossknn.retrievers.bm25 import Bm25
-from crossknn.types import Encoder, Progress, Retriever, Scorer, Scores
+from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder
+from crossknn.types import Encoder, Progress, Retriever, Scorer, Scores, Vectors
 
 SPEED_PAIRS: Final = 300  # different ones that the scorer's speed is measured on
+MOST_DEV: Final = 100  # dev queries of a folder of scores
+HELD_OUT: Final = "the last train queries, which nothing is learned from"
 
 
 class Scale(NamedTuple):
@@ -33,13 +37,21 @@ class Scale(NamedTuple):
     calls: int
 
 
+class Dev(NamedTuple):
+    """Queries that settings are chosen on, and all their scores; nothing is learned from them, and none is asked."""
+
+    queries: Sequence[str]
+    scores: Scores  # (queries, items)
+
+
 @dataclass(frozen=True)
 class Task:
     """Items, queries with all their scores, and what an index of the items is built from.
 
     queries     what is asked, and `scores` (queries, items) what exact search knows about it
-    scorer      looks up the scores of `queries`; `builder` scores train queries
+    scorer      looks up the scores of `queries` and of `dev`; `builder` scores train queries
     train       train queries; none of them is asked, and there may be none
+    dev         what settings are tuned on, where they are
     retrievers  beside those of the searcher; `known` names all that can be used
     judged      the queries' relevance judgments, where there are any
     scale       α and β for the encoder's vectors, where they are known already, and what they cost
@@ -61,6 +73,7 @@ class Task:
     judged: Split | None = None
     scale: Scale | None = None
     speed: Speed | None = None
+    dev: Dev | None = None
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
     work_dir: Path | None = None
 
@@ -70,85 +83,111 @@ class Task:
         return bool(self.train) or self.work_dir is not None
 
 
-def read_matrix(folder: str | Path, *, queries: int | None = None) -> Task:
+def read_matrix(folder: str | Path, *, queries: int | None = None, tune: bool = False) -> Task:
     """The task of a folder of exact scores, with its first test queries, or all.
 
     Items and queries are known by their places ("item 0", "test 0", "train 0"): the folder may have no texts, or the
     same text twice with two scores. BM25 ranks by the folder's texts, else by its own BM25 scores. α and β come from
-    all scores of 100 train queries.
+    all scores of 100 train queries. To `tune`, the last fifth of the train queries, at most 100, are dev queries
+    instead.
     """
     found = read_scores(folder)
-    test = found.test if queries is None else found.test[:queries]
-    if not len(test):
+    if not len(found.test):
         raise InputError(f"{folder}: wanted at least one test query, got none.")
-    names = {"train": _names("train", len(found.train)), "test": _names("test", len(test))}
+    parts = _cut(found, queries=queries, tune=tune)
+    train, dev, test = parts["train"], parts["dev"], parts["test"]
     items = Items(_names("item", len(found.item_vectors)))
-    lines = {**_lines(names["train"], found.train.scores), **_lines(names["test"], test.scores)}
-    scorer = KnownScores(lines, items.texts, fingerprint=f"scores of {found.name}")
-    retrievers = _bm25_of(found, names["test"])
+    fingerprint = f"scores of {found.name}"
+    retrievers = _bm25_of(found, train, [dev, test])
     own_train = (Path(folder) / "train_scores.f16.npy").exists()
+    facts = {"train part": "its own" if own_train else "the first half of the test queries, which are not asked"}
     return Task(
         name=found.name,
         items=items,
-        queries=names["test"],
-        scores=test.scores,
-        scorer=scorer,
-        builder=scorer,
+        queries=test.names,
+        scores=test.known.scores,
+        scorer=KnownScores({**dev.lines, **test.lines}, items.texts, fingerprint=fingerprint),
+        builder=KnownScores(train.lines, items.texts, fingerprint=fingerprint),
         encoder=PrecomputedEncoder(
             queries=(
-                [*names["train"], *names["test"]],
-                np.concatenate([found.train.vectors, test.vectors]),
+                [name for part in parts.values() for name in part.names],
+                np.concatenate([part.known.vectors for part in parts.values()]),
             ),
             items=(items.texts, found.item_vectors),
             fingerprint=found.name,
         ),
-        train=names["train"],
+        train=train.names,
         retrievers=retrievers,
         known=("random", "dense", *(("bm25", "fused") if retrievers else ())),
-        scale=_scale_of(found),
-        facts={"train part": "its own" if own_train else "the first half of the test queries, which are not asked"},
+        scale=_scale_of(train.known, found.item_vectors),
+        dev=Dev(dev.names, dev.known.scores) if tune else None,
+        facts={**facts, **({"dev queries": len(dev.names), "dev part": HELD_OUT} if tune else {})},
     )
 
 
 def read_set(
-    folder: str | Path,
+    source: str | Path,
     *,
     scorer: Scorer,
     encoder: Encoder,
     split: str = "test",
     train_split: str | None = None,
+    train_queries: int | None = None,
     queries: int | None = None,
+    dev_split: str | None = None,
+    dev_queries: int | None = None,
+    seed: int = 0,
     work_dir: str | Path,
     progress: Progress | None = None,
 ) -> Task:
-    """The task of a BEIR folder before its queries are scored: `score_task` does that.
+    """The task of a set of texts before its queries are scored: `score_task` does that.
 
-    `train_split` is by default "train" where the folder has it. A train query with the text of one that is asked is
-    left out.
+    `source` is what `Dataset.open` takes. `train_split` is by default "train" where the set has it, of which the first
+    `train_queries` are taken, or all. A train query with the text of one that is asked is left out.
+
+    With `dev_queries` there are at most so many to tune on: the first of `dev_split`, by default "dev" where the set
+    has it, else the last of the train queries, at most a fifth of them. None of them is learned from.
     """
-    dataset = Dataset.from_beir(folder, progress=progress)
+    dataset = Dataset.open(source, seed=seed, **marks_of(scorer), progress=progress)
     judged = dataset.split(split)
     judged = judged if queries is None else judged.first(queries)
-    learned = train_split or ("train" if "train" in dataset.splits and split != "train" else None)
-    if learned == split:
-        raise InputError(f"the train split must be another than the one that is asked. Got {split!r} for both.")
+    learned = _name_train_split(dataset, train_split, asked=split)
     asked = set(judged.texts)
-    texts = dataset.split(learned).texts if learned else ()
+    found = dict.fromkeys(dataset.split(learned).texts if learned else ())
+    train = [text for text in found if text not in asked][:train_queries]
+    facts: dict[str, str | int] = {"split": split, "train part": learned or "queries cut from the items"}
+    dev: dict[str, None] = {}
+    if dev_queries is not None:
+        part = _name_dev_split(dataset, dev_split, taken=[split, learned])
+        dev = dict.fromkeys(_choose_dev(dataset, part, train, asked, dev_queries))
+        facts |= {"dev queries": len(dev), "dev part": HELD_OUT if part is None else f"the split {part}"}
+    unscored = np.empty((0, len(dataset.items)), np.float32)
     return Task(
         name=dataset.name,
         items=dataset.items,
         queries=judged.texts,
-        scores=np.empty((0, len(dataset.items)), np.float32),
+        scores=unscored,
         scorer=scorer,
         builder=scorer,
         encoder=encoder,
-        train=[text for text in dict.fromkeys(texts) if text not in asked],
+        train=[text for text in train if text not in dev],
         retrievers=[FittedOnce(Bm25())],
         known=("random", "tfidf", "dense", "bm25", "fused"),
         judged=judged,
-        facts={"split": split, "train part": learned or "queries cut from the items"},
+        dev=Dev(list(dev), unscored) if dev else None,
+        facts=facts,
         work_dir=Path(work_dir),
     )
+
+
+def count_held_out(train: int, most: int) -> int:
+    """How many of the last train queries are dev queries instead: a fifth, but at least one and at most `most`."""
+    if train < 2:
+        raise InputError(
+            "tuning needs queries that nothing is learned from: a dev split, or at least 2 train queries, of which "
+            f"some are held out. Got {train} train queries instead. Leave tuning out, or set what you want by name."
+        )
+    return max(1, min(most, train // 5))
 
 
 def score_task(task: Task, *, progress: Progress | None = None) -> Task:
@@ -159,9 +198,54 @@ def score_task(task: Task, *, progress: Progress | None = None) -> Task:
     """
     if task.work_dir is None:
         raise InputError("exact scores need a work folder to be kept in. Got none.")
-    scores = exact_scores(task.items, task.queries, task.builder, task.work_dir / "exact", progress=progress)
-    known = KnownScores(_lines(task.queries, scores), task.items.texts, fingerprint=task.builder.fingerprint)
-    return replace(task, scores=scores, scorer=known, speed=_measure_speed(task))
+    folder = task.work_dir / "exact"
+    scores = exact_scores(task.items, task.queries, task.builder, folder, progress=progress)
+    lines, dev = _lines(task.queries, scores), task.dev
+    if dev is not None:
+        report = None if progress is None else partial(_report_dev, progress)
+        dev = Dev(dev.queries, exact_scores(task.items, dev.queries, task.builder, folder, progress=report))
+        lines |= _lines(dev.queries, dev.scores)
+    known = KnownScores(lines, task.items.texts, fingerprint=task.builder.fingerprint)
+    return replace(task, scores=scores, scorer=known, dev=dev, speed=_measure_speed(task))
+
+
+def _report_dev(progress: Progress, step: str, done: int, total: int) -> None:
+    progress(f"{step} of dev queries", done, total)
+
+
+def _name_train_split(dataset: Dataset, given: str | None, *, asked: str) -> str | None:
+    """The split that is learned from; None where queries are cut from the items."""
+    if given == asked:
+        raise InputError(f"the train split must be another than the one that is asked. Got {asked!r} for both.")
+    return given or ("train" if "train" in dataset.splits and asked != "train" else None)
+
+
+def _name_dev_split(dataset: Dataset, given: str | None, *, taken: Sequence[str | None]) -> str | None:
+    """The split that dev queries are from; None where train queries are held out."""
+    if given in taken and given is not None:
+        raise InputError(
+            f"the dev split must be another than those that are asked and learned from. Got {given!r}. "
+            "Without one, train queries are held out."
+        )
+    return given or ("dev" if "dev" in dataset.splits and "dev" not in taken else None)
+
+
+def _choose_dev(dataset: Dataset, part: str | None, train: list[str], asked: set[str], most: int) -> list[str]:
+    """At most so many texts of the split, or of the last train queries; none of them is asked."""
+    if part is None:
+        return train[-count_held_out(len(train), most) :]
+    found = [text for text in dict.fromkeys(dataset.split(part).texts) if text not in asked]
+    if not found:
+        raise InputError(f"{dataset.name}: wanted dev queries that are not asked, got none in the split {part!r}.")
+    return found[:most]
+
+
+def marks_of(scorer: Scorer) -> dict[str, Any]:
+    """What an [emb]-CE reads around a mention and after a title, as texts of ZeShEL must have it."""
+    if not isinstance(scorer, EmbCrossEncoder):
+        return {}
+    marks = {"marks": scorer.pooling.mention_tokens, "title_mark": scorer.pooling.title_token}
+    return {name: value for name, value in marks.items() if value is not None}
 
 
 def _measure_speed(task: Task) -> Speed | None:
@@ -173,20 +257,58 @@ def _measure_speed(task: Task) -> Speed | None:
     return measure_speed(task.builder, asked, task.items.texts_of(places % len(task.items)))
 
 
-def _scale_of(found: ScoreFolder) -> Scale | None:
-    if not len(found.train):
+class _Part(NamedTuple):
+    """Some queries of a folder of scores: what they are called here, what is known of them, and what they read."""
+
+    names: list[str]
+    known: Scored
+    texts: Sequence[str]
+
+    @property
+    def lines(self) -> dict[str, Scores]:
+        return _lines(self.names, self.known.scores)
+
+
+def _cut(found: ScoreFolder, *, queries: int | None, tune: bool) -> dict[str, _Part]:
+    """The queries to learn from, to tune on and to ask; none to tune on has the text of another."""
+    learned = len(found.train) - (count_held_out(len(found.train), MOST_DEV) if tune else 0)
+    train, test = (_texts_of(found, name, part) for name, part in (("train", found.train), ("test", found.test)))
+    seen = {*train[:learned], *test[:queries]}
+    new = [place for place in range(learned, len(train)) if train[place] not in seen]
+    if tune and not new:
+        raise InputError(f"{found.name}: tuning needs train queries of which no other has the text. Got none.")
+    return {
+        "train": _Part(_names("train", learned), found.train[:learned], train[:learned]),
+        "dev": _Part(_names("dev", len(new)), found.train.take(new), [train[place] for place in new]),
+        "test": _Part(_names("test", len(test[:queries])), found.test[:queries], test[:queries]),
+    }
+
+
+def _texts_of(found: ScoreFolder, name: str, part: Scored) -> Sequence[str]:
+    """What the queries read, or names in place of it."""
+    return _names(name, len(part)) if found.dataset is None else found.dataset.split(name).texts
+
+
+def _scale_of(train: Scored, item_vectors: Vectors) -> Scale | None:
+    if not len(train):
         return None
-    some = found.train[:NORMALIZATION_QUERIES]
-    return Scale(Normalization.fit(some.scores, some.vectors @ found.item_vectors.T), some.scores.size)
+    some = train[:NORMALIZATION_QUERIES]
+    return Scale(Normalization.fit(some.scores, some.vectors @ item_vectors.T), some.scores.size)
 
 
-def _bm25_of(found: ScoreFolder, names: Sequence[str]) -> list[Retriever]:
+def _bm25_of(found: ScoreFolder, train: _Part, parts: Sequence[_Part]) -> list[Retriever]:
     if found.dataset is not None:
-        texts = dict(zip(names, found.dataset.split("test").texts, strict=False))  # where fewer are asked
+        texts = {name: text for part in (train, *parts) for name, text in zip(part.names, part.texts, strict=True)}
         return [FittedOnce.on(found.dataset.items, Bm25(), texts=texts)]
-    if found.test.bm25 is not None:
-        return [KnownRanking(_lines(names, found.test.bm25[: len(names)]), name="bm25")]
-    return []
+    if found.test.bm25 is None:
+        return []
+    lines = {} if train.known.bm25 is None else _lines(train.names, train.known.bm25)
+    for part in parts:
+        if part.known.bm25 is not None:
+            lines |= _lines(part.names, part.known.bm25)
+        elif part.names:
+            raise InputError(f"{found.name}: tuning needs BM25 scores of its train queries, too: train_bm25.f16.npy.")
+    return [KnownRanking(lines, name="bm25")]
 
 
 def _names(kind: str, count: int) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError, ScorerError
+from crossknn.models import EMBEDDED, find_model
 from crossknn.scorers.model_scorer import STORED_TOKENS, ModelScorer, PairSpans
 from crossknn.scorers.pair_batches import LongItems
 from crossknn.scorers.pair_template import PairPieces
@@ -163,6 +164,13 @@ class EmbCrossEncoder(ModelScorer):
         if self.pooling.title_token is None:
             return _mean(states, inside)
         return states[rows, _first(inside & (batch.ids == self._marks[self.pooling.title_token]))]
+
+
+def is_emb_cross_encoder(name: str | os.PathLike[str]) -> bool:
+    """Whether this is a folder, or a model on the hub, that `EmbCrossEncoder.save` wrote."""
+    if name == EMBEDDED:
+        return False
+    return (find_model(name, kind="AutoModel") / POOLING_FILE).is_file()
 
 
 def _inside(columns: Any, starts: Any, lengths: Any) -> Any:

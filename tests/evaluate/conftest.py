@@ -9,8 +9,22 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from crossknn.encoders.precomputed import PrecomputedEncoder
-from crossknn.evaluate.compare import Contender, Result
+from crossknn.evaluate.compare import Contender, Quality, Result
 from crossknn.evaluate.comparison import Answer, Comparison, Line
+from crossknn.evaluate.report import write_report
+from crossknn.evaluate.study_results import (
+    Curve,
+    DistributionStudy,
+    Histogram,
+    Indexed,
+    LatencyStudy,
+    Point,
+    QualityStudy,
+    SamplingStudy,
+    Studies,
+    Sweep,
+    Times,
+)
 from crossknn.items import Items
 from crossknn.searcher import Searcher
 from crossknn.strategies.axn import Axn
@@ -29,6 +43,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+LONG_NAME = "Axn, vectors fitted to the cross-encoder, first round fused"
 CONTENDERS = [
     Contender("Rerank, dense", partial(Rerank, retriever="dense")),
     Contender("Axn, dense first", partial(Axn, rounds=3, mix=0.0, first="dense"), baseline="Rerank, dense"),
@@ -57,7 +72,8 @@ def setup() -> Setup:
 
 
 def result(strategy, budget, k, recall, *, baseline=None, **changes) -> Result:
-    known = {"low": recall - 0.04, "high": recall + 0.03, "calls": budget, "seconds": {"scorer": 0.02, "search": 0.004}}
+    seconds = {"scorer": 0.02, "solve": 0.001, "search": 0.003}
+    known = {"low": recall - 0.04, "high": recall + 0.03, "calls": budget, "seconds": seconds}
     return Result(strategy=strategy, baseline=baseline, budget=budget, k=k, recall=recall, **{**known, **changes})
 
 
@@ -87,9 +103,68 @@ def made_by_hand(**changes) -> Comparison:
     return Comparison(**{**settings, **changes})
 
 
+def sweep(values, *strategies, level="Rerank, BM25") -> Sweep:
+    """A curve for each strategy and k that rises by a point with every value."""
+    curves = [
+        Curve(name, k, [Point(value, 0.5 + place / 100, 0.4, 0.9) for place, value in enumerate(values)])
+        for name in strategies
+        for k in (1, 10)
+    ]
+    return Sweep(100, curves, [Curve(level, k, [Point(value, 0.45, 0.4, 0.5) for value in values]) for k in (1, 10)])
+
+
+def with_studies(name="axn", **changes) -> Comparison:
+    """A comparison with all studies and with quality; `name` is that of the strategy which is studied."""
+    budgets, values = (50, 100, 1000), {"nDCG@10": 0.625, "MRR@10": 0.5, "accuracy": 0.375}
+    results = [result("Rerank, BM25", budget, k, 0.5) for budget in budgets for k in (1, 10)]
+    results += [result(name, budget, k, 0.6, baseline="Rerank, BM25") for budget in budgets for k in (1, 10)]
+    judged = [Quality(who, budget, values) for who in ("Rerank, BM25", name) for budget in budgets]
+    judged.append(Quality("exact", None, {"nDCG@10": 0.7125, "MRR@10": 0.6, "accuracy": 0.5}))
+    beside = [
+        Quality(one.strategy, one.budget, {"true top 1": 0.5, "true top 10": 0.5, **one.values}) for one in judged
+    ]
+    ways = ("per item", "per query")
+    made = Studies(
+        rounds=sweep((1, 2, 5), name, "adacur"),
+        mix=sweep((0, 0.5, 1), name),
+        sampling=SamplingStudy(
+            sweep((2, 4, 8), *(f"axn, {way}" for way in ways), level=name),
+            sweep((30, 60, 130), *(f"axn, {way}" for way in ways), level=name),
+            [Indexed(way, 60 * n, n, {"score": 9.0 * n, "factorise": 1.25}) for n in (2, 4, 8) for way in ways],
+        ),
+        latency=LatencyStudy([Times(one.strategy, one.budget, one.seconds) for one in results if one.k == 1]),
+        distributions=DistributionStudy(
+            [
+                Histogram(of, [0, 1, 2], [0.25, 0.75])
+                for of in ("scores", "similarities", "scaled scores", "similarities")
+            ],
+            pairs=1234,
+            alpha=-7.5,
+            beta=0.0766,
+        ),
+        quality=QualityStudy(beside),
+    )
+    return made_by_hand(**{"results": results, "quality": judged, "studies": made, **changes})
+
+
 @pytest.fixture(scope="session")
 def comparison() -> Comparison:
     return made_by_hand()
+
+
+@pytest.fixture(scope="session")
+def studied(tmp_path_factory) -> Path:
+    """The page of a report with studies, with everything that could make it too wide."""
+    lines = [Line("x" * 300, 1.0, True), Line("several words " * 40, 0.5, False)]
+    wide = with_studies(
+        LONG_NAME,
+        data={"scorer": "path/" * 60},
+        answers=[Answer("<img src=x onerror=alert(1)>" * 5, "y" * 200, dict.fromkeys(("Exact", "a", "b", "c"), lines))],
+        command="crossknn " + "--option value " * 30,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("crossknn.evaluate.canvas.DPI", 40)  # which is faster
+        return write_report(wide, tmp_path_factory.mktemp("studied"))
 
 
 @pytest.fixture(scope="module")  # not longer: while it lives, no other test can run an event loop

@@ -29,7 +29,7 @@ def run(bench, names, *, budgets=(20,), ks=(1, 5), rounds=4):
 
 
 def recalls(outcome):
-    return {(one.strategy, one.budget, one.k): one.recall for one in outcome.comparison.results}
+    return {(one.strategy, one.budget, one.k): one.recall for one in outcome.results}
 
 
 @pytest.fixture
@@ -48,14 +48,14 @@ def test_what_can_find_everything_does(folder):
     assert found["adacur", 20, 5] > 0.95
     assert found["axn, λ 0, random first", 20, 5] > 0.95
     assert 0.1 < found["rerank, dense", 20, 5] < 1
-    data = outcome.comparison.data
+    data = outcome.data
     assert data["offline calls, α and β"] == 15 * 60
     assert data["offline calls, fitted vectors"] == 8 * 60
     assert data["offline calls, CUR"] == 15 * 60
     assert (data["queries"], data["train queries"], data["train part"]) == (12, 15, "its own")
-    assert {result.calls for result in outcome.comparison.results} == {20}
+    assert {result.calls for result in outcome.results} == {20}
     assert outcome.quality == []
-    assert all(set(result.seconds) == {"search"} for result in outcome.comparison.results)  # no scorer ran
+    assert all(set(result.seconds) == {"solve", "search"} for result in outcome.results)  # no scorer ran
 
 
 def test_a_run_repeats_itself(folder):
@@ -64,7 +64,7 @@ def test_a_run_repeats_itself(folder):
         for bench in (Bench(read_matrix(folder), calls_per_item=3, anchors=15, seed=4) for _ in range(2))
     )
     assert first == second
-    assert len(first) == 10 * 2
+    assert len(first) == 11 * 2
 
 
 def test_a_budget_of_all_items_is_exact_and_a_k_beyond_them_is_of_all_there_are(folder):
@@ -79,7 +79,7 @@ def test_budgets_below_k_and_below_the_rounds(folder):
     found = recalls(outcome)
     assert found["rerank, bm25", 2, 5] == pytest.approx(2 / 5)
     assert found["axn, bm25 first", 2, 5] <= 2 / 5
-    assert [result.calls for result in outcome.comparison.results] == [2, 20, 2, 20]
+    assert [result.calls for result in outcome.results] == [2, 20, 2, 20]
 
 
 def test_a_folder_without_train_scores_asks_the_second_half(tmp_path):
@@ -124,7 +124,7 @@ def test_real_scores_give_the_figures_of_the_benchmark():
         "axn:mix=0.8:first=bm25": "Axn bm25 λ=0.8 αβ=train",
     }
     outcome = run(Bench(read_matrix(SCIFACT)), list(names), budgets=(100,), ks=(1, 10), rounds=10)
-    found = iter(outcome.comparison.results)
+    found = iter(outcome.results)
     for name in names.values():
         assert [100 * next(found).recall for _ in range(2)] == pytest.approx([*wanted[name].values()][:2], abs=1)
 
@@ -162,13 +162,13 @@ def test_a_set_is_scored_once_and_measured_by_its_judgments(read):
     assert len(read.calls) == 6 * 60 + 300  # every pair, and those that the speed is measured on
     bench = Bench(task, calls_per_item=3, anchors=3)
     outcome = run(bench, default_names(bench.offer))
-    assert len(outcome.comparison.results) == 10 * 2
-    assert {one.strategy for one in outcome.quality} == {*(r.strategy for r in outcome.comparison.results), "exact"}
+    assert len(outcome.results) == 11 * 2
+    assert {one.strategy for one in outcome.quality} == {*(r.strategy for r in outcome.results), "exact"}
     exact = outcome.quality[-1]
     assert (exact.strategy, exact.budget) == ("exact", None)
     assert exact.values == {"nDCG@10": pytest.approx(1), "MRR@10": pytest.approx(1), "accuracy": 1}
     assert outcome.to_json()["quality"][0].keys() == {"strategy", "budget", "nDCG@10", "MRR@10", "accuracy"}
-    assert outcome.comparison.results[0].seconds.keys() == {"scorer", "search"}
+    assert outcome.results[0].seconds.keys() == {"scorer", "solve", "search"}
     again = score_task(read())
     assert len(read.calls) == 300
     assert recalls(run(Bench(again, calls_per_item=3, anchors=3), default_names(bench.offer))) == recalls(outcome)
@@ -181,7 +181,7 @@ def test_a_set_without_train_queries_cuts_some_from_its_items(read):
     assert len(task.queries) == 2
     assert task.speed is None  # 120 pairs are too few to measure it
     outcome = run(Bench(task, calls_per_item=2), ["rerank", "axn"])
-    assert [r.strategy for r in outcome.comparison.results[::2]] == ["rerank, fused", "axn", "axn, fitted"]
+    assert [r.strategy for r in outcome.results[::2]] == ["rerank, fused", "axn", "axn, fitted"]
 
 
 @pytest.mark.parametrize(

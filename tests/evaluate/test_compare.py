@@ -79,19 +79,33 @@ def test_one_result_per_contender_budget_and_k_and_progress_counts_searches(setu
 def test_times_are_measured_or_computed_from_the_speed_of_the_scorer(setup, monkeypatch):
     truth = exact_truth(setup.searcher, setup.queries, k=1)
     search = setup.searcher.search
-    times = iter([(9.0, 9.0), (0.5, 0.4), (0.7, 0.4), (0.5, 0.3), (0.7, 0.5)] * 2)  # the first is to warm up
+    parts = [(9.0, 9.0, 9.0), (0.5, 0.4, 0.0), (0.7, 0.4, 0.1), (0.5, 0.3, 0.1), (0.7, 0.5, 0.2)]  # one to warm up
+    times = iter(parts * 2)
 
     def timed(*query, **options):
-        seconds, score_seconds = next(times)
-        return replace(search(*query, **options), seconds=seconds, score_seconds=score_seconds)
+        names = ("seconds", "score_seconds", "solve_seconds")
+        return replace(search(*query, **options), **dict(zip(names, next(times), strict=True)))
 
     monkeypatch.setattr(setup.searcher, "search", timed)
     settings = {"budgets": [10], "ks": [1]}
     (measured,) = compare(setup.searcher, setup.queries, truth, CONTENDERS[:1], **settings)
-    assert measured.seconds == pytest.approx({"scorer": 0.4, "search": 0.2})
+    assert measured.seconds == pytest.approx({"scorer": 0.4, "solve": 0.1, "search": 0.1})
+    assert measured.total_seconds == pytest.approx(0.6)
     (computed,) = compare(setup.searcher, setup.queries, truth, CONTENDERS[:1], speed=Speed(0.5, 0.2), **settings)
-    assert computed.seconds == pytest.approx({"scorer": 2.5, "search": 0.2})
+    assert computed.seconds == pytest.approx({"scorer": 2.5, "solve": 0.1, "search": 0.1})
     assert computed.total_seconds == pytest.approx(2.7)
+
+
+def test_the_parts_of_a_search_are_within_its_time_and_only_what_solves_has_solved(setup):
+    plain, adaptive = (setup.searcher.search("query 0", strategy=one.make(20)) for one in CONTENDERS)
+    assert plain.solve_seconds == 0 < adaptive.solve_seconds
+    assert adaptive.score_seconds + adaptive.solve_seconds < adaptive.seconds
+    truth = exact_truth(setup.searcher, setup.queries, k=1)
+    for one in compare(setup.searcher, setup.queries, truth, CONTENDERS, budgets=[20], ks=[1]):
+        assert list(one.seconds) == ["scorer", "solve", "search"]
+        assert min(one.seconds["scorer"], one.seconds["search"]) > 0
+        assert one.total_seconds == sum(one.seconds.values())
+        assert replace(one, seconds={"scorer": 1.0, "search": 1.0}).total_seconds is None
 
 
 def test_queries_are_searched_one_at_a_time_after_one_search_to_warm_up(setup):
@@ -164,7 +178,7 @@ def test_a_result_as_json_has_exactly_these_fields():
         "low": 0.46,
         "high": 0.53,
         "calls": 50,
-        "seconds": {"scorer": 0.02, "search": 0.004},
+        "seconds": {"scorer": 0.02, "solve": 0.001, "search": 0.003},
     }
 
 

@@ -64,6 +64,7 @@ def test_the_defaults_are_what_the_data_have_something_for():
         "tour:loss=ce",
         "tour:loss=mse",
         "gar",
+        "posterior",
     ]
     assert default_names(Offer(("random", "dense"))) == [
         "rerank:retriever=dense",
@@ -72,7 +73,7 @@ def test_the_defaults_are_what_the_data_have_something_for():
         "tour:loss=mse",
         "gar",
     ]
-    assert len(make(",".join(default_names(OFFER)))) == 10
+    assert len(make(",".join(default_names(OFFER)))) == 11
 
 
 def test_the_fitted_retriever_searches_with_fitted_vectors():
@@ -89,7 +90,11 @@ PLAIN = Offer(("random", "dense"))
     [
         ("", OFFER, "strategies must be names between commas"),
         ("axn,,rerank", OFFER, "strategies must be names between commas"),
-        ("nax", OFFER, "there is no strategy 'nax' to compare. Known: rerank, axn, anncur, adacur, tour, gar."),
+        (
+            "nax",
+            OFFER,
+            "there is no strategy 'nax' to compare. Known: rerank, axn, anncur, adacur, tour, gar, posterior.",
+        ),
         ("axn:mxi=0.5", OFFER, "axn:mxi=0.5: there is no setting 'mxi'. Known here: mix, first, rounds, shortlist."),
         ("axn:budget=5", OFFER, "there is no setting 'budget'"),
         ("axn:mix=half", OFFER, "axn:mix=half: mix must be a number. Got 'half' instead."),
@@ -104,6 +109,7 @@ PLAIN = Offer(("random", "dense"))
         ("rerank:retriever=fitted", PLAIN, "there are no fitted vectors."),
         ("adacur:first=fitted", OFFER, "CUR's vectors are searched instead of fitted ones."),
         ("adacur", PLAIN, "adacur: CUR needs all scores of some train queries, and there are none."),
+        ("posterior", PLAIN, "posterior: a prior needs BM25 and scores."),
         ("axn,axn", OFFER, "strategies must be different. 'axn' comes twice."),
         ("rerank,rerank:retriever=fused", OFFER, "strategies must be different."),
     ],

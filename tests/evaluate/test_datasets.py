@@ -265,6 +265,13 @@ def test_mentions_of_unknown_documents_can_be_left_out(tmp_path):
         Dataset.from_zeshel(folder, "yugioh")
 
 
+def test_a_title_mark_stands_between_title_and_text(tmp_path):
+    dataset = Dataset.from_zeshel(write_zeshel(tmp_path), "yugioh", train=1, title_mark="[T]")
+    assert list(dataset.items.ids) == ["A", "B"]
+    assert dataset.items.text(1) == "Tower [T] Tower Tower is red"
+    assert dataset.split("test").relevant[0] == ["B"]
+
+
 # --- ir_datasets
 
 
@@ -326,6 +333,19 @@ def test_ir_datasets_are_read_by_name_and_splits():
 def test_what_ir_datasets_cannot_give_is_said(name, message):
     with pytest.raises(InputError, match=re.escape(message)):
         Dataset.from_ir_datasets(name)
+
+
+@pytest.mark.usefixtures("library")
+def test_a_command_line_names_any_kind_of_set(tmp_path):
+    assert list(Dataset.open("ir_datasets:beir/tiny").splits) == ["train", "test"]
+    assert list(Dataset.open("ir_datasets:beir/tiny/train").splits) == ["test"]  # what a name has judgments for
+    with pytest.raises(InputError, match="wanted the name of a dataset that ir_datasets knows, got 'beir/none'"):
+        Dataset.open("ir_datasets:beir/none")
+    assert Dataset.open(write_beir(tmp_path / "tiny")).name == "tiny"
+    write_zeshel(tmp_path / "a:b")
+    assert len(Dataset.open(f"zeshel:{tmp_path / 'a:b'}:yugioh:5").split("train")) == 5
+    with pytest.raises(InputError, match="train must be below the number of mentions of yugioh, 20"):
+        Dataset.open(f"zeshel:{tmp_path / 'a:b'}:yugioh")  # 500 train queries by default
 
 
 def test_without_ir_datasets_its_extra_is_named(monkeypatch):

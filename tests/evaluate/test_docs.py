@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import crossknn as ck
+from crossknn.evaluate.pictures import Picture
 
 PAGE = Path(__file__).parents[2] / "docs" / "evaluating.md"
 
@@ -39,8 +40,7 @@ def test_the_code_of_the_page(tmp_path, monkeypatch, capsys):
     )
     monkeypatch.setattr(ck, "CrossEncoder", lambda name: overlap, raising=False)
     monkeypatch.setattr(ck, "SentenceEncoder", lambda name: ck.function_encoder(count_letters), raising=False)
-    for module in ("page", "report"):  # drawing takes time and is tested elsewhere
-        monkeypatch.setattr(f"crossknn.evaluate.{module}.draw", lambda comparison, **options: b"")
+    monkeypatch.setattr(Picture, "png", lambda self, **options: b"")  # drawing is tested elsewhere
     code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S))
     names = {}
     exec(compile(code, str(PAGE), "exec"), names)

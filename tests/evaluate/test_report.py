@@ -12,15 +12,18 @@ import matplotlib
 import pytest
 
 from crossknn.errors import InputError, MissingExtra
+from crossknn.evaluate.canvas import DARK, DPI, LIGHT, in_pairs, styles_of
 from crossknn.evaluate.comparison import Answer, Line
 from crossknn.evaluate.figures import milliseconds, number, signed
 from crossknn.evaluate.findings import headline, tally
 from crossknn.evaluate.markup import Markup, element
 from crossknn.evaluate.page import page
-from crossknn.evaluate.plots import DARK, LIGHT, draw, plot
+from crossknn.evaluate.pictures import Picture, make_pictures
+from crossknn.evaluate.plots import draw, plot
 from crossknn.evaluate.report import write_report
+from crossknn.evaluate.study_results import Studies
 from crossknn.evaluate.timing import Speed
-from tests.evaluate.conftest import made_by_hand, result
+from tests.evaluate.conftest import LONG_NAME, made_by_hand, result, with_studies
 
 PICTURE = b"\x89PNG"
 EVIL = '<script>alert("x")</script>&amp;\'"'
@@ -57,8 +60,7 @@ class Reader(HTMLParser):
 @pytest.fixture
 def _quick_pictures(monkeypatch):
     """Drawing takes time; these tests are about something else."""
-    for module in ("page", "report"):
-        monkeypatch.setattr(f"crossknn.evaluate.{module}.draw", lambda comparison, **options: PICTURE)
+    monkeypatch.setattr(Picture, "png", lambda self, **options: PICTURE)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +107,7 @@ def test_the_results_stand_in_order_with_signed_differences(html):
         "Axn, dense first|100|84.2|80.2–87.2|+14.2|74.2|70.2–77.2|+14.2|54.2|50.2–57.2|+14.2|24",
     ]
     assert ["Exact search", "5,183", "100.0", "", "", "100.0", "", "", "100.0", "", "", "1,250"] in rows
-    assert ["Rerank, BM25", "20", "4.0"] in rows  # where the time goes
+    assert ["Rerank, BM25", "20", "1.0", "3.0"] in rows  # where the time goes
 
 
 @pytest.mark.usefixtures("_quick_pictures")
@@ -125,6 +127,60 @@ def test_sample_answers_are_marked_where_they_are_true(html):
     assert "1 of 2 ✓ice on rivers✓ 3.25bread -1.50" in text.replace("−", "-")
 
 
+STUDIED = ["rounds", "mix", "sampling", "indexing", "steps", "latency", "distributions", "quality"]
+
+
+def test_a_report_with_studies_has_a_picture_and_a_section_for_each(studied):
+    html, folder = studied.read_text(encoding="utf-8"), studied.parent
+    names = ["recall", *STUDIED]
+    assert sorted(path.name for path in folder.glob("*.png")) == sorted(f"{name}.png" for name in names)
+    for name in names:
+        assert b64encode((folder / f"{name}.png").read_bytes()).decode() in html
+    assert html.count("<picture>") == len(names)
+    sources = re.findall(r'(?:srcset|src)="data:image/png;base64,([^"]+)"', html)
+    assert len(sources) == len(set(sources)) == 4 * len(names)  # light and dark, wide and narrow
+    text = Reader(html).text
+    assert f"λ = 1 for the true top 10 (“{LONG_NAME}”, 52.0\u00a0%)" in text
+    for heading in ("How many rounds", "What offline calls are worth", "Scores and similarities"):
+        assert heading in text
+    assert "α is −7.5 and β 0.0766" in text
+    found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert set(found["studies"]) == set(STUDIED) - {"indexing", "steps"}
+    assert found["quality"][-1] == {
+        "strategy": "exact",
+        "budget": None,
+        "nDCG@10": 0.7125,
+        "MRR@10": 0.6,
+        "accuracy": 0.5,
+    }
+
+
+@pytest.mark.usefixtures("_quick_pictures")
+def test_the_numbers_of_quality_and_studies_stand_on_the_page():
+    html = page(with_studies())
+    rows = Reader(html).rows
+    assert ["Strategy", "nDCG@10", "MRR@10", "accuracy"] in rows
+    assert ["axn", "0.625", "0.500", "0.375"] in rows
+    assert ["exact", "0.713", "0.600", "0.500"] in rows
+    assert ["axn", "50.0 40.0–90.0", "51.0 40.0–90.0", "52.0 40.0–90.0"] in rows
+    assert ["Rerank, BM25", "45.0 40.0–50.0"] in rows  # the same for every value
+    assert ["per query, 8 calls per item", "480", "72.00", "1.25"] in rows
+    assert "Left out" not in html
+
+
+@pytest.mark.usefixtures("_quick_pictures")
+def test_quality_needs_no_study_and_what_was_left_out_has_its_reason():
+    judged = with_studies().quality
+    plain = page(made_by_hand(quality=judged))
+    assert ["exact", "0.713", "0.600", "0.500"] in Reader(plain).rows
+    assert plain.count("<picture>") == 1
+    assert "How relevant it is" not in page(made_by_hand())
+    left = page(
+        made_by_hand(studies=Studies(left_out={"sampling": "there are no train queries", "quality": "why not"}))
+    )
+    assert "Left out: sampling, for there are no train queries; quality, for why not." in Reader(left).text
+
+
 @pytest.mark.usefixtures("_quick_pictures")
 def test_every_text_is_escaped():
     evil = made_by_hand(
@@ -141,6 +197,9 @@ def test_every_text_is_escaped():
     assert reader.text.count(EVIL) >= 10
     alt = next(attributes["alt"] for tag, attributes in reader.tags if tag == "img")
     assert EVIL in alt
+    studied = page(with_studies(EVIL))
+    assert "<script" not in studied
+    assert Reader(studied).text.count(EVIL) >= 20
 
 
 def test_the_page_asks_for_nothing_outside_itself(html):
@@ -200,7 +259,51 @@ def test_the_figure_is_a_large_png_and_does_not_touch_global_state(comparison, t
 def test_names_are_drawn_as_they_are(recwarn):
     odd = ["$a_$", "costs $5", "_hidden", "^%&{}", " "]
     draw(made_by_hand(results=[result(name, budget, 1, 0.5) for name in odd for budget in (5, 10)]))
+    pictures = make_pictures(with_studies("_$a_$ costs $5 ^%&{} and one of many words" * 3))
+    for study in ("rounds", "latency", "quality"):
+        assert png_size(pictures[study].png())
     assert not recwarn.list
+
+
+def test_a_strategy_is_drawn_the_same_in_every_figure_and_in_no_other_s_colour():
+    names = ["Rerank", *"abcdefgh"]
+    many = made_by_hand(
+        results=[result(name, 9, 1, 0.5, baseline="Rerank" if name in "abcdefgh" else None) for name in names]
+    )
+    for theme in (LIGHT, DARK):
+        styles = styles_of(many, theme)
+        assert len({style["color"] for style in styles.values()}) == len(names)
+        assert len({style["marker"] for style in styles.values()}) == len(names)
+        assert styles["Rerank"]["linestyle"] != styles["a"]["linestyle"] == "solid"
+    assert not in_pairs(many)
+
+
+def test_a_strategy_alone_is_solid_and_nothing_is_said_of_dashes():
+    alone = made_by_hand(results=[result("axn", 9, 1, 0.5)])
+    assert styles_of(alone, LIGHT)["axn"]["linestyle"] == "solid"
+    assert make_pictures(alone)["recall"].caption == "Bands: 95\u00a0% intervals."
+
+
+def test_a_legend_of_many_names_is_no_wider_than_the_panels():
+    names = [f"{letter} with a name of some length" for letter in "abcdefgh"]
+    many = [result("Rerank", 9, 1, 0.5), *(result(name, 9, 1, 0.5, baseline="Rerank") for name in names)]
+    width, height = png_size(draw(made_by_hand(results=many)))
+    assert width <= 5.6 * DPI
+    assert height > png_size(draw(made_by_hand(results=many[:2])))[1]
+
+
+def test_two_that_are_measured_against_each_other_share_a_colour(comparison):
+    styles = styles_of(comparison, LIGHT)
+    assert in_pairs(comparison)
+    assert styles["Rerank, BM25"]["color"] == styles["Axn, BM25 first"]["color"]
+    assert styles["Rerank, dense"]["color"] == styles["Axn, dense first"]["color"] != styles["Rerank, BM25"]["color"]
+
+
+def test_a_picture_is_drawn_once():
+    drawn = []
+    picture = Picture(lambda **options: drawn.append(options) or PICTURE, "", "")
+    assert [picture.png(), picture.png(), picture.png(dark=True)] == [PICTURE] * 3
+    assert drawn == [{"dark": False, "stacked": False}, {"dark": True, "stacked": False}]
 
 
 def test_few_results_can_be_drawn(recwarn):

@@ -2,25 +2,12 @@
 
 import pytest
 
-from crossknn.evaluate.comparison import Answer, Line
-from crossknn.evaluate.report import write_report
-from tests.evaluate.conftest import made_by_hand, result
+PICTURES = 9
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    """A report with everything that could make a page too wide."""
-    name = "Axn, vectors fitted to the cross-encoder, first round fused"
-    lines = [Line("x" * 300, 1.0, True), Line("several words " * 40, 0.5, False)]
-    results = [result("Rerank", budget, k, 0.5) for budget in (50, 100) for k in (1, 10, 100)]
-    results += [result(name, budget, k, 0.6, baseline="Rerank") for budget in (50, 100) for k in (1, 10, 100)]
-    wide = made_by_hand(
-        results=results,
-        data={"scorer": "path/" * 60},
-        answers=[Answer("<img src=x onerror=alert(1)>" * 5, "y" * 200, dict.fromkeys(("Exact", "a", "b", "c"), lines))],
-        command="crossknn " + "--option value " * 30,
-    )
-    return write_report(wide, tmp_path_factory.mktemp("report")).as_uri()
+@pytest.fixture
+def address(studied):
+    return studied.as_uri()
 
 
 class Visit:
@@ -51,7 +38,8 @@ def test_it_is_quiet_asks_for_nothing_and_never_scrolls_sideways(browser, addres
         root = "document.documentElement"
         assert visit.page.evaluate(f"{root}.scrollWidth <= {root}.clientWidth")
         assert visit.page.evaluate("document.body.scrollWidth <= document.body.clientWidth")
-        assert visit.page.evaluate("[...document.images].map(i => i.complete && i.naturalWidth > 0)") == [True]
+        shown = visit.page.evaluate("[...document.images].map(i => i.complete && i.naturalWidth > 0)")
+        assert shown == [True] * PICTURES
 
 
 def test_a_wide_table_scrolls_in_its_own_place(browser, address):
@@ -88,5 +76,5 @@ def test_the_policy_stops_whatever_would_slip_in(browser, address):
             image.src = 'http://127.0.0.1:9/x.png';
             document.body.append(image);
         }""")
-        visit.page.wait_for_function("document.images[1].complete")
+        visit.page.wait_for_function(f"document.images[{PICTURES}].complete")
         assert any("Content Security Policy" in complaint for complaint in visit.complaints)

@@ -6,6 +6,7 @@ from rich.console import Console
 from crossknn.evaluate.table import table
 from tests.evaluate.conftest import made_by_hand, result
 
+LONG = {"scorer": 90.0, "solve": 0.25, "search": 0.75}
 GREEN, DIM_RED = "\x1b[32m", "\x1b[2;31m"
 
 
@@ -44,7 +45,7 @@ def test_better_is_green_worse_is_dim_red_and_baselines_are_plain(comparison):
 @pytest.mark.parametrize("width", [80, 100, 300])
 @pytest.mark.parametrize("name", ["Axn", "Axn, vectors fitted to the cross-encoder, first round fused " * 2, "x" * 90])
 def test_nothing_is_cut_and_nothing_is_wider_than_the_terminal(width, name):
-    long = [result("Rerank", 100_000, k, 1.0, calls=100_000, seconds={"scorer": 90.0, "search": 1.0}) for k in (1, 10)]
+    long = [result("Rerank", 100_000, k, 1.0, calls=100_000, seconds=LONG) for k in (1, 10)]
     long += [result(name, 100_000, k, 0.999, calls=99_999.5, baseline="Rerank") for k in (1, 10, 100)]
     text = printed(made_by_hand(results=long, items=10_000_000, exact_seconds=2000.0), width=width)
     assert "…" not in text
