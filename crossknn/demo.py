@@ -40,6 +40,7 @@ from crossknn.scorers.timed import Timed
 from crossknn.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
+from crossknn.strategies.posterior import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Progress
 
@@ -49,7 +50,7 @@ MIN_WORDS = 5  # shorter sentences leave even a person in doubt
 BUDGETS, KS = (50, 100, 200, 500), (1, 10, 100)
 ROUNDS = 10
 RETRIEVERS = {"dense": "dense", "bm25": "BM25", "fused": "fused"}  # by the name that is shown
-TRAIN_QUERIES, ITEMS_PER_QUERY = 20, 50  # for α and β
+TRAIN_QUERIES, ITEMS_PER_QUERY = 40, 50  # for α and β and the prior
 ANSWERS, ANSWER_BUDGET = 4, 100
 WRITE_EVERY = 1_024  # calls that a kill can lose
 WARM_UP, SAMPLE = 256, 512  # calls before and while the scorer's speed is estimated
@@ -124,9 +125,10 @@ class Demo:
             self._searcher = searcher
         return self._searcher
 
-    def search(self, query: str, *, k: int = 5, budget: int = 100, strategy: str = "rerank") -> Hits:
-        """The `k` best senses; `strategy` is "rerank" or "axn", both with the fused retriever first."""
+    def search(self, query: str, *, k: int = 5, budget: int = 100, strategy: str = "posterior") -> Hits:
+        """The `k` best senses; `strategy` is "posterior", or "rerank" or "axn" with the fused retriever first."""
         makers: dict[str, Callable[[], Strategy]] = {
+            "posterior": lambda: _make_posterior(budget),
             "rerank": lambda: Rerank(budget, retriever="fused"),
             "axn": lambda: _make_axn(budget, first="fused"),
         }
@@ -209,6 +211,7 @@ class Demo:
             queries=self._train_queries,
             sampling=PerQuery(items=ITEMS_PER_QUERY),
             factors=None,
+            prior=True,
             work_dir=self.folder / "build",
             device=self._device,
             progress=lambda step, done, total: self._report(step, done, total) if step == STEP else None,
@@ -272,7 +275,7 @@ class Demo:
 
     def _answer(self, searcher: Searcher, query: ExampleQuery, truth: Hits) -> Answer:
         budget = min(ANSWER_BUDGET, len(self.items))
-        chosen = [contender for contender in make_contenders() if "fused" in contender.name]
+        chosen = [contender for contender in make_contenders() if contender.name.startswith(("Rerank, fused", "Post"))]
         found = {
             f"{contender.name}, {budget} calls": searcher.search(query.text, strategy=contender.make(budget))
             for contender in chosen
@@ -336,13 +339,13 @@ class Demo:
 
 
 def make_contenders() -> list[Contender]:
-    """Reranking with each retriever, and after each the adaptive search that begins with it."""
+    """Reranking with each retriever, after each the adaptive search that begins with it, and posterior search."""
     contenders = []
     for retriever, shown in RETRIEVERS.items():
         baseline = Contender(f"Rerank, {shown}", partial(Rerank, retriever=retriever))
         adaptive = Contender(f"Axn, {shown} first", partial(_make_axn, first=retriever), baseline=baseline.name)
         contenders += [baseline, adaptive]
-    return contenders
+    return [*contenders, Contender("Posterior", _make_posterior, baseline=contenders[-2].name)]
 
 
 def find_build(folder: str | Path) -> int | None:
@@ -354,6 +357,10 @@ def find_build(folder: str | Path) -> int | None:
 
 def _make_axn(budget: int, *, first: str) -> Axn:
     return Axn(budget, rounds=min(ROUNDS, budget), first=first)
+
+
+def _make_posterior(budget: int) -> Posterior:
+    return Posterior(budget, rounds=min(ROUNDS, budget))
 
 
 def _make_folder(folder: Path) -> Path:

@@ -38,6 +38,7 @@ LEMMAS = 4  # of a sense, before the rest are left out
 
 
 class DemoStrategy(StrEnum):
+    posterior = "posterior"
     rerank = "rerank"
     axn = "axn"
 
@@ -58,7 +59,7 @@ def demo(
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Hits per --query.")] = 5,
     budget: Annotated[int, typer.Option(min=1, help="Cross-encoder calls per search.")] = 100,
-    strategy: Annotated[DemoStrategy, typer.Option(help="How the budget is spent.")] = DemoStrategy.rerank,
+    strategy: Annotated[DemoStrategy, typer.Option(help="How the budget is spent.")] = DemoStrategy.posterior,
     device: DeviceOption = None,
 ) -> None:
     """Search a dictionary by meaning and compare strategies.

@@ -1,0 +1,205 @@
+"""Posterior search against reranking and AXN on exact scores, in every cell, and what its parts are worth.
+
+    python -m benchmarks.posterior <score folder>... --out benchmarks/results/posterior.json
+
+Each folder's train queries pay for the prior, its test queries are searched, and recall is the share of the exact top k
+found within the budget, in percent, with 95 % intervals. "best Rerank" and "best Axn" are the best of dense, BM25 and
+fused, for Axn with λ of 0, 0.5 and 0.8, each chosen in that cell on the same queries; Posterior has one for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from benchmarks.scoring_speed import surroundings
+from crossknn.evaluate.measures import bootstrap_interval, paired_difference, top_k_recall
+from crossknn.evaluate.tasks import Task, read_matrix
+from crossknn.index import Index
+from crossknn.indexing import prior_fit
+from crossknn.indexing.building import prior_sampling
+from crossknn.ranking import top_rows
+from crossknn.searcher import Searcher
+from crossknn.strategies.axn import Axn
+from crossknn.strategies.base import Strategy
+from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.rerank import Rerank
+
+KS, BUDGETS, ROUNDS = (1, 10, 100), (25, 50, 100, 200, 500), 10
+RETRIEVERS, MIXES = ("dense", "bm25", "fused"), (0.0, 0.5, 0.8)
+CALLS_PER_ITEM = 8
+SOME = ((1, 100), (10, 100), (100, 500))  # cells of the ablations
+AT_ONCE = 50  # queries
+
+Shares = dict[tuple[int, int], np.ndarray]  # of every query, by k and budget
+
+
+def main() -> None:
+    options = read_options()
+    report: dict[str, Any] = {"rounds": ROUNDS, "seed": options.seed, "sets": [], **surroundings(options)}
+    for folder in options.folders:
+        report["sets"].append(measure_set(read_matrix(folder, queries=options.queries), options))
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, help="of exact scores")
+    parser.add_argument("--queries", type=int, help="only the first of the test queries")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--without-ablations", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/posterior.json"))
+    return parser.parse_args()
+
+
+def measure_set(task: Task, options: argparse.Namespace) -> dict[str, Any]:
+    plain = Searcher(
+        task.items,
+        scorer=task.scorer,
+        encoder=task.encoder,
+        retrievers=task.retrievers,
+        normalization=task.scale.normalization if task.scale else None,
+    )
+    cells = [(k, budget) for k in KS for budget in BUDGETS]
+    sides: dict[str, Shares] = {}
+    for first in RETRIEVERS:
+        sides[f"Rerank, {first}"] = search(task, plain, partial(Rerank, retriever=first), cells)
+        for mix in MIXES:
+            sides[f"Axn, {first} λ={mix:g}"] = search(
+                task, plain, partial(Axn, rounds=ROUNDS, mix=mix, first=first), cells
+            )
+    index = build(task, CALLS_PER_ITEM, options.seed)
+    began = time.perf_counter()
+    sides["Posterior"] = search(task, search_with(task, index), partial(Posterior, rounds=ROUNDS), cells)
+    print(task.name, f"posterior searched in {time.perf_counter() - began:.0f} s", flush=True)
+    found: dict[str, Any] = {
+        "set": task.name,
+        "items": len(task.items),
+        "train_queries": len(task.train),
+        "test_queries": len(task.queries),
+        "calls_per_item": round(index.report.coverage.calls_per_item, 2),
+        "prior_seconds": round(index.report.seconds["prior"], 2),
+        "cells": [compare_cell(sides, cell) for cell in cells],
+        "settings": {name: means(shares) for name, shares in sides.items()},
+    }
+    if not options.without_ablations:
+        found["ablations"] = {name: means(shares) for name, shares in ablate(task, options.seed)}
+    return found
+
+
+def compare_cell(sides: dict[str, Shares], cell: tuple[int, int]) -> dict[str, Any]:
+    """The posterior's recall, the best of each other strategy, and the difference to fused reranking."""
+    shares = {name: found[cell] for name, found in sides.items()}
+    record: dict[str, Any] = {"k": cell[0], "budget": cell[1], "Posterior": summarise(shares["Posterior"])}
+    for kind in ("Rerank", "Axn"):
+        best = max((name for name in shares if name.startswith(kind)), key=lambda name: shares[name].mean())
+        record[f"best {kind}"] = {"setting": best, **summarise(shares[best])}
+    difference = paired_difference(shares["Posterior"], shares["Rerank, fused"])
+    values = {name: round(getattr(difference, name), 1) for name in ("mean", "low", "high")}
+    record["Posterior − Rerank, fused"] = values
+    print(
+        f"{cell[0]}@{cell[1]}: Rerank {record['best Rerank']['mean']} Axn {record['best Axn']['mean']} "
+        f"Posterior {record['Posterior']['mean']} ({values['mean']:+} to fused)",
+        flush=True,
+    )
+    return record
+
+
+def ablate(task: Task, seed: int) -> Iterator[tuple[str, Shares]]:
+    """Recall with one part of the model left out, with more and fewer calls and rounds."""
+    for name, change in (("whole", as_it_is), ("without γ", without_growth), ("without biases", without_biases)):
+        with change():
+            index = build(task, CALLS_PER_ITEM, seed)
+        yield name, search(task, search_with(task, index), partial(Posterior, rounds=ROUNDS), SOME)
+    for calls in (1, 2, 4, 16, 32, len(task.train) + 1):
+        index = build(task, calls, seed)
+        shown = "all train scores" if calls > len(task.train) else f"{calls} calls per item"
+        yield shown, search(task, search_with(task, index), partial(Posterior, rounds=ROUNDS), SOME)
+    index = build(task, CALLS_PER_ITEM, seed)
+    for rounds in (1, 2, 5, 20):
+        yield (
+            f"{rounds} rounds",
+            search(task, search_with(task, index), partial(Posterior, rounds=rounds), SOME),
+        )
+
+
+@contextmanager
+def as_it_is() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def without_growth() -> Iterator[None]:
+    """γ is 1 everywhere."""
+    with patch.object(prior_fit, "BEYOND", 0.0):
+        yield
+
+
+@contextmanager
+def without_biases() -> Iterator[None]:
+    def none(*given: Any) -> Any:
+        rows, *_, items = given
+        return np.zeros(items, np.float32), np.zeros(len(rows))
+
+    with patch.object(prior_fit, "_fit_bias", none):
+        yield
+
+
+def build(task: Task, calls_per_item: int, seed: int) -> Index:
+    return Index.build(
+        task.items,
+        scorer=task.builder,
+        encoder=task.encoder,
+        queries=list(task.train),
+        sampling=prior_sampling(calls_per_item, n_queries=len(task.train), n_items=len(task.items), seed=seed),
+        factors=None,
+        prior=True,
+        retrievers=task.retrievers,
+        seed=seed,
+    )
+
+
+def search_with(task: Task, index: Index) -> Searcher:
+    return Searcher(index, scorer=task.scorer, encoder=task.encoder, retrievers=task.retrievers)
+
+
+def search(
+    task: Task,
+    searcher: Searcher,
+    make: Callable[[int], Strategy],
+    cells: list[tuple[int, int]] | tuple[tuple[int, int], ...],
+) -> Shares:
+    truth = [top_rows(line, max(KS)).rows for line in task.scores]
+    shares: Shares = {}
+    for budget in sorted({budget for _, budget in cells}):
+        found = []
+        for start in range(0, len(task.queries), AT_ONCE):
+            found += searcher.search_many(task.queries[start : start + AT_ONCE], k=budget, strategy=make(budget))
+        rows = [np.array([hit.row for hit in hits]) for hits in found]
+        shares |= {(k, b): 100 * top_k_recall(truth, rows, k) for k, b in cells if b == budget}
+    return shares
+
+
+def summarise(shares: np.ndarray) -> dict[str, float]:
+    low, high = bootstrap_interval(shares)
+    return {"mean": round(float(shares.mean()), 1), "low": round(low, 1), "high": round(high, 1)}
+
+
+def means(shares: Shares) -> dict[str, float]:
+    found = {f"{k}@{budget}": round(float(values.mean()), 1) for (k, budget), values in shares.items()}
+    print(found, flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    main()
