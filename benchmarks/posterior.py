@@ -78,6 +78,7 @@ def measure_set(task: Task, options: argparse.Namespace) -> dict[str, Any]:
             sides[f"Axn, {first} λ={mix:g}"] = search(
                 task, plain, partial(Axn, rounds=ROUNDS, mix=mix, first=first), cells
             )
+    sides["Posterior, no index"] = search(task, plain, partial(Posterior, rounds=ROUNDS), cells)
     index = build(task, CALLS_PER_ITEM, options.seed)
     began = time.perf_counter()
     sides["Posterior"] = search(task, search_with(task, index), partial(Posterior, rounds=ROUNDS), cells)
@@ -100,18 +101,16 @@ def measure_set(task: Task, options: argparse.Namespace) -> dict[str, Any]:
 def compare_cell(sides: dict[str, Shares], cell: tuple[int, int]) -> dict[str, Any]:
     """The posterior's recall, the best of each other strategy, and the difference to fused reranking."""
     shares = {name: found[cell] for name, found in sides.items()}
-    record: dict[str, Any] = {"k": cell[0], "budget": cell[1], "Posterior": summarise(shares["Posterior"])}
+    record: dict[str, Any] = {"k": cell[0], "budget": cell[1]}
+    record |= {name: summarise(shares[name]) for name in ("Posterior", "Posterior, no index")}
     for kind in ("Rerank", "Axn"):
         best = max((name for name in shares if name.startswith(kind)), key=lambda name: shares[name].mean())
         record[f"best {kind}"] = {"setting": best, **summarise(shares[best])}
-    difference = paired_difference(shares["Posterior"], shares["Rerank, fused"])
-    values = {name: round(getattr(difference, name), 1) for name in ("mean", "low", "high")}
-    record["Posterior − Rerank, fused"] = values
-    print(
-        f"{cell[0]}@{cell[1]}: Rerank {record['best Rerank']['mean']} Axn {record['best Axn']['mean']} "
-        f"Posterior {record['Posterior']['mean']} ({values['mean']:+} to fused)",
-        flush=True,
-    )
+    for name in ("Posterior", "Posterior, no index"):
+        difference = paired_difference(shares[name], shares["Rerank, fused"])
+        values = {part: round(getattr(difference, part), 1) for part in ("mean", "low", "high")}
+        record[f"{name} − Rerank, fused"] = values
+    print(json.dumps(record, ensure_ascii=False), flush=True)
     return record
 
 

@@ -14,6 +14,7 @@ from crossknn.types import Proposal, Rows, Scores
 DEPTH: Final = 10_000  # rows that a retriever is asked for; those behind count as equal
 SOFT: Final = 10.0  # ranks below this differ little
 PER_SIGNAL: Final = 2  # columns
+VECTOR, COLUMN, CONSTANT, NOISE = 0.3, 0.1, 1.0, 0.2  # variances of a general prior, where scores have 1
 ARRAYS: Final = ("center", "spread", "weights", "variances")
 PLAIN: Final = ("intercept", "noise", "low", "rise", "most")
 
@@ -39,6 +40,7 @@ class Prior:
     low        γ begins to grow where the retrievers say more than this, as a score,
     rise       by so much for every unit of score,
     most       up to this
+    fitted     whether it is on the scale of scores; else on that of scores less their mean, over their deviation
     """
 
     signals: tuple[str, ...]
@@ -52,6 +54,30 @@ class Prior:
     low: float
     rise: float
     most: float
+    fitted: bool = True
+
+    @classmethod
+    def general(cls, signals: Sequence[str], columns: Columns, near: Rows) -> Self:
+        """What may be believed of any cross-encoder about one query, without a score: retrievers are right on average.
+
+        Columns are brought to mean 0 and deviation 1 over the `near` rows, the best of the first retriever.
+        """
+        some = columns[near].astype(np.float64)
+        spread, width = some.std(0), columns.shape[1]
+        return cls(
+            signals=tuple(signals),
+            center=some.mean(0),
+            spread=np.where(spread < 1e-6, 1.0, spread),
+            weights=np.full(width, 1 / width),
+            intercept=0.0,
+            bias=np.zeros(len(columns), np.float32),
+            variances=np.array([VECTOR, *[COLUMN] * width, 0.0, CONSTANT]),
+            noise=NOISE,
+            low=0.0,
+            rise=0.0,
+            most=1.0,
+            fitted=False,
+        )
 
     @property
     def vector_variance(self) -> float:

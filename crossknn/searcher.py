@@ -229,6 +229,7 @@ class Searcher:
             allowed=allowed,
             normalization=self.normalization,
             prior=None if self.index is None else self.index.prior,
+            signals=("dense", "bm25"),
         )
 
     def prepare(self, *retrievers: str) -> None:

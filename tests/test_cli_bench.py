@@ -26,7 +26,7 @@ def test_a_matrix_gives_a_table_and_a_file(folder, tmp_path):
     assert "↳ axn, fitted" in result.stdout
     assert "offline calls, CUR: 540" in result.stdout
     found = json.loads((tmp_path / "out.json").read_text())
-    assert len(found["records"]) == 11 * 2 * 2
+    assert len(found["records"]) == 12 * 2 * 2
     record = found["records"][0]
     assert {"strategy", "budget", "k", "recall", "low", "high", "calls", "seconds"} <= record.keys()
     assert (record["strategy"], record["budget"], record["k"], record["calls"]) == ("rerank, dense", 10, 1, 10)

@@ -106,13 +106,6 @@ def test_posterior_search_in_an_index_with_a_prior(files, models, bert_folder, t
     assert found["calls"] == hits.calls == 12
 
 
-def test_posterior_search_without_a_prior_says_how_to_get_one(built, models, monkeypatch, capsys):
-    code, said = fail(monkeypatch, capsys, "search", built["folder"], "ice", "--strategy", "posterior", *models)
-    assert code == 2
-    assert "needs an index with a prior" in said
-    assert "crossknn build --prior" in said
-
-
 def test_a_build_says_what_it_did_and_what_it_keeps(built, files, models, tmp_path):
     shutil.copytree(built["work_dir"], tmp_path / "new.ck.work")
     command = ["build", files / "corpus.jsonl", "-o", tmp_path / "new.ck", "--queries", files / "train.txt"]

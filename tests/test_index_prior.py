@@ -72,12 +72,12 @@ def test_a_bias_that_was_damaged_is_noticed(index, tmp_path):
         Index.load(tmp_path / "index").verify()
 
 
-def test_an_index_without_one_says_so(setup, tmp_path):
+def test_an_index_without_one_is_searched_with_a_general_prior(setup, tmp_path):
     plain = setup.build(None)
     plain.save(tmp_path / "plain")
-    assert Index.load(tmp_path / "plain").prior is None
-    with pytest.raises(InputError, match=r"prior=True"):
-        setup.searcher(plain).search("word1 word2", strategy=Posterior(20, 2))
+    loaded = Index.load(tmp_path / "plain")
+    assert loaded.prior is None
+    assert recall(setup, loaded, Posterior(60, 6)) > recall(setup, loaded, Rerank(60, "fused"))
 
 
 def test_removed_items_take_their_bias_along(index):

@@ -111,7 +111,7 @@ def build(
     retriever: FromOption = None,
     anchors: AnchorsOption = None,
     preset: PresetOption = None,
-    prior: Annotated[bool, typer.Option("--prior", help="Also learn what the strategy posterior begins with.")] = False,
+    prior: Annotated[bool, typer.Option("--prior", help="Also learn a prior for the strategy posterior.")] = False,
     scorer: ScorerOption = DEFAULT_SCORER,
     encoder: EncoderOption = DEFAULT_ENCODER,
     work_dir: WorkDirOption = None,

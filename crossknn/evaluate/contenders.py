@@ -52,7 +52,7 @@ KINDS: Final = {
     "adacur": Kind(AdaCur, {"first": str, "rounds": int}),
     "tour": Kind(Tour, {"loss": str, "learning_rate": float, "rounds": int}),
     "gar": Kind(Gar, {"first": str, "neighbours": int, "rounds": int}),
-    "posterior": Kind(Posterior, {"rounds": int}),
+    "posterior": Kind(Posterior, {"first": str, "rounds": int}),
 }
 FROM_CUR: Final = ("anncur", "adacur")
 SHOWN: Final = {"retriever": "{}", "first": "{} first", "loss": "{}", "mix": "λ {}"}  # others with their name
@@ -76,9 +76,9 @@ class Offer:
         return self.retrievers[-1]
 
     @property
-    def prior(self) -> bool:
-        """Whether a prior can be learned: from scores, and what BM25 and the encoder say."""
-        return self.fitted and {"dense", "bm25"} <= set(self.retrievers)
+    def signals(self) -> bool:
+        """Whether there is all that posterior search takes evidence from."""
+        return {"dense", "bm25"} <= set(self.retrievers)
 
 
 class Entry(NamedTuple):
@@ -100,7 +100,7 @@ class Entry(NamedTuple):
 def default_names(offer: Offer) -> list[str]:
     """Reranking with each retriever, the paper's search and its baselines, as far as the data have what they need."""
     rerank = [f"rerank:retriever={name}" for name in offer.retrievers if name in ("dense", "bm25", "fused")]
-    posterior = ["posterior"] if offer.prior else []
+    posterior = ["posterior"] if offer.signals else []
     return [*rerank, "axn", *(FROM_CUR if offer.cur else ()), "tour:loss=ce", "tour:loss=mse", "gar", *posterior]
 
 
@@ -119,8 +119,9 @@ def make_entries(
 ) -> list[Entry]:
     """What the names mean, in their order; every strategy can be made for every budget.
 
-    `axn` comes a second time, as "axn, fitted", where there are fitted vectors. `rounds` holds for strategies that
-    do not set their own, and is lowered to the budget where that is smaller: a round has at least one call.
+    `axn` comes a second time, as "axn, fitted", where there are fitted vectors, and `posterior` as "posterior, prior".
+    `rounds` holds for strategies that do not set their own, and is lowered to the budget where that is smaller: a round
+    has at least one call.
     """
     entries = [
         entry for name in names for entry in read_entries(name, offer, budgets=budgets, rounds=rounds, seed=seed)
@@ -186,9 +187,11 @@ def _choose_vectors(text: str, name: str, first: str, offer: Offer) -> dict[Vect
     if name in FROM_CUR and not offer.cur:
         raise InputError(f"{text}: CUR needs all scores of some train queries, and there are none. Leave it out.")
     if name == "posterior":
-        if not offer.prior:
-            raise InputError(f"{text}: a prior needs BM25 and scores. Say how many calls per item they may cost.")
-        return {"prior": ""}
+        if not offer.signals:
+            raise InputError(
+                f"{text}: it needs the retrievers dense and bm25. Known here: {', '.join(offer.retrievers)}."
+            )
+        return {"encoder": "", "prior": ", prior"} if offer.fitted else {"encoder": ""}
     if first == "fitted":
         if not offer.fitted:
             raise InputError(f"{text}: there are no fitted vectors. Say how many calls per item they may cost.")

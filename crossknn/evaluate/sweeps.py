@@ -74,7 +74,7 @@ class Trial:
 
 
 def study_rounds(trial: Trial) -> Sweep:
-    """Recall against the number of rounds; one round is reranking, for Posterior that of its prior's order."""
+    """Recall against the number of rounds; one round is reranking, with a prior that of its order."""
     values = [rounds for rounds in ROUNDS if rounds <= trial.budget]
     offer, makers = trial.bench.offer, dict[str, tuple[Searcher, Callable[..., Strategy]]]()
     makers["axn"] = trial.bench.searcher("encoder"), Axn
@@ -82,8 +82,10 @@ def study_rounds(trial: Trial) -> Sweep:
         makers["axn, fitted"] = trial.bench.searcher("fitted"), Axn
     if offer.cur:
         makers["adacur"] = trial.bench.searcher("cur"), AdaCur
-    if offer.prior:
-        makers["posterior"] = trial.bench.searcher("prior"), lambda budget, rounds, **_: Posterior(budget, rounds)
+    if offer.signals:
+        makers["posterior"] = trial.bench.searcher("encoder"), Posterior
+    if offer.signals and offer.fitted:
+        makers["posterior, prior"] = trial.bench.searcher("prior"), Posterior
     trial.begin("study rounds", len(makers) * len(values) + 1)
     curves = []
     for name, (searcher, make) in makers.items():

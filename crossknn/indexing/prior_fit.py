@@ -100,7 +100,7 @@ def _fit_mean(seen: _Observed) -> tuple[Array, float]:
     return weights.astype(np.float64), level
 
 
-def _fit_growth(said: Array, residuals: Array, near: NDArray[np.bool_]) -> dict[str, float]:
+def _fit_growth(said: Array, residuals: Array, near: NDArray[np.bool_]) -> dict[str, Any]:
     """γ: 1 for what is far from any retriever's top, and what the residuals near one are times those far from it."""
     if not near.any() or near.all():
         return {"low": 0.0, "rise": 0.0, "most": 1.0}

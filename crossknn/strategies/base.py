@@ -44,6 +44,7 @@ class Space:
     `propose(retriever, n)` gives the rows a named retriever proposes for every query (None: the
     searcher's default) and that retriever's name; `query_vectors()` the dual encoder's vectors of
     the queries (None where there is no encoder); `item_vectors()` the search over the items' vectors.
+    `signals` names the retrievers whose evidence a model of the scores uses where `prior` names none.
     A strategy that learns from scores does so inside `with space.solving:`, which takes the time of it.
     """
 
@@ -55,6 +56,7 @@ class Space:
     allowed: Mask | None = None
     normalization: Normalization | None = None
     prior: Prior | None = None
+    signals: tuple[str, ...] = ("dense",)
     solving: Stopwatch = field(default_factory=Stopwatch, compare=False)
 
     @property

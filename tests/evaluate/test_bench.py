@@ -64,7 +64,7 @@ def test_a_run_repeats_itself(folder):
         for bench in (Bench(read_matrix(folder), calls_per_item=3, anchors=15, seed=4) for _ in range(2))
     )
     assert first == second
-    assert len(first) == 11 * 2
+    assert len(first) == 12 * 2
 
 
 def test_a_budget_of_all_items_is_exact_and_a_k_beyond_them_is_of_all_there_are(folder):
@@ -162,7 +162,7 @@ def test_a_set_is_scored_once_and_measured_by_its_judgments(read):
     assert len(read.calls) == 6 * 60 + 300  # every pair, and those that the speed is measured on
     bench = Bench(task, calls_per_item=3, anchors=3)
     outcome = run(bench, default_names(bench.offer))
-    assert len(outcome.results) == 11 * 2
+    assert len(outcome.results) == 12 * 2
     assert {one.strategy for one in outcome.quality} == {*(r.strategy for r in outcome.results), "exact"}
     exact = outcome.quality[-1]
     assert (exact.strategy, exact.budget) == ("exact", None)

@@ -73,7 +73,7 @@ def test_the_defaults_are_what_the_data_have_something_for():
         "tour:loss=mse",
         "gar",
     ]
-    assert len(make(",".join(default_names(OFFER)))) == 11
+    assert len(make(",".join(default_names(OFFER)))) == 12
 
 
 def test_the_fitted_retriever_searches_with_fitted_vectors():
@@ -109,7 +109,7 @@ PLAIN = Offer(("random", "dense"))
         ("rerank:retriever=fitted", PLAIN, "there are no fitted vectors."),
         ("adacur:first=fitted", OFFER, "CUR's vectors are searched instead of fitted ones."),
         ("adacur", PLAIN, "adacur: CUR needs all scores of some train queries, and there are none."),
-        ("posterior", PLAIN, "posterior: a prior needs BM25 and scores."),
+        ("posterior", PLAIN, "posterior: it needs the retrievers dense and bm25. Known here: random, dense."),
         ("axn,axn", OFFER, "strategies must be different. 'axn' comes twice."),
         ("rerank,rerank:retriever=fused", OFFER, "strategies must be different."),
     ],

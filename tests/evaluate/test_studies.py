@@ -87,7 +87,7 @@ def test_rounds_are_those_of_each_strategy_and_reranking_is_a_level(trial, bench
 
 def test_rounds_without_fitted_vectors_and_cur(task):
     study = study_rounds(Trial(Bench(task), budget=3, ks=[1]))
-    assert {curve.strategy for curve in study.curves} == {"axn"}
+    assert {curve.strategy for curve in study.curves} == {"axn", "posterior"}
     assert [point.at for point in study.curves[0].points] == [1, 2]
 
 
@@ -211,7 +211,7 @@ def test_all_studies_of_a_bench_at_its_middle_budget(task):
     assert set(written) == {"rounds", "mix", "sampling", "latency", "distributions", "left_out"}
     assert written["mix"]["curves"][0]["points"][3]["at"] == 0.5
     ends = {step: (done, total) for step, done, total in told}
-    searches = {"study rounds": 4 * 4 + 1, "study mix": 7 + 1, "study sampling": 2 * 2 + 1}
+    searches = {"study rounds": 5 * 4 + 1, "study mix": 7 + 1, "study sampling": 2 * 2 + 1}
     assert {step: ends[step] for step in searches} == {step: (12 * n, 12 * n) for step, n in searches.items()}
     assert ends["score per item, 2 calls each"] == (120, 120)
     assert ends["score per query, 8 calls each"] == (120, 120)

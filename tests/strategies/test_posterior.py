@@ -10,6 +10,7 @@ from crossknn.prior import Prior, columns_of
 from crossknn.strategies.cholesky import Cholesky
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.rerank import Rerank
 from tests.worlds import World, all_rows
 
 
@@ -137,11 +138,70 @@ def test_odd_scores_and_items_that_are_all_the_same(scores):
         assert np.isfinite(found.all_estimates).all()
 
 
-def test_without_a_prior_it_says_how_to_get_one():
+def general_search(world: World, query: int, budget: int, rounds: int) -> list[int]:
+    """Posterior search without a fitted prior for one query, as plainly as numpy says it."""
+    dense = world.vectors @ world.query_vectors[query]
+    order = np.argsort(-dense, kind="stable")
+    ranks = np.empty(len(dense))
+    ranks[order] = np.arange(len(dense))
+    columns = np.column_stack([np.arcsinh(dense), -np.log(ranks + 10)])
+    columns = (columns - columns[order[:1000]].mean(0)) / columns[order[:1000]].std(0)
+    mean = columns.mean(1)
+    phi = np.concatenate([0.3**0.5 * world.vectors, 0.1**0.5 * columns, np.ones((len(dense), 1))], axis=1)
+    scored = order[: budget // rounds].tolist()
+    for _ in range(2, rounds + 1):
+        known, scores = phi[scored], world.scores[query, scored]
+        residuals = (scores - scores.mean()) / scores.std() - (mean[scored] - mean[scored].mean())
+        expected = mean + phi @ (known.T @ np.linalg.solve(known @ known.T + 0.2 * np.eye(len(scored)), residuals))
+        best = np.argsort(-expected, kind="stable").tolist()
+        scored += [row for row in best if row not in set(scored)][: budget // rounds]
+    return scored
+
+
+@pytest.mark.parametrize(("budget", "rounds"), [(30, 3), (60, 6)])
+def test_without_a_prior_a_general_one_is_on_the_scale_of_the_querys_own_scores(budget, rounds):
     world = make_world()
     world.prior = None
-    with pytest.raises(InputError, match=r"needs an index with a prior: Index\.build\(…, prior=True\)"):
-        world.run(Posterior(20, 2))
+    for query, found in enumerate(world.run(Posterior(budget, rounds))):
+        assert all_rows(found) == general_search(world, query, budget, rounds)
+        assert found.proposed_by == ["dense", *["posterior"] * (rounds - 1)]
+
+
+def test_without_a_prior_scores_may_have_any_scale():
+    world = make_world()
+    world.prior = None
+    plain = world.run(Posterior(40, 4, estimates=True))
+    world.scores = 1000 * world.scores - 70_000
+    for before, after in zip(plain, world.run(Posterior(40, 4, estimates=True)), strict=True):
+        assert all_rows(before) == all_rows(after)
+        np.testing.assert_allclose(after.all_estimates, 1000 * before.all_estimates - 70_000, rtol=1e-3)
+
+
+def test_without_a_prior_it_finds_more_than_the_dual_encoder_that_is_off():
+    world = World.low_rank(queries=20, items=2000, dim=16, noise=1.0)
+    truth = np.argsort(-world.scores, axis=1)[:, :50]
+
+    def recall(strategy):
+        return np.mean([np.isin(t, all_rows(f)).mean() for t, f in zip(truth, world.run(strategy), strict=True)])
+
+    assert recall(Posterior(100, 10)) > recall(Rerank(100, "dense")) + 0.2
+
+
+def test_without_a_prior_one_round_is_rerank():
+    world = make_world()
+    world.prior = None
+    for mine, its in zip(world.run(Posterior(25, 1)), world.run(Rerank(25, "dense")), strict=True):
+        assert all_rows(mine) == all_rows(its)
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0])
+def test_without_a_prior_scores_may_all_be_the_same(value):
+    world = make_world()
+    world.prior = None
+    world.scores = np.full_like(world.scores, value)
+    for found in world.run(Posterior(100, 10, estimates=True)):
+        assert len(set(all_rows(found))) == 100
+        assert np.isfinite(found.all_estimates).all()
 
 
 @pytest.mark.parametrize(("budget", "rounds"), [(0, 1), (5, 6), (5, 0)])
