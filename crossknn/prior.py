@@ -60,9 +60,10 @@ class Prior:
     def general(cls, signals: Sequence[str], columns: Columns, near: Rows) -> Self:
         """What may be believed of any cross-encoder about one query, without a score: retrievers are right on average.
 
-        Columns are brought to mean 0 and deviation 1 over the `near` rows, the best of the first retriever.
+        Columns are brought to mean 0 and deviation 1 over the `near` rows, the best of the first retriever, or over all
+        where it has none.
         """
-        some = columns[near].astype(np.float64)
+        some = (columns[near] if len(near) else columns).astype(np.float64)
         spread, width = some.std(0), columns.shape[1]
         return cls(
             signals=tuple(signals),

@@ -1,4 +1,4 @@
-"""Posterior search: a linear model of the scores, fitted offline, corrected by every score that is seen."""
+"""Posterior search: a linear model of a query's scores, corrected by every score that is seen."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from crossknn.strategies.cholesky import Cholesky
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.posterior import Posterior
 from crossknn.strategies.rerank import Rerank
+from crossknn.types import NOTHING
 from tests.worlds import World, all_rows
 
 
@@ -192,6 +193,15 @@ def test_without_a_prior_one_round_is_rerank():
     world.prior = None
     for mine, its in zip(world.run(Posterior(25, 1)), world.run(Rerank(25, "dense")), strict=True):
         assert all_rows(mine) == all_rows(its)
+
+
+def test_without_a_prior_a_first_round_that_proposes_nothing_finds_nothing():
+    world = make_world()
+    world.prior = None
+    space = world.space()
+    silent = replace(space, propose=lambda name, n: space.propose(name, n) if name else ("none", [NOTHING] * 4))
+    for found in world.run(Posterior(20, 4), space=silent):
+        assert found.calls == 0
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0])
