@@ -26,6 +26,7 @@ from crossknn.retrievers.fused import Fused
 from crossknn.retrievers.simple import Random
 from crossknn.retrievers.tfidf import TfIdf
 from crossknn.strategies.base import Space, Strategy, drive
+from crossknn.strategies.posterior import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Encoder, Progress, Proposal, Retriever, Scorer, Vectors, VectorSearch
 from crossknn.vectors.exact import ExactSearch
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     import torch
 
     from crossknn.indexing.factors import Factors
+
+BUDGET, ROUNDS = 100, 10  # where nothing else is said
 
 Filter = Collection[str] | Callable[[str], bool]
 """Ids that may be found, or a test on an id. It holds in every round."""
@@ -122,7 +125,8 @@ class Searcher:
     ) -> list[Hits]:
         """The `k` best items for each query, all queries side by side, one scorer call per round.
 
-        `strategy` defaults to `Rerank(budget)`, and `budget` to 100 calls per query; give one or the other.
+        `strategy` defaults to `Posterior(budget)`, without an encoder and with CUR vectors to `Rerank(budget)`, and
+        `budget` to 100 calls per query; give one or the other.
         `deadline` is in seconds for the whole call: when it is over, the best so far come back and
         `hits.stopped` is "deadline".
         """
@@ -176,7 +180,7 @@ class Searcher:
     ) -> list[Hits]:
         start = time.monotonic()
         queries = self._check_queries(queries)
-        chosen = _choose_strategy(strategy, budget, k)
+        chosen = self._choose_strategy(strategy, budget, k)
         if deadline is not None and not deadline > 0:
             raise InputError(f"deadline must be a positive number of seconds. Got {deadline!r} instead.")
         space = self._space(queries, filter)
@@ -238,6 +242,22 @@ class Searcher:
             self._retriever(name)
         if self.encoder:
             self._item_vectors()
+
+    def _choose_strategy(self, strategy: Strategy | None, budget: int | None, k: int) -> Strategy:
+        check_positive("k", k)
+        if strategy is None:
+            budget = BUDGET if budget is None else budget
+            check_positive("budget", budget)
+            strategy = Posterior(budget, min(ROUNDS, budget)) if self._has_query_vectors else Rerank(budget)
+        elif budget is not None:
+            raise InputError("give either a budget or a strategy, which has a budget of its own.")
+        if not isinstance(strategy, Strategy):
+            raise InputError(f"strategy must be a Strategy such as Axn(budget=100). Got {strategy!r} instead.")
+        if strategy.budget is not None and k > strategy.budget:
+            raise InputError(
+                f"k must be at most the budget ({strategy.budget}): only scored items are returned. Got {k} instead."
+            )
+        return strategy
 
     @property
     def _default_retriever(self) -> str:
@@ -306,21 +326,6 @@ class Searcher:
             if not isinstance(query, str) or not query.strip():
                 raise InputError(f"a query must be a string with something in it. Query {position} is {query!r}.")
         return list(queries)
-
-
-def _choose_strategy(strategy: Strategy | None, budget: int | None, k: int) -> Strategy:
-    check_positive("k", k)
-    if strategy is None:
-        strategy = Rerank(budget=100 if budget is None else budget)
-    elif budget is not None:
-        raise InputError("give either a budget or a strategy, which has a budget of its own.")
-    if not isinstance(strategy, Strategy):
-        raise InputError(f"strategy must be a Strategy such as Axn(budget=100). Got {strategy!r} instead.")
-    if strategy.budget is not None and k > strategy.budget:
-        raise InputError(
-            f"k must be at most the budget ({strategy.budget}): only scored items are returned. Got {k} instead."
-        )
-    return strategy
 
 
 class _Fitted:

@@ -52,6 +52,8 @@ def as_json(result):
     [
         ["--encoder", "none"],
         ["--encoder", ENCODER],
+        ["--encoder", ENCODER, "--retriever", "dense"],
+        ["--encoder", ENCODER, "--strategy", "posterior", "--rounds", 4],
         ["--encoder", ENCODER, "--strategy", "axn", "--rounds", 4, "--mix", 0.3, "--retriever", "bm25"],
         ["--encoder", ENCODER, "--strategy", "anncur", "--anchors", 8],
         ["--encoder", ENCODER, "--strategy", "adacur", "--rounds", 4, "--retriever", "bm25"],
@@ -74,7 +76,10 @@ def test_search_equals_the_library(corpus, bert_folder, options):
         "tour": ck.Tour(budget=20, rounds=4, loss="mse"),
         "gar": ck.Gar(budget=20, rounds=4, neighbours=3, first="dense"),
         "exact": ck.Exact(),
-    }.get(options[options.index("--strategy") + 1] if "--strategy" in options else "", ck.Rerank(budget=20))
+        "posterior": ck.Posterior(budget=20, rounds=4),
+        "none": ck.Rerank(budget=20),
+        "dense": ck.Rerank(budget=20, retriever="dense"),
+    }.get(options[options.index("--strategy") + 1] if "--strategy" in options else options[-1], ck.Posterior(budget=20))
     wanted = searcher.search_many(["ice and snow", "ten best"], k=3, strategy=strategy)
     assert [[hit["id"] for hit in line["hits"]] for line in found] == [hits.ids for hits in wanted]
     assert [line["calls"] for line in found] == [hits.calls for hits in wanted]

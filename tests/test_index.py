@@ -173,6 +173,13 @@ def test_without_factors_there_are_the_encoders_vectors_and_what_normalises_scor
     assert len(setup.asked) == index.report.calls == 100 * 100
 
 
+def test_what_has_cur_vectors_is_reranked_by_default():
+    setup = Setup()
+    searcher = setup.searcher(setup.build_kind("cur"))
+    hits = searcher.search(setup.new_queries[0], k=3, budget=20)
+    assert hits.hits == searcher.search(setup.new_queries[0], k=3, strategy=Rerank(budget=20)).hits
+
+
 def test_cur_vectors_are_the_scores_of_the_anchors():
     setup = Setup()
     index = setup.build(Cur(anchors=12))

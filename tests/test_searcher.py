@@ -19,6 +19,7 @@ from crossknn.strategies.axn import Axn
 from crossknn.strategies.cur import AdaCur, AnnCur
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.gar import Gar
+from crossknn.strategies.posterior import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.strategies.tour import Tour
 from crossknn.testing import MatrixScorer
@@ -36,6 +37,7 @@ STRATEGIES = [
     Tour(budget=30, rounds=3),
     Tour(budget=30, rounds=3, loss="mse"),
     Gar(budget=30, rounds=3, first="bm25"),
+    Posterior(budget=30, rounds=3),
 ]
 
 
@@ -351,6 +353,24 @@ def test_parts_that_do_not_fit_are_refused():
     wrong = PrecomputedEncoder(queries=(setup.queries, np.ones((6, 3), np.float32)))
     with pytest.raises((InputError, EncoderError), match="3"):
         Searcher(setup.items, scorer=setup.scorer, vectors=setup.world.vectors, encoder=wrong).search("query 0")
+
+
+@pytest.mark.parametrize(
+    ("options", "budget", "strategy"),
+    [
+        ({}, 40, Posterior(budget=40, rounds=10)),
+        ({}, 3, Posterior(budget=3, rounds=3)),
+        ({}, None, Posterior(budget=100, rounds=10)),
+        ({"encoder": None}, 40, Rerank(budget=40)),
+    ],
+)
+def test_the_default_is_posterior_search_and_without_an_encoder_reranking(options, budget, strategy):
+    setup = Setup(**options)
+    found = setup.searcher.search_many(setup.queries, k=3, budget=budget)
+    wanted = setup.searcher.search_many(setup.queries, k=3, strategy=strategy)
+    assert [(hits.ids, hits.calls, hits.rounds) for hits in found] == [
+        (hits.ids, hits.calls, hits.rounds) for hits in wanted
+    ]
 
 
 def test_no_queries_no_hits():

@@ -73,7 +73,10 @@ def search(
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Hits per query.")] = 10,
     budget: Annotated[int, typer.Option(min=1, help="Cross-encoder calls per query.")] = 100,
-    strategy: Annotated[StrategyName, typer.Option(help="How the budget is spent.")] = StrategyName.rerank,
+    strategy: Annotated[
+        StrategyName | None,
+        typer.Option(help="How the budget is spent. Default: posterior; without encoder or with --retriever rerank."),
+    ] = None,
     retriever: Annotated[
         str | None,
         typer.Option(
@@ -81,7 +84,10 @@ def search(
             "Default: fused, without encoder bm25."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of all but rerank, anncur and exact.")] = 10,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rounds of all but rerank, anncur and exact. Default: 10, or a smaller budget."),
+    ] = None,
     mix: Annotated[float, typer.Option(min=0, max=1, help="axn: weight of the encoder's query vector (λ).")] = 0.5,
     shortlist: Annotated[int | None, typer.Option(help="axn: search only the first stage's top this many.")] = None,
     anchors: Annotated[
@@ -116,9 +122,9 @@ def search(
     is_index = _check_corpus(corpus, {**for_items, "--text-field": text_field}, {"--any-model": any_model})
     wanted = _read_queries(queries or [], queries_file)
     chosen = _make_strategy(
-        strategy,
+        strategy or (StrategyName.rerank if retriever or encoder == "none" else StrategyName.posterior),
         budget=budget,
-        rounds=rounds,
+        rounds=min(10, budget) if rounds is None else rounds,
         mix=mix,
         retriever=retriever,
         shortlist=shortlist,
@@ -197,7 +203,7 @@ def _make_strategy(
         StrategyName.adacur: lambda: AdaCur(budget=budget, rounds=rounds, first=retriever),
         StrategyName.tour: lambda: Tour(budget=budget, rounds=rounds, loss=loss.value),
         StrategyName.gar: lambda: Gar(budget=budget, rounds=rounds, neighbours=neighbours, first=retriever),
-        StrategyName.posterior: lambda: Posterior(budget=budget, rounds=rounds),
+        StrategyName.posterior: lambda: Posterior(budget=budget, rounds=rounds, first=retriever),
         StrategyName.exact: Exact,
     }
     return make[name]()
