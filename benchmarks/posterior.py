@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,12 +23,14 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.scoring_speed import surroundings
+from crossknn.evaluate.bench import Bench
+from crossknn.evaluate.compare import rows_of, search_together
 from crossknn.evaluate.measures import bootstrap_interval, paired_difference, top_k_recall
 from crossknn.evaluate.tasks import Task, read_matrix
+from crossknn.evaluate.truth import truth_rows
 from crossknn.index import Index
 from crossknn.indexing import prior_fit
 from crossknn.indexing.building import prior_sampling
-from crossknn.ranking import top_rows
 from crossknn.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
@@ -38,7 +41,6 @@ KS, BUDGETS, ROUNDS = (1, 10, 100), (25, 50, 100, 200, 500), 10
 RETRIEVERS, MIXES = ("dense", "bm25", "fused"), (0.0, 0.5, 0.8)
 CALLS_PER_ITEM = 8
 SOME = ((1, 100), (10, 100), (100, 500))  # cells of the ablations
-AT_ONCE = 50  # queries
 
 Shares = dict[tuple[int, int], np.ndarray]  # of every query, by k and budget
 
@@ -63,13 +65,8 @@ def read_options() -> argparse.Namespace:
 
 
 def measure_set(task: Task, options: argparse.Namespace) -> dict[str, Any]:
-    plain = Searcher(
-        task.items,
-        scorer=task.scorer,
-        encoder=task.encoder,
-        retrievers=task.retrievers,
-        normalization=task.scale.normalization if task.scale else None,
-    )
+    bench = Bench(task, seed=options.seed)
+    plain = bench.searcher("encoder")
     cells = [(k, budget) for k in KS for budget in BUDGETS]
     sides: dict[str, Shares] = {}
     for first in RETRIEVERS:
@@ -79,9 +76,9 @@ def measure_set(task: Task, options: argparse.Namespace) -> dict[str, Any]:
                 task, plain, partial(Axn, rounds=ROUNDS, mix=mix, first=first), cells
             )
     sides["Posterior, no index"] = search(task, plain, partial(Posterior, rounds=ROUNDS), cells)
-    index = build(task, CALLS_PER_ITEM, options.seed)
+    index = build(bench, CALLS_PER_ITEM)
     began = time.perf_counter()
-    sides["Posterior"] = search(task, search_with(task, index), partial(Posterior, rounds=ROUNDS), cells)
+    sides["Posterior"] = search(task, bench.search_with(index), partial(Posterior, rounds=ROUNDS), cells)
     print(task.name, f"posterior searched in {time.perf_counter() - began:.0f} s", flush=True)
     found: dict[str, Any] = {
         "set": task.name,
@@ -94,7 +91,7 @@ def measure_set(task: Task, options: argparse.Namespace) -> dict[str, Any]:
         "settings": {name: means(shares) for name, shares in sides.items()},
     }
     if not options.without_ablations:
-        found["ablations"] = {name: means(shares) for name, shares in ablate(task, options.seed)}
+        found["ablations"] = {name: means(shares) for name, shares in ablate(bench)}
     return found
 
 
@@ -114,21 +111,22 @@ def compare_cell(sides: dict[str, Shares], cell: tuple[int, int]) -> dict[str, A
     return record
 
 
-def ablate(task: Task, seed: int) -> Iterator[tuple[str, Shares]]:
+def ablate(bench: Bench) -> Iterator[tuple[str, Shares]]:
     """Recall with one part of the model left out, with more and fewer calls and rounds."""
+    task = bench.task
     for name, change in (("whole", as_it_is), ("without γ", without_growth), ("without biases", without_biases)):
         with change():
-            index = build(task, CALLS_PER_ITEM, seed)
-        yield name, search(task, search_with(task, index), partial(Posterior, rounds=ROUNDS), SOME)
+            index = build(bench, CALLS_PER_ITEM)
+        yield name, search(task, bench.search_with(index), partial(Posterior, rounds=ROUNDS), SOME)
     for calls in (1, 2, 4, 16, 32, len(task.train) + 1):
-        index = build(task, calls, seed)
+        index = build(bench, calls)
         shown = "all train scores" if calls > len(task.train) else f"{calls} calls per item"
-        yield shown, search(task, search_with(task, index), partial(Posterior, rounds=ROUNDS), SOME)
-    index = build(task, CALLS_PER_ITEM, seed)
+        yield shown, search(task, bench.search_with(index), partial(Posterior, rounds=ROUNDS), SOME)
+    index = build(bench, CALLS_PER_ITEM)
     for rounds in (1, 2, 5, 20):
         yield (
             f"{rounds} rounds",
-            search(task, search_with(task, index), partial(Posterior, rounds=rounds), SOME),
+            search(task, bench.search_with(index), partial(Posterior, rounds=rounds), SOME),
         )
 
 
@@ -154,22 +152,9 @@ def without_biases() -> Iterator[None]:
         yield
 
 
-def build(task: Task, calls_per_item: int, seed: int) -> Index:
-    return Index.build(
-        task.items,
-        scorer=task.builder,
-        encoder=task.encoder,
-        queries=list(task.train),
-        sampling=prior_sampling(calls_per_item, n_queries=len(task.train), n_items=len(task.items), seed=seed),
-        factors=None,
-        prior=True,
-        retrievers=task.retrievers,
-        seed=seed,
-    )
-
-
-def search_with(task: Task, index: Index) -> Searcher:
-    return Searcher(index, scorer=task.scorer, encoder=task.encoder, retrievers=task.retrievers)
+def build(bench: Bench, calls_per_item: int) -> Index:
+    sizes = {"n_queries": len(bench.task.train), "n_items": len(bench.task.items)}
+    return bench.build(None, prior_sampling(calls_per_item, **sizes, seed=bench.seed), prior=True)
 
 
 def search(
@@ -178,13 +163,11 @@ def search(
     make: Callable[[int], Strategy],
     cells: list[tuple[int, int]] | tuple[tuple[int, int], ...],
 ) -> Shares:
-    truth = [top_rows(line, max(KS)).rows for line in task.scores]
+    truth = truth_rows(task.scores, max(KS))
     shares: Shares = {}
     for budget in sorted({budget for _, budget in cells}):
-        found = []
-        for start in range(0, len(task.queries), AT_ONCE):
-            found += searcher.search_many(task.queries[start : start + AT_ONCE], k=budget, strategy=make(budget))
-        rows = [np.array([hit.row for hit in hits]) for hits in found]
+        found = chain.from_iterable(search_together(searcher, task.queries, make(budget), k=budget))
+        rows = [rows_of(hits) for hits in found]
         shares |= {(k, b): 100 * top_k_recall(truth, rows, k) for k, b in cells if b == budget}
     return shares
 

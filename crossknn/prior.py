@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from crossknn.types import Proposal, Rows, Scores
 
+SIGNALS: Final = ("dense", "bm25")  # the retrievers whose evidence is used where nobody names others
 DEPTH: Final = 10_000  # rows that a retriever is asked for; those behind count as equal
 SOFT: Final = 10.0  # ranks below this differ little
 PER_SIGNAL: Final = 2  # columns

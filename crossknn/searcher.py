@@ -20,6 +20,7 @@ from crossknn.hits import Hits, best_hits
 from crossknn.index import Index
 from crossknn.items import Items
 from crossknn.normalization import Normalization
+from crossknn.prior import SIGNALS
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.dense import Dense
 from crossknn.retrievers.fused import Fused
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     import torch
 
     from crossknn.indexing.factors import Factors
-
-BUDGET, ROUNDS = 100, 10  # where nothing else is said
 
 Filter = Collection[str] | Callable[[str], bool]
 """Ids that may be found, or a test on an id. It holds in every round."""
@@ -233,7 +232,7 @@ class Searcher:
             allowed=allowed,
             normalization=self.normalization,
             prior=None if self.index is None else self.index.prior,
-            signals=("dense", "bm25"),
+            signals=SIGNALS,
         )
 
     def prepare(self, *retrievers: str) -> None:
@@ -246,9 +245,9 @@ class Searcher:
     def _choose_strategy(self, strategy: Strategy | None, budget: int | None, k: int) -> Strategy:
         check_positive("k", k)
         if strategy is None:
-            budget = BUDGET if budget is None else budget
+            budget = Posterior.budget if budget is None else budget
             check_positive("budget", budget)
-            strategy = Posterior(budget, min(ROUNDS, budget)) if self._has_query_vectors else Rerank(budget)
+            strategy = Posterior(budget, min(Posterior.rounds, budget)) if self._has_query_vectors else Rerank(budget)
         elif budget is not None:
             raise InputError("give either a budget or a strategy, which has a budget of its own.")
         if not isinstance(strategy, Strategy):

@@ -124,7 +124,7 @@ def search(
     chosen = _make_strategy(
         strategy or (StrategyName.rerank if retriever or encoder == "none" else StrategyName.posterior),
         budget=budget,
-        rounds=min(10, budget) if rounds is None else rounds,
+        rounds=rounds,
         mix=mix,
         retriever=retriever,
         shortlist=shortlist,
@@ -180,7 +180,7 @@ def _make_strategy(
     name: StrategyName,
     *,
     budget: int,
-    rounds: int,
+    rounds: int | None,
     mix: float,
     retriever: str | None,
     shortlist: int | None,
@@ -196,6 +196,7 @@ def _make_strategy(
     from crossknn.strategies.rerank import Rerank
     from crossknn.strategies.tour import Tour
 
+    rounds = min(Posterior.rounds, budget) if rounds is None else rounds
     make: dict[StrategyName, Callable[[], Strategy]] = {
         StrategyName.rerank: lambda: Rerank(budget=budget, retriever=retriever),
         StrategyName.axn: lambda: Axn(budget=budget, rounds=rounds, mix=mix, first=retriever, shortlist=shortlist),

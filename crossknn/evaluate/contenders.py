@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from crossknn.errors import InputError
 from crossknn.evaluate.compare import Contender
+from crossknn.prior import SIGNALS
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.cur import AdaCur, AnnCur
@@ -78,7 +79,7 @@ class Offer:
     @property
     def signals(self) -> bool:
         """Whether there is all that posterior search takes evidence from."""
-        return {"dense", "bm25"} <= set(self.retrievers)
+        return set(SIGNALS) <= set(self.retrievers)
 
 
 class Entry(NamedTuple):
@@ -189,7 +190,7 @@ def _choose_vectors(text: str, name: str, first: str, offer: Offer) -> dict[Vect
     if name == "posterior":
         if not offer.signals:
             raise InputError(
-                f"{text}: it needs the retrievers dense and bm25. Known here: {', '.join(offer.retrievers)}."
+                f"{text}: it needs the retrievers {' and '.join(SIGNALS)}. Known here: {', '.join(offer.retrievers)}."
             )
         return {"encoder": "", "prior": ", prior"} if offer.fitted else {"encoder": ""}
     if first == "fitted":

@@ -30,7 +30,7 @@ from crossknn.indexing.sampling import PerItem, PerQuery, Sampling, merge, sampl
 from crossknn.indexing.score_log import STEP, ScoreLog, score_pairs_into
 from crossknn.items import Items
 from crossknn.normalization import Normalization
-from crossknn.prior import Prior
+from crossknn.prior import SIGNALS, Prior
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.dense import Dense
 from crossknn.retrievers.fused import Fused
@@ -43,7 +43,6 @@ from crossknn.vectors.exact import ExactSearch
 PSEUDO_QUERIES = 500
 NORMALIZATION_QUERIES = 100  # the paper's, for α and β
 RETRIEVERS = (None, "dense", "bm25", "tfidf", "fused")  # that a sampling may name
-SIGNALS = ("dense", "bm25")  # of a prior
 CALLS_PER_ITEM = 8  # of a build with a prior: one of them for what retrievers find
 QUERIES_AT_ONCE = 1024
 CHUNK = 8192  # calls that are kept together: as many can be lost
@@ -142,6 +141,7 @@ class Build:
         self._method = factors
         self._prior = prior
         self._own = {retriever.name: retriever for retriever in retrievers}
+        self._fitted: dict[str, Retriever] = {}
         self._seed = seed
         self.queries = self._choose_queries(queries)
         self.sampling = _as_list(sampling) or self._default_sampling()
@@ -258,16 +258,20 @@ class Build:
             for start in range(0, len(self.queries), QUERIES_AT_ONCE):
                 found += search.search(self.query_vectors[start : start + QUERIES_AT_ONCE], n)
             return found
-        retriever = self._retriever(name).fit(self.items)
+        retriever = self._fit(name)
         for start in range(0, len(self.queries), QUERIES_AT_ONCE):
             found += retriever.retrieve(self.queries[start : start + QUERIES_AT_ONCE], n)
         return found
 
-    def _retriever(self, name: str) -> Retriever:
-        if name in self._own:
-            return self._own[name]
+    def _fit(self, name: str) -> Retriever:
+        """The retriever of this name; a sampling and the prior may want the same one."""
+        if name not in self._fitted:
+            self._fitted[name] = (self._own.get(name) or self._built_in(name)).fit(self.items)
+        return self._fitted[name]
+
+    def _built_in(self, name: str) -> Retriever:
         if name == "fused":
-            return Fused([Dense(self.encoder, vectors=self.vectors, device=self._device), self._retriever("bm25")])
+            return Fused([Dense(self.encoder, vectors=self.vectors, device=self._device), self._fit("bm25")])
         return Bm25() if name == "bm25" else TfIdf()
 
     def _normalize(self, entries: Entries) -> Normalization:
