@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,10 @@ class Tokens:
             numbers[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
         return cls(numbers.to(device), torch.tensor([len(ids) for ids in lists], device=device))
 
+    def cut(self, most: int) -> Tokens:
+        """The same texts, at most so long."""
+        return Tokens(self.numbers[:, :most], self.lengths.clamp(max=most))
+
 
 @dataclass
 class Pairs:
@@ -38,13 +42,21 @@ class Pairs:
     cls: int
     sep: int
 
+    def assemble_one(self, tokens: Tokens, rows: Tensor) -> dict[str, Tensor]:
+        """`[CLS] text [SEP]` of some of the queries or of the items."""
+        lengths = tokens.lengths[rows][:, None]
+        at = torch.arange(_round_up(lengths + 2), device=rows.device)[None]
+        ids = tokens.numbers[rows].gather(1, (at - 1).clamp(0, tokens.numbers.shape[1] - 1).expand(len(rows), -1))
+        ids = torch.where(at == 0, self.cls, torch.where(at == lengths + 1, self.sep, ids))
+        real = at <= lengths + 1
+        return {"input_ids": torch.where(real, ids, 0), "attention_mask": real.long()}
+
     def lengths(self, q: Tensor, i: Tensor) -> Tensor:
         return self.queries.lengths[q] + self.items.lengths[i] + 3
 
     def assemble(self, q: Tensor, i: Tensor) -> dict[str, Tensor]:
         query, item = self.queries.lengths[q][:, None], self.items.lengths[i][:, None]
-        longest = -(-int(self.lengths(q, i).max()) // 8) * 8  # few different shapes
-        at = torch.arange(longest, device=q.device)[None]
+        at = torch.arange(_round_up(self.lengths(q, i)), device=q.device)[None]
         first = self.queries.numbers[q].gather(
             1, (at - 1).clamp(0, self.queries.numbers.shape[1] - 1).expand(len(q), -1)
         )
@@ -61,10 +73,23 @@ class Pairs:
 
     def logits(self, model: Any, q: Tensor, i: Tensor, *, chunks: int = 1) -> Tensor:
         """One logit per pair, scored in at least so many chunks of like length."""
-        order = self.lengths(q, i).argsort()
-        size = min(AT_ONCE[q.device.type], -(-len(q) // chunks))
-        found = [model(**self.assemble(q[part], i[part])).logits[:, 0].float() for part in order.split(size)]
-        return torch.cat(found)[order.argsort()]
+
+        def read(chunk: Tensor) -> Any:
+            return model(**self.assemble(q[chunk], i[chunk])).logits[:, 0].float()
+
+        return in_chunks(read, self.lengths(q, i), chunks=chunks)
+
+
+def in_chunks(read: Callable[[Tensor], Tensor], lengths: Tensor, *, chunks: int = 1) -> Tensor:
+    """What `read` gives for each text or pair, at least so many chunks of like length one after the other."""
+    order = lengths.argsort()
+    size = min(AT_ONCE[lengths.device.type], -(-len(lengths) // chunks))
+    return torch.cat([read(chunk) for chunk in order.split(size)])[order.argsort()]
+
+
+def _round_up(lengths: Tensor) -> int:
+    """The longest, up to a multiple of 8, for few different shapes."""
+    return -(-int(lengths.max()) // 8) * 8
 
 
 @torch.no_grad()
