@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
@@ -20,6 +22,7 @@ from crossknn.files import sync, unfinished
 from crossknn.indexing.building import Build
 from crossknn.indexing.entries import Entries
 from crossknn.indexing.fitting import Training, blocks, check_number, shuffled_batches
+from crossknn.indexing.kept_tokens import Features, KeptTokens
 from crossknn.indexing.sampling import PerQuery, Sampling
 from crossknn.indexing.transductive import Transductive
 from crossknn.items import Items
@@ -36,9 +39,8 @@ STEP = "distilling"  # what progress is reported as
 QUERY, ITEM = "query", "document"  # sentence-transformers' names for the two sides
 TEMPERATURE_QUERIES = 100  # whose lists the temperature is measured on, as many as the paper's α and β
 PAPER_SAMPLING = PerQuery(items=100, retriever="dense")
+TEXTS_AT_ONCE = defaultdict(lambda: 32, cuda=512)  # by the kind of device
 MOST_APART = 0.03  # share of its length by which a vector may differ when it is computed in bfloat16
-
-Features = dict[str, Any]  # what a sentence-transformers model takes: token ids, attention mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,8 @@ class Distillation(Training):
     batch            lists per step of AdamW, over which the paper accumulates gradients
     held_out         share of the queries: their lists are not learned but check the fit after each epoch
     items_per_query  of a longer list so many items are drawn at random, anew in each epoch
-    texts_at_once    texts whose activations are held in memory; changes the time it takes, not the result
+    texts_at_once    texts whose activations are held in memory; changes the time it takes, not the result. None: 32
+                     on a CPU, 512 on a GPU, where smaller parts take several times as long
     temperature      None measures it: inner products and scores then vary equally within the lists to begin with.
                      The paper has none (1), which vectors of length 1 cannot do with: their products differ too little
     time_limit       seconds after which no further step is made; the epoch so cut counts like a whole one. The
@@ -60,7 +63,8 @@ class Distillation(Training):
     The rest is in `Training`. Dropout is off (the paper does not say), so that what is learned is what is measured,
     and the same seed gives the same weights on a CPU. On a GPU, bfloat16 by autocast; weights are float32 always.
 
-    Memory, besides the activations: five times the model's weights, with gradients, two moments and the best epoch.
+    Memory, besides the activations: five times the model's weights, with gradients, two moments and the best epoch;
+    and the tokens of the texts, of up to 200,000.
     Nothing is saved on the way: a fit that was killed begins again.
     """
 
@@ -72,7 +76,7 @@ class Distillation(Training):
     learning_rate: float = 1e-5
     batch: int = 4
     items_per_query: int = 1000
-    texts_at_once: int = 32
+    texts_at_once: int | None = None
     temperature: float | None = None
     time_limit: float | None = None
 
@@ -81,7 +85,8 @@ class Distillation(Training):
         check_positive("items_per_query", self.items_per_query)
         if self.items_per_query < 2:
             raise InputError("items_per_query must be at least 2: one item alone is no list. Got 1 instead.")
-        check_positive("texts_at_once", self.texts_at_once)
+        if self.texts_at_once is not None:
+            check_positive("texts_at_once", self.texts_at_once)
         for name, value in (("temperature", self.temperature), ("time_limit", self.time_limit)):
             if value is not None:
                 check_number(name, value, positive=True)
@@ -239,16 +244,17 @@ class _Student:
         self._encoder = _copy(encoder, settings.device or "cpu")
         self._model = self._encoder._model
         self._model.prompts = {**self._model.prompts, **_given_prompts(encoder)}
-        self._at_once = settings.texts_at_once
         self.device = self._model.device
+        self._at_once = settings.texts_at_once or TEXTS_AT_ONCE[self.device.type]
         self.parameters = [value for value in self._model.parameters() if value.requires_grad]
         self._kept: list[Tensor] = []
+        self._tokens = {side: KeptTokens(partial(self._tokenize, side)) for side in (QUERY, ITEM)}
 
     def encode(self, side: str, texts: Sequence[str]) -> Tensor:
         """(texts, dim) float32, for gradients to flow through; they compute activations again, some texts at a time."""
         order = np.argsort([len(text) for text in texts], kind="stable")  # texts of like length waste less padding
         parts = [
-            self._tokenize(side, [texts[at] for at in order[block]]) for block in blocks(len(texts), self._at_once)
+            self._features(side, [texts[at] for at in order[block]]) for block in blocks(len(texts), self._at_once)
         ]
         if len(parts) == 1:
             vectors = self._read(side, parts[0])
@@ -301,10 +307,9 @@ class _Student:
         model = self._model
         prompt = model.prompts.get(side, model.prompts.get(model.default_prompt_name))
         if hasattr(model, "preprocess"):
-            features = model.preprocess(texts, prompt=prompt, **self._task(side))
-        else:  # sentence-transformers before 6
-            features = model.tokenize([f"{prompt or ''}{text}" for text in texts], **self._task(side))
-        return {name: self._move(value) for name, value in features.items()}
+            return dict(model.preprocess(texts, prompt=prompt, **self._task(side)))
+        # sentence-transformers before 6
+        return dict(model.tokenize([f"{prompt or ''}{text}" for text in texts], **self._task(side)))
 
     def _read(self, side: str, features: Features) -> Tensor:
         """(texts, dim) float32: what the encoder gives, but with its history."""
@@ -316,8 +321,9 @@ class _Student:
     def _task(self, side: str) -> dict[str, str]:
         return {"task": side} if hasattr(self._model, "encode_query") else {}  # sentence-transformers 5 and later
 
-    def _move(self, value: Any) -> Any:
-        return value.to(self.device) if isinstance(value, self._torch.Tensor) else value
+    def _features(self, side: str, texts: list[str]) -> Features:
+        features = self._tokens[side].features(texts)
+        return {name: v.to(self.device) if self._torch.is_tensor(v) else v for name, v in features.items()}
 
 
 class _Learner:

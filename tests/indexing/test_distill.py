@@ -92,13 +92,13 @@ def small(encoder_folder) -> SentenceEncoder:
 def read_texts(monkeypatch) -> list[tuple[str, list[str]]]:
     """Whatever goes through the model at once, as (side, texts)."""
     seen = []
-    tokenize = distill._Student._tokenize
+    features = distill._Student._features
 
     def record(student, side: str, texts: list[str]):
         seen.append((side, texts))
-        return tokenize(student, side, texts)
+        return features(student, side, texts)
 
-    monkeypatch.setattr(distill._Student, "_tokenize", record)
+    monkeypatch.setattr(distill._Student, "_features", record)
     return seen
 
 
