@@ -29,7 +29,7 @@ from crossknn.types import Progress, Rows, Scorer, Scores
 STEP: Final = "exact scores"
 FORMAT: Final = 1
 BLOCK_PAIRS: Final = 2**16  # about as many pairs in a block, unless one query has more
-PIECE: Final = 8192  # pairs in one call of the scorer
+PIECE: Final = 2**15  # pairs in one call of the scorer
 
 logger = logging.getLogger(__name__)
 
