@@ -2,48 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crossknn.items import Items
 from crossknn.strategies.base import Found
-from crossknn.types import Scores
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """One item that was scored.
-
-    score        the scorer's raw logit
-    estimate     what its proposer expected before it was scored: in an adaptive round on the scale of
-                 scores, in a first round on the retriever's own scale; None where nobody expected anything
-    round        the round in which it was scored, from 1
-    proposed_by  the retriever or strategy that asked for it
-    row          its position in the items
-    """
-
-    id: str
-    score: float
-    estimate: float | None
-    round: int
-    proposed_by: str
-    row: int
+from crossknn.trace import Hit as Hit
+from crossknn.trace import join, trace_calls
+from crossknn.types import Rows, Scores
 
 
 @dataclass(frozen=True)
 class Hits(Sequence[Hit]):
-    """The best k items of one query, highest score first, and what finding them cost.
+    """The best k items of one query, in the order that was asked for (highest score first), and what finding them cost.
 
     calls          pairs that were scored for this query: never more than the budget
     rounds         rounds that scored something
-    stopped        None where the search came to its end, else why it ended early: "deadline" or "cancelled"
+    stopped        None where the search came to its end, which may be that it expects to have found enough (`stop_at`);
+                   else why it ended early: "deadline" or "cancelled"
     seconds        wall time of the search; queries searched together share it
     score_seconds  the part of it spent in the scorer
     solve_seconds  the part of it in which the strategy learned from scores
+    expected_recall
+                   the share of the query's true top k that the strategy expects among what was scored; of a search
+                   that a deadline cut, what it knew last. None where it does not know
     estimates      (items,) estimated scores of all items, where the strategy was asked for them
+    trace          every item that was scored, in the order of the calls; of exact search only the hits
     """
 
     query: str
@@ -54,7 +42,9 @@ class Hits(Sequence[Hit]):
     seconds: float = 0.0
     score_seconds: float = 0.0
     solve_seconds: float = 0.0
+    expected_recall: float | None = None
     estimates: Scores | None = field(default=None, repr=False, compare=False)
+    trace: Sequence[Hit] = field(default=(), repr=False, compare=False)
 
     @property
     def complete(self) -> bool:
@@ -80,33 +70,38 @@ class Hits(Sequence[Hit]):
 
 
 def best_hits(
-    query: str, found: Found, items: Items, k: int, *, seconds: float, score_seconds: float, solve_seconds: float
+    query: str,
+    found: Found,
+    items: Items,
+    k: int,
+    *,
+    ranks: Callable[[Rows], Mapping[str, Rows]],
+    fuse: Callable[[Rows, Scores], NDArray[Any]] | None = None,
+    traced: bool = True,
+    seconds: float,
+    score_seconds: float,
+    solve_seconds: float,
 ) -> Hits:
-    """The `k` best of what was scored; equal scores keep the order of the rows."""
-    rows = np.concatenate([np.empty(0, np.int64), *found.rows])
-    scores = np.concatenate([np.empty(0, np.float32), *found.scores])
-    estimates = np.concatenate([np.empty(0, np.float32), *found.estimates])
-    rounds = np.repeat(np.arange(len(found.rows)), [len(r) for r in found.rows])
-    best = np.lexsort((rows, -scores))[:k]
-    hits = tuple(
-        Hit(
-            id=id_,
-            score=float(scores[i]),
-            estimate=None if np.isnan(estimates[i]) else float(estimates[i]),
-            round=int(rounds[i]) + 1,
-            proposed_by=found.proposed_by[rounds[i]],
-            row=int(rows[i]),
-        )
-        for id_, i in zip(items.ids_of(rows[best]), best.tolist(), strict=True)
-    )
+    """The `k` best of what was scored, by score or by what `fuse` makes of rows and scores.
+
+    Equal ones keep the order of the scores, then of the rows. `ranks` gives retrievers' places for rows; only the hits
+    are remembered where the search is not to be `traced`.
+    """
+    rows, scores = join(found.rows), join(found.scores)
+    keys = (rows, -scores) if fuse is None else (rows, -scores, -fuse(rows, scores))
+    best = np.lexsort(keys)[:k]
+    places = np.arange(len(rows)) if traced else np.sort(best)
+    trace = trace_calls(found, items, places, ranks)
     return Hits(
         query=query,
-        hits=hits,
+        hits=tuple(trace[place] for place in np.searchsorted(places, best).tolist()),
         calls=found.calls,
-        rounds=sum(1 for r in found.rows if len(r)),
+        rounds=sum(1 for part in found.rows if len(part)),
         stopped=found.stopped,
         seconds=seconds,
         score_seconds=score_seconds,
         solve_seconds=solve_seconds,
+        expected_recall=found.expected_recall,
         estimates=found.all_estimates,
+        trace=trace,
     )

@@ -32,6 +32,15 @@ def order_rows(rows: Rows, scores: NDArray[Any]) -> Proposal:
     return Proposal(rows[order].astype(np.int64, copy=False), scores[order].astype(np.float32))
 
 
+def places_in(proposal: Proposal, rows: Rows) -> Rows:
+    """The place of each row in the proposal, from 0; its length where the row is not in it."""
+    if not len(proposal):
+        return np.zeros(len(rows), np.int64)
+    order = np.argsort(proposal.rows)
+    nearest = order[np.minimum(np.searchsorted(proposal.rows, rows, sorter=order), len(order) - 1)]
+    return np.where(proposal.rows[nearest] == rows, nearest, len(proposal))
+
+
 def _largest(values: Scores, n: int) -> Rows:
     """Positions of the `n` largest values, in no order; of equal values at the border the first are taken."""
     if n >= len(values):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,20 +18,24 @@ from crossknn.checks import check_positive
 from crossknn.encoders.checks import check_vectors
 from crossknn.encoders.corpus import encode_items
 from crossknn.errors import InputError
+from crossknn.fused_order import FusedOrder, check_rank_by
 from crossknn.hits import Hits, best_hits
 from crossknn.index import Index
 from crossknn.items import Items
 from crossknn.normalization import Normalization
 from crossknn.prior import SIGNALS
+from crossknn.proposed import Proposed
+from crossknn.rank_weights import SCORE, check_weights, equal_weights, fit_weights
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.dense import Dense
 from crossknn.retrievers.fused import Fused
 from crossknn.retrievers.simple import Random
 from crossknn.retrievers.tfidf import TfIdf
-from crossknn.strategies.base import Space, Strategy, drive
+from crossknn.strategies.base import Found, Space, Strategy, drive
 from crossknn.strategies.posterior import Posterior
 from crossknn.strategies.rerank import Rerank
-from crossknn.types import Encoder, Progress, Proposal, Retriever, Scorer, Vectors, VectorSearch
+from crossknn.trace import join
+from crossknn.types import Encoder, Mask, Progress, Retriever, Rows, Scorer, Vectors, VectorSearch
 from crossknn.vectors.exact import ExactSearch
 
 if TYPE_CHECKING:
@@ -39,6 +45,7 @@ if TYPE_CHECKING:
 
 Filter = Collection[str] | Callable[[str], bool]
 """Ids that may be found, or a test on an id. It holds in every round."""
+TOGETHER = 64  # queries that weights are fitted on side by side
 
 
 class Searcher:
@@ -53,6 +60,8 @@ class Searcher:
                    BM25) and, with an index that has them, "fitted" (the vectors learned from scores), which
                    are made when a strategy first names them; one of the same name takes the place of the built-in
     normalization  α and β for `Axn` and `Tour`; `fit_normalization` estimates them
+    rank_weights   how much "score" and each retriever, by its name, count in `rank_by="fused"`; without them the score,
+                   dense and BM25 count the same. `fit_rank_weights` learns them from judgments
     device         where the item vectors are searched: "cpu" (default) or "cuda"
     check_models   refuse a scorer or encoder that the index was not built with
     progress       called as `progress(step, done, total)` while encoding and scoring
@@ -69,6 +78,7 @@ class Searcher:
         vectors: VectorSearch | NDArray[Any] | torch.Tensor | None = None,
         retrievers: Iterable[Retriever] = (),
         normalization: Normalization | None = None,
+        rank_weights: Mapping[str, float] | None = None,
         device: str | None = None,
         check_models: bool = True,
         progress: Progress | None = None,
@@ -89,6 +99,7 @@ class Searcher:
         self.encoder = encoder
         self._encoder = None if encoder is None else _Remembering(encoder)
         self.normalization = normalization
+        self.rank_weights = None if rank_weights is None else check_weights(rank_weights)
         self._device = device
         self._progress = progress
         self._vectors = None if vectors is None else self._as_search(vectors)
@@ -108,9 +119,11 @@ class Searcher:
         strategy: Strategy | None = None,
         filter: Filter | None = None,
         deadline: float | None = None,
+        rank_by: str = SCORE,
+        stop_at: float | None = None,
     ) -> Hits:
         """The `k` best items for one query; see `search_many`."""
-        return self.search_many([query], k=k, budget=budget, strategy=strategy, filter=filter, deadline=deadline)[0]
+        return self._search([query], k, budget, strategy, filter, deadline, rank_by, stop_at, None)[0]
 
     def search_many(
         self,
@@ -121,6 +134,8 @@ class Searcher:
         strategy: Strategy | None = None,
         filter: Filter | None = None,
         deadline: float | None = None,
+        rank_by: str = SCORE,
+        stop_at: float | None = None,
     ) -> list[Hits]:
         """The `k` best items for each query, all queries side by side, one scorer call per round.
 
@@ -128,8 +143,12 @@ class Searcher:
         `budget` to 100 calls per query; give one or the other.
         `deadline` is in seconds for the whole call: when it is over, the best so far come back and
         `hits.stopped` is "deadline".
+        `rank_by` is the order of what was scored, of which the first `k` come back: by "score", or "fused", by the
+        score and what retrievers say together (`rank_weights`).
+        `stop_at` ends each query's search as soon as that share of its true top `k` is expected to be found
+        (`hits.expected_recall`); the strategy must be `Posterior`.
         """
-        return self._search(queries, k, budget, strategy, filter, deadline, None)
+        return self._search(queries, k, budget, strategy, filter, deadline, rank_by, stop_at, None)
 
     async def asearch(
         self,
@@ -140,11 +159,15 @@ class Searcher:
         strategy: Strategy | None = None,
         filter: Filter | None = None,
         deadline: float | None = None,
+        rank_by: str = SCORE,
+        stop_at: float | None = None,
     ) -> Hits:
         """`search` without blocking the event loop. Cancelling the task ends the search after its current slice."""
         cancelled = threading.Event()
         try:
-            found = await asyncio.to_thread(self._search, [query], k, budget, strategy, filter, deadline, cancelled)
+            found = await asyncio.to_thread(
+                self._search, [query], k, budget, strategy, filter, deadline, rank_by, stop_at, cancelled
+            )
         except asyncio.CancelledError:
             cancelled.set()
             raise
@@ -167,6 +190,44 @@ class Searcher:
         self.normalization = Normalization.fit(np.concatenate(answered.scores), np.concatenate(estimates))
         return self.normalization
 
+    def fit_rank_weights(
+        self,
+        queries: Sequence[str],
+        relevant: Sequence[Collection[str]],
+        *,
+        budget: int | None = None,
+        strategy: Strategy | None = None,
+    ) -> dict[str, float]:
+        """Learn from judged queries how much the score and each retriever count, and keep it for `rank_by="fused"`.
+
+        `relevant` holds the ids of each query's relevant items. Every query is searched as `search_many` does.
+        """
+        queries = self._check_queries(queries)
+        rows = self._relevant_rows(queries, relevant)
+        chosen = self._choose_strategy(strategy, budget, 1)
+        judged = []
+        for start in range(0, len(queries), TOGETHER):
+            part = queries[start : start + TOGETHER]
+            proposed = Proposed(part, self._find_retriever, None)
+            order = FusedOrder(self._weights, proposed)
+            found, _ = self._drive(chosen, self._space(part, proposed, None, None), part)
+            for number, one in enumerate(found):
+                scored = join(one.rows)
+                columns = order.columns(number, scored, join(one.scores))
+                judged.append((columns, np.isin(scored, rows[start + number])))
+        self.rank_weights = dict(zip(self._weights, fit_weights(judged).tolist(), strict=True))
+        return self.rank_weights
+
+    def _relevant_rows(self, queries: Sequence[str], relevant: Sequence[Collection[str]]) -> list[Rows]:
+        if not queries or len(relevant) != len(queries):
+            raise InputError(
+                "relevant must hold the ids of each query's relevant items, for at least one query. "
+                f"Got {len(relevant)} for {len(queries)} queries."
+            )
+        if isinstance(relevant, str) or any(isinstance(ids, str) for ids in relevant):
+            raise InputError("relevant must hold a list of ids for each query. Got a string instead.")
+        return [self.items.rows_of(ids) for ids in relevant]
+
     def _search(
         self,
         queries: Sequence[str],
@@ -175,27 +236,54 @@ class Searcher:
         strategy: Strategy | None,
         filter: Filter | None,
         deadline: float | None,
+        rank_by: str,
+        stop_at: float | None,
         cancelled: threading.Event | None,
     ) -> list[Hits]:
         start = time.monotonic()
         queries = self._check_queries(queries)
-        chosen = self._choose_strategy(strategy, budget, k)
+        check_rank_by(rank_by)
+        chosen = self._choose_strategy(strategy, budget, k, stop_at)
         if deadline is not None and not deadline > 0:
             raise InputError(f"deadline must be a positive number of seconds. Got {deadline!r} instead.")
-        space = self._space(queries, filter)
-        answerer = self._answerer(
-            queries,
-            total_calls=len(queries) * min(chosen.budget or space.reachable, space.reachable),
-            ends=None if deadline is None else start + deadline,
-            cancelled=cancelled,
-        )
-        found = drive(chosen, space, answerer)
+        allowed = None if filter is None else self.items.mask(filter)
+        proposed = Proposed(queries, self._find_retriever, allowed)
+        order = FusedOrder(self._weights, proposed) if rank_by != SCORE else None
+        space = self._space(queries, proposed, allowed, k)
+        ends = None if deadline is None else start + deadline
+        found, score_seconds = self._drive(chosen, space, queries, ends=ends, cancelled=cancelled)
         times = {
             "seconds": time.monotonic() - start,
-            "score_seconds": answerer.seconds,
+            "score_seconds": score_seconds,
             "solve_seconds": space.solving.seconds,
         }
-        return [best_hits(query, one, self.items, k, **times) for query, one in zip(queries, found, strict=True)]
+        return [
+            best_hits(
+                query,
+                one,
+                self.items,
+                k,
+                ranks=partial(proposed.ranks, number),
+                fuse=None if order is None else partial(order.fuse, number),
+                traced=chosen.budget is not None,
+                **times,
+            )
+            for number, (query, one) in enumerate(zip(queries, found, strict=True))
+        ]
+
+    def _drive(
+        self,
+        strategy: Strategy,
+        space: Space,
+        queries: Sequence[str],
+        *,
+        ends: float | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> tuple[list[Found], float]:
+        """What the strategy scored for each query, and the seconds spent in the scorer."""
+        most = len(queries) * min(strategy.budget or space.reachable, space.reachable)
+        answerer = self._answerer(queries, total_calls=most, ends=ends, cancelled=cancelled)
+        return drive(strategy, space, answerer), answerer.seconds
 
     def _answerer(
         self,
@@ -216,23 +304,18 @@ class Searcher:
             total_calls=total_calls,
         )
 
-    def _space(self, queries: Sequence[str], filter: Filter | None) -> Space:
-        allowed = None if filter is None else self.items.mask(filter)
-
-        def propose(name: str | None, n: int) -> tuple[str, list[Proposal]]:
-            retriever = self._retriever(name or self._default_retriever)
-            return retriever.name, retriever.retrieve(queries, n, allowed=allowed)
-
+    def _space(self, queries: Sequence[str], proposed: Proposed, allowed: Mask | None, k: int | None) -> Space:
         return Space(
             queries=len(queries),
             items=len(self.items),
-            propose=propose,
+            propose=proposed,
             query_vectors=(lambda: self._fitted_queries(queries)) if self._has_query_vectors else None,
             item_vectors=lambda: self._fitted_vectors or self._item_vectors(),
             allowed=allowed,
             normalization=self.normalization,
             prior=None if self.index is None else self.index.prior,
             signals=SIGNALS,
+            k=k,
         )
 
     def prepare(self, *retrievers: str) -> None:
@@ -242,7 +325,9 @@ class Searcher:
         if self.encoder:
             self._item_vectors()
 
-    def _choose_strategy(self, strategy: Strategy | None, budget: int | None, k: int) -> Strategy:
+    def _choose_strategy(
+        self, strategy: Strategy | None, budget: int | None, k: int, stop_at: float | None = None
+    ) -> Strategy:
         check_positive("k", k)
         if strategy is None:
             budget = Posterior.budget if budget is None else budget
@@ -256,11 +341,23 @@ class Searcher:
             raise InputError(
                 f"k must be at most the budget ({strategy.budget}): only scored items are returned. Got {k} instead."
             )
-        return strategy
+        return strategy if stop_at is None else _stopping(strategy, stop_at)
 
     @property
     def _default_retriever(self) -> str:
         return "fused" if self.encoder else "bm25"
+
+    @property
+    def _weights(self) -> dict[str, float]:
+        """Of the fused order."""
+        if self.rank_weights is not None:
+            return self.rank_weights
+        prior = None if self.index is None else self.index.prior
+        names = SIGNALS if prior is None else prior.signals
+        return equal_weights([name for name in names if name != "dense" or self.encoder or name in self._own])
+
+    def _find_retriever(self, name: str | None) -> Retriever:
+        return self._retriever(name or self._default_retriever)
 
     def _retriever(self, name: str) -> Retriever:
         with self._making:
@@ -325,6 +422,15 @@ class Searcher:
             if not isinstance(query, str) or not query.strip():
                 raise InputError(f"a query must be a string with something in it. Query {position} is {query!r}.")
         return list(queries)
+
+
+def _stopping(strategy: Strategy, stop_at: float) -> Strategy:
+    if not isinstance(strategy, Posterior):
+        raise InputError(
+            "stop_at goes with Posterior, which knows how much it has found and needs an encoder. "
+            f"Got {strategy!r} instead."
+        )
+    return replace(strategy, stop_at=stop_at)
 
 
 class _Fitted:

@@ -23,17 +23,21 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Rows proposed for one query, best first, each with the proposer's own estimate."""
+    """Rows proposed for one query, best first, each with the proposer's own estimate.
+
+    `deviations` says how far each score is expected from its estimate, where the proposer knows.
+    """
 
     rows: Rows
     estimates: Scores
+    deviations: Scores | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def first(self, n: int) -> Proposal:
         """The best `n` rows."""
-        return Proposal(self.rows[:n], self.estimates[:n])
+        return Proposal(self.rows[:n], self.estimates[:n], None if self.deviations is None else self.deviations[:n])
 
 
 NOTHING = Proposal(np.empty(0, np.int64), np.empty(0, np.float32))

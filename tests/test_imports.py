@@ -31,7 +31,7 @@ LAYERS = [
     {"checks", "files", "fingerprints", "models", "ranking", "readers", "strings"},
     {"items"},
     {"encoders", "example", "retrievers", "scorers", "strategies", "vectors", "testing"},
-    {"answering", "hits", "indexing"},
+    {"answering", "fused_order", "hits", "indexing", "proposed", "rank_weights", "trace"},
     {"index"},
     {"searcher"},
     {"evaluate"},

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossknn.errors import RetrieverError
-from crossknn.ranking import top_rows
+from crossknn.ranking import places_in, top_rows
+from crossknn.types import NOTHING, Proposal
 
 small = st.lists(st.sampled_from([-1.0, 0.0, 0.5, 0.5, 2.0, -np.inf]), max_size=30)
 
@@ -33,3 +34,14 @@ def test_scores_that_are_equal_as_float32_are_ties():
 def test_scores_must_be_finite(bad):
     with pytest.raises(RetrieverError, match="Row 1: "):
         top_rows(np.array([0, bad]), 1)
+
+
+@given(st.lists(st.integers(0, 40), unique=True, max_size=20), st.lists(st.integers(0, 40), max_size=10))
+def test_places_are_those_of_a_list(proposed, rows):
+    proposal = Proposal(np.array(proposed, np.int64), np.zeros(len(proposed), np.float32))
+    wanted = [proposed.index(row) if row in proposed else len(proposed) for row in rows]
+    assert places_in(proposal, np.array(rows, np.int64)).tolist() == wanted
+
+
+def test_places_in_an_empty_proposal():
+    assert places_in(NOTHING, np.array([3, 0])).tolist() == [0, 0]

@@ -33,6 +33,7 @@ from crossknn.cli.common import (
     print_json,
     read_items,
 )
+from crossknn.cli.explain import PictureOption, check_picture, explain, write_picture
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ class StrategyName(StrEnum):
     gar = "gar"
     posterior = "posterior"
     exact = "exact"
+
+
+class OrderName(StrEnum):
+    score = "score"
+    fused = "fused"
 
 
 class LossName(StrEnum):
@@ -109,6 +115,17 @@ def search(
     ] = None,
     filter_ids: Annotated[Path | None, typer.Option(help="File of ids, one per line: only these may be found.")] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds per batch of queries; then the best so far.")] = None,
+    stop_at: Annotated[
+        float | None,
+        typer.Option(help="posterior: end a query's search once so much of its top k is expected to be found: 0.95."),
+    ] = None,
+    rank_by: Annotated[
+        OrderName, typer.Option(help="Order of hits. fused: the score, dense and bm25 count together.")
+    ] = OrderName.score,
+    explained: Annotated[
+        bool, typer.Option("--explain", help="Say of each hit when it was scored, what was expected, and its ranks.")
+    ] = False,
+    picture: PictureOption = None,
     any_model: AnyModelOption = False,
     id_field: IdFieldOption = None,
     text_field: TextFieldOption = None,
@@ -121,6 +138,7 @@ def search(
     for_items = {"--vectors": vectors, "--train-queries": train_queries, "--id-field": id_field}
     is_index = _check_corpus(corpus, {**for_items, "--text-field": text_field}, {"--any-model": any_model})
     wanted = _read_queries(queries or [], queries_file)
+    check_picture(picture, wanted, exact=strategy is StrategyName.exact)
     chosen = _make_strategy(
         strategy or (StrategyName.rerank if retriever or encoder == "none" else StrategyName.posterior),
         budget=budget,
@@ -131,6 +149,7 @@ def search(
         anchors=anchors,
         loss=loss,
         neighbours=neighbours,
+        stop_at=stop_at,
     )
     allowed = None if filter_ids is None else set(read_items(filter_ids).texts)
     with Steps() as progress:
@@ -152,12 +171,17 @@ def search(
             searcher.fit_normalization(list(read_items(train_queries).texts)[:100])
         found: list[Hits] = []
         for batch in batches(wanted, QUERIES_AT_ONCE):
-            found += searcher.search_many(batch, k=k, strategy=chosen, filter=allowed, deadline=deadline)
+            some = searcher.search_many(
+                batch, k=k, strategy=chosen, filter=allowed, deadline=deadline, rank_by=rank_by.value
+            )
+            if picture is not None:
+                write_picture(picture, some[0])
             if as_json:
-                print_json([_hits_as_json(hits) for hits in found])
-                found = []
+                print_json([_hits_as_json(hits, explained=explained) for hits in some])
+            else:
+                found += some
     for hits in found:
-        _print_hits(hits, searcher.items)
+        _print_hits(hits, searcher.items, explained=explained)
 
 
 def _check_corpus(corpus: Path, for_items: dict[str, Any], for_index: dict[str, Any]) -> bool:
@@ -187,6 +211,7 @@ def _make_strategy(
     anchors: int | None,
     loss: LossName,
     neighbours: int,
+    stop_at: float | None,
 ) -> Strategy:
     from crossknn.strategies.axn import Axn
     from crossknn.strategies.cur import AdaCur, AnnCur
@@ -196,6 +221,8 @@ def _make_strategy(
     from crossknn.strategies.rerank import Rerank
     from crossknn.strategies.tour import Tour
 
+    if stop_at is not None and name is not StrategyName.posterior:
+        raise InputError(f"--stop-at goes with --strategy posterior, and an encoder. Got {name.value} instead.")
     rounds = min(Posterior.rounds, budget) if rounds is None else rounds
     make: dict[StrategyName, Callable[[], Strategy]] = {
         StrategyName.rerank: lambda: Rerank(budget=budget, retriever=retriever),
@@ -204,7 +231,7 @@ def _make_strategy(
         StrategyName.adacur: lambda: AdaCur(budget=budget, rounds=rounds, first=retriever),
         StrategyName.tour: lambda: Tour(budget=budget, rounds=rounds, loss=loss.value),
         StrategyName.gar: lambda: Gar(budget=budget, rounds=rounds, neighbours=neighbours, first=retriever),
-        StrategyName.posterior: lambda: Posterior(budget=budget, rounds=rounds, first=retriever),
+        StrategyName.posterior: lambda: Posterior(budget, rounds, first=retriever, stop_at=stop_at),
         StrategyName.exact: Exact,
     }
     return make[name]()
@@ -251,26 +278,33 @@ def _read_queries(given: list[str], path: Path | None) -> list[str]:
     return given if path is None else list(read_items(path).texts)
 
 
-def _hits_as_json(hits: Hits) -> dict[str, Any]:
-    names = ("id", "score", "estimate", "round", "proposed_by")
+def _hits_as_json(hits: Hits, *, explained: bool) -> dict[str, Any]:
+    names = ("id", "score", "estimate", "round", "proposed_by", *(("deviation", "ranks") if explained else ()))
     return {
         "query": hits.query,
         "hits": [{name: getattr(hit, name) for name in names} for hit in hits],
         "calls": hits.calls,
         "rounds": hits.rounds,
         "stopped": hits.stopped,
+        "expected_recall": None if hits.expected_recall is None else round(hits.expected_recall, 4),
         "seconds": round(hits.seconds, 6),
         "score_seconds": round(hits.score_seconds, 6),
     }
 
 
-def _print_hits(hits: Hits, items: Items) -> None:
-    table = Table("", "score", "round", "by", "id", "text", title=Text(hits.query), title_justify="left")
+def _print_hits(hits: Hits, items: Items, *, explained: bool) -> None:
+    said = () if explained else ("round", "by")  # an explanation says it, too
+    table = Table("", "score", *said, "id", "text", title=Text(hits.query), title_justify="left")
     for rank, hit in enumerate(hits, 1):
         text = Text(one_line(items.text(hit.row)))
-        table.add_row(str(rank), f"{hit.score:.3f}", str(hit.round), hit.proposed_by, Text(hit.id), text)
+        if explained:
+            text.append(f"\n{explain(hit)}", "dim")
+        found = () if explained else (str(hit.round), hit.proposed_by)
+        table.add_row(str(rank), f"{hit.score:.3f}", *found, Text(hit.id), text)
     out.print(table)
     note = "" if hits.complete else f", stopped by {hits.stopped}: best so far"
+    if hits.expected_recall is not None:
+        note += f"; {100 * hits.expected_recall:.0f} % of the top {len(hits)} are expected to be found"
     out.print(
         f"{hits.calls} calls in {hits.rounds} rounds, {hits.seconds:.2f} s ({hits.score_seconds:.2f} s scoring){note}"
     )

@@ -120,13 +120,16 @@ class Canvas:
     """Panels side by side, at most three in a row; `stacked` one below the other, for narrow screens.
 
     height  of a panel in inches
+    width   of all panels side by side in inches
     """
 
-    def __init__(self, panels: int, theme: Theme, *, stacked: bool, height: float | None = None) -> None:
+    def __init__(
+        self, panels: int, theme: Theme, *, stacked: bool, height: float | None = None, width: float | None = None
+    ) -> None:
         across = 1 if stacked else 2 if panels == 4 else min(panels, ACROSS)
         rows = -(-panels // across)
-        width, usual = (4.4, 2.7) if stacked else (max(3.7 * across, 5.5), 3.6)
-        size = (width, 0.4 + rows * (height or usual))
+        usual = (4.4, 2.7) if stacked else (max(3.7 * across, 5.5), 3.6)
+        size = (width or usual[0], 0.4 + rows * (height or usual[1]))
         self.theme = theme
         self.stacked = stacked
         self.across = across

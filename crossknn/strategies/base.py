@@ -44,8 +44,10 @@ class Space:
     `propose(retriever, n)` gives the rows a named retriever proposes for every query (None: the
     searcher's default) and that retriever's name; `query_vectors()` the dual encoder's vectors of
     the queries (None where there is no encoder); `item_vectors()` the search over the items' vectors.
-    `signals` names the retrievers whose evidence a model of the scores uses where `prior` names none.
-    A strategy that learns from scores does so inside `with space.solving:`, which takes the time of it.
+    `signals` names the retrievers whose evidence a model of the scores uses where `prior` names none, and `k` is how
+    many items are wanted, where the search knows.
+    A strategy that learns from scores does so inside `with space.solving:`, which takes the time of it, and one that
+    knows keeps in `expected_recall` what share of each query's true top k it expects to have found so far.
     """
 
     queries: int
@@ -57,7 +59,9 @@ class Space:
     normalization: Normalization | None = None
     prior: Prior | None = None
     signals: tuple[str, ...] = ("dense",)
+    k: int | None = None
     solving: Stopwatch = field(default_factory=Stopwatch, compare=False)
+    expected_recall: list[float] = field(default_factory=list, compare=False)
 
     @property
     def reachable(self) -> int:
@@ -71,10 +75,18 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One round: the rows to score for each query (none for a query that is done), and who proposed them."""
+    """One round: the rows to score for each query (none for a query that is done), and who proposed them.
+
+    `proposed_by` is one name, or a name for each query.
+    """
 
     proposals: list[Proposal]
-    proposed_by: str
+    proposed_by: str | list[str]
+
+    @property
+    def proposers(self) -> list[str]:
+        """The name for each query."""
+        return [self.proposed_by] * len(self.proposals) if isinstance(self.proposed_by, str) else self.proposed_by
 
 
 Flow = Generator[Ask, list[Scores], "list[Scores] | None"]
@@ -108,8 +120,10 @@ class Found:
     rows: list[Rows] = field(default_factory=list)  # one array per round
     scores: list[Scores] = field(default_factory=list)
     estimates: list[Scores] = field(default_factory=list)
+    deviations: list[Scores] = field(default_factory=list)  # NaN where nobody knows
     proposed_by: list[str] = field(default_factory=list)
     all_estimates: Scores | None = None
+    expected_recall: float | None = None
     stopped: str | None = None
 
     @property
@@ -120,6 +134,8 @@ class Found:
         scored = len(scores)  # a prefix of the proposal when time ran out
         self.rows.append(proposal.rows[:scored])
         self.estimates.append(proposal.estimates[:scored])
+        known = proposal.deviations
+        self.deviations.append(np.full(scored, np.nan, np.float32) if known is None else known[:scored])
         self.scores.append(scores)
         self.proposed_by.append(proposed_by)
 
@@ -135,16 +151,20 @@ def drive(strategy: Strategy, space: Space, answer: Callable[[list[Rows]], Answe
     while isinstance(step, Ask):
         gate.check(step)
         answered = answer([proposal.rows for proposal in step.proposals])
-        for one, proposal, scores in zip(found, step.proposals, answered.scores, strict=True):
-            one.record(proposal, scores, step.proposed_by)
-            one.stopped = answered.stopped
+        for one, proposal, scores, name in zip(found, step.proposals, answered.scores, step.proposers, strict=True):
+            one.record(proposal, scores, name)
+            one.stopped = answered.stopped if len(proposal) else None  # one that is done came to its end
         if answered.stopped:
             flow.close()
-            return found
-        step = _advance(flow, answered.scores)
+            step = None
+        else:
+            step = _advance(flow, answered.scores)
     if step is not None:
         for one, estimates in zip(found, step, strict=True):
             one.all_estimates = estimates
+    if space.expected_recall:
+        for one, recall in zip(found, space.expected_recall, strict=True):
+            one.expected_recall = recall
     return found
 
 
@@ -173,15 +193,15 @@ class _Gate:
             raise StrategyError(
                 f"a round must ask for {self._space.queries} queries. Got {len(ask.proposals)} instead."
             )
-        for query, (proposal, asked) in enumerate(zip(ask.proposals, self._asked, strict=True)):
-            self._check_rows(proposal.rows, ask.proposed_by)
+        for query, (proposal, asked, name) in enumerate(zip(ask.proposals, self._asked, ask.proposers, strict=True)):
+            self._check_rows(proposal.rows, name)
             asked.append(proposal.rows)
             rows = np.concatenate(asked)
             if len(np.unique(rows)) != len(rows):
-                raise StrategyError(f"{ask.proposed_by!r} asked to score a row of query {query} twice.")
+                raise StrategyError(f"{name!r} asked to score a row of query {query} twice.")
             if self._budget is not None and len(rows) > self._budget:
                 raise StrategyError(
-                    f"{ask.proposed_by!r} asked for call {len(rows)} of query {query}; its budget is {self._budget}."
+                    f"{name!r} asked for call {len(rows)} of query {query}; its budget is {self._budget}."
                 )
 
     def _check_rows(self, rows: Rows, proposed_by: str) -> None:

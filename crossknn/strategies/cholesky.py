@@ -29,3 +29,13 @@ class Cholesky:
         """K⁻¹ goal."""
         solved: Array = torch.cholesky_solve(torch.from_numpy(goal)[:, None], self._factor)[:, 0].numpy()
         return solved
+
+    def explain(self, across: Array) -> Array:
+        """(n,) the diagonal of acrossᵀ K⁻¹ across, of n columns."""
+        side = torch.linalg.solve_triangular(self._factor, torch.from_numpy(across), upper=False)
+        explained: Array = (side * side).sum(0).numpy()
+        return explained
+
+    def log_determinant(self) -> float:
+        """Of K."""
+        return float(2 * self._factor.diagonal().log().sum())

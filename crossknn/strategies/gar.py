@@ -20,7 +20,8 @@ class Gar(Settings):
 
     The frontier are the nearest neighbours of scored items: those of the best-scored item first, its nearest first.
     Where one of the two has too few rows left for a round the other fills it; where both have, the search ends early.
-    The estimate of a row from the frontier is the score of the item it is a neighbour of.
+    The estimate of a row from the frontier is the score of the item it is a neighbour of. Later rows of the ranking
+    have none: the retriever's is on another scale.
 
     budget      calls per query, spread evenly over the rounds
     rounds      with one round this is `Rerank`
@@ -43,10 +44,11 @@ class Gar(Settings):
         name, rankings = space.propose(self.first, self.budget)
         scored = [Scored() for _ in range(space.queries)]
         graph = _Graph(space, self.neighbours)
+        later = [Proposal(ranking.rows, np.full(len(ranking), np.nan, np.float32)) for ranking in rankings]
 
         def take_turns(number: int) -> Ask:
             wanted = [self._share(number, len(one.rows)) for one in scored]
-            left = [_take_new([ranking], one.rows, self.budget) for ranking, one in zip(rankings, scored, strict=True)]
+            left = [_take_new([ranking], one.rows, self.budget) for ranking, one in zip(later, scored, strict=True)]
             ranking_first = number % 2 == 1
             needed = [0 if ranking_first and len(ranking) >= n else n for ranking, n in zip(left, wanted, strict=True)]
             proposals = []

@@ -10,6 +10,7 @@ from crossknn.prior import Prior, columns_of
 from crossknn.strategies.cholesky import Cholesky
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.quest import Quest
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import NOTHING
 from tests.worlds import World, all_rows
@@ -39,20 +40,26 @@ def make_world(items: int = 300, **changes) -> World:
     return world
 
 
-def expected_scores(world: World, query: int, rows: list[int]) -> np.ndarray:
-    """The formula `m + γ φ Φᵀ (Φ Φᵀ + noise)⁻¹ r`, as plainly as numpy says it."""
+def features_of(world: World, query: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """m, γ and φ of the world's prior for every item, as plainly as numpy says it."""
     prior = world.prior
     dense = world.vectors @ world.query_vectors[query]
     ranks = np.empty(len(dense))
     ranks[np.argsort(-dense, kind="stable")] = np.arange(len(dense))
     columns = (np.column_stack([np.arcsinh(dense), -np.log(ranks + 10)]) - prior.center) / prior.spread
     said = columns @ prior.weights + prior.intercept
-    mean, gamma = said + prior.bias, np.clip(1 + prior.rise * (said - prior.low), 1, prior.most)
+    gamma = np.clip(1 + prior.rise * (said - prior.low), 1, prior.most)
     parts = np.column_stack([columns, prior.bias / prior.bias.std(), np.ones(len(dense))])
     phi = np.concatenate([world.vectors * prior.variances[0] ** 0.5, parts * prior.variances[1:] ** 0.5], axis=1)
+    return said + prior.bias, gamma, phi
+
+
+def expected_scores(world: World, query: int, rows: list[int]) -> np.ndarray:
+    """The formula `m + γ φ Φᵀ (Φ Φᵀ + noise)⁻¹ r`, as plainly as numpy says it."""
+    mean, gamma, phi = features_of(world, query)
     known = phi[rows]
     residuals = (world.scores[query, rows] - mean[rows]) / gamma[rows]
-    weights = known.T @ np.linalg.solve(known @ known.T + prior.noise * np.eye(len(rows)), residuals)
+    weights = known.T @ np.linalg.solve(known @ known.T + world.prior.noise * np.eye(len(rows)), residuals)
     return mean + gamma * (phi @ weights)
 
 
@@ -160,7 +167,8 @@ def general_search(world: World, query: int, budget: int, rounds: int) -> list[i
 
 
 @pytest.mark.parametrize(("budget", "rounds"), [(30, 3), (60, 6)])
-def test_without_a_prior_a_general_one_is_on_the_scale_of_the_querys_own_scores(budget, rounds):
+def test_without_a_prior_a_general_one_is_on_the_scale_of_the_querys_own_scores(budget, rounds, monkeypatch):
+    monkeypatch.setattr(Quest, "is_unfit", lambda _: False)
     world = make_world()
     world.prior = None
     for query, found in enumerate(world.run(Posterior(budget, rounds))):
@@ -239,3 +247,6 @@ def test_the_factor_of_a_matrix_that_grows():
         factor.append(whole[:start, start:stop].copy(), whole[start:stop, start:stop].copy())
         assert len(factor) == stop
     np.testing.assert_allclose(factor.solve(goal), np.linalg.solve(whole, goal), rtol=1e-8)
+    across = rng.normal(size=(60, 5))
+    np.testing.assert_allclose(factor.explain(across), np.diag(across.T @ np.linalg.solve(whole, across)), rtol=1e-8)
+    assert factor.log_determinant() == pytest.approx(np.linalg.slogdet(whole)[1])

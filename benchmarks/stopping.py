@@ -1,0 +1,235 @@
+"""Is expected recall right, what does stopping by it save, and does the guard of posterior search cost anything?
+
+    python -m benchmarks.stopping <score folder>... --out benchmarks/results/stopping.json
+
+Every test query is searched with 500 calls in 20 rounds, with and without an index. After each round the expected
+recall of the top k stands beside the measured one. A search that stops at an expected recall is compared with the fixed
+budget that finds as much on average. The guard, which follows a retriever where the model does not fit, is counted, and
+recall without it measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+
+from benchmarks.posterior import CALLS_PER_ITEM, Shares, build, search
+from benchmarks.scoring_speed import surroundings
+from crossknn.evaluate.bench import Bench
+from crossknn.evaluate.canvas import LIGHT, MARKERS, Canvas
+from crossknn.evaluate.compare import TOGETHER
+from crossknn.evaluate.measures import top_k_recall
+from crossknn.evaluate.tasks import Task, read_matrix
+from crossknn.evaluate.truth import truth_rows
+from crossknn.searcher import Searcher
+from crossknn.strategies.base import Flow, Space
+from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.quest import Quest
+from crossknn.types import Rows
+
+KS, BUDGETS, STOPS = (1, 10, 100), (25, 50, 100, 200, 500), (0.8, 0.9, 0.95, 0.99)
+WATCHED = Posterior(500, 20, stop_at=1.0)  # expects recall after each round; goes on unless all is surely found
+BINS = (0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99, 1)
+FEWEST = 10  # searches of a bin that is drawn
+
+
+def main() -> None:
+    options = read_options()
+    report: dict[str, Any] = {"watched": repr(WATCHED), "sets": [], **surroundings(options)}
+    for folder in options.folders:
+        report["sets"].append(measure_set(read_matrix(folder, queries=options.queries)))
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+    options.out.with_suffix(".png").write_bytes(draw(report["sets"]))
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, help="of exact scores")
+    parser.add_argument("--queries", type=int, help="only the first of the test queries")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/stopping.json"))
+    return parser.parse_args()
+
+
+def measure_set(task: Task) -> dict[str, Any]:
+    bench = Bench(task)
+    searchers = {"no index": bench.searcher("encoder"), "prior": bench.search_with(build(bench, CALLS_PER_ITEM))}
+    sides = {name: measure_side(task, name, searcher) for name, searcher in searchers.items()}
+    return {"set": task.name, "items": len(task.items), "test_queries": len(task.queries), "sides": sides}
+
+
+def measure_side(task: Task, name: str, searcher: Searcher) -> dict[str, Any]:
+    fixed, guard = measure_guard(task, searcher)
+    found: dict[str, Any] = {"guard": guard, "top": []}
+    for k in KS:
+        course = watch(task, searcher, k)
+        curve = [round(float(fixed[k, budget].mean()), 1) for budget in BUDGETS]
+        found["top"].append(
+            {
+                "k": k,
+                "fixed": dict(zip(BUDGETS, curve, strict=True)),
+                "calibration": calibrate(course),
+                "stops": [stop(course, at, curve) for at in STOPS],
+            }
+        )
+        print(task.name, name, json.dumps(found["top"][-1]), flush=True)
+    return found
+
+
+def measure_guard(task: Task, searcher: Searcher) -> tuple[Shares, list[dict[str, Any]]]:
+    """Recall within fixed budgets; for each how many queries the guard took over at least once, and what it adds."""
+    shares: Shares = {}
+    records = []
+    for budget in BUDGETS:
+        cells = [(k, budget) for k in KS]
+        with counting() as unfit:
+            shares |= search(task, searcher, Posterior, cells)
+        with patch.object(Quest, "is_unfit", lambda _: False):
+            without = search(task, searcher, Posterior, cells)
+        added = {f"top {k}": round(float((shares[k, budget] - without[k, budget]).mean()), 2) for k in KS}
+        guarded = round(100 * len(unfit) / len(task.queries), 1)
+        records.append({"budget": budget, "guarded_percent": guarded, **added})
+    return shares, records
+
+
+@contextmanager
+def counting() -> Iterator[dict[int, Quest]]:
+    """The searches that followed a retriever in some round after the first."""
+    unfit: dict[int, Quest] = {}
+    is_unfit = Quest.is_unfit
+
+    def count(quest: Quest) -> bool:
+        found = is_unfit(quest)
+        if found:
+            unfit[id(quest)] = quest
+        return found
+
+    with patch.object(Quest, "is_unfit", count):
+        yield unfit
+
+
+class Course(NamedTuple):
+    """Of every query after each round: calls so far, and expected and measured recall."""
+
+    calls: np.ndarray  # (queries, rounds)
+    expected: np.ndarray
+    measured: np.ndarray
+
+
+@dataclass
+class Watch:
+    """`WATCHED`, and what it asked for and expected, round by round."""
+
+    budget: int = WATCHED.budget
+    asked: list[list[Rows]] = field(default_factory=list)
+    expected: list[list[float]] = field(default_factory=list)
+
+    def flow(self, space: Space) -> Flow:
+        flow = WATCHED.flow(space)
+        ask = next(flow)
+        while True:
+            self.asked.append([proposal.rows for proposal in ask.proposals])
+            scores = yield ask
+            try:
+                ask = flow.send(scores)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            finally:
+                self.expected.append(list(space.expected_recall))
+
+
+def watch(task: Task, searcher: Searcher, k: int) -> Course:
+    truth, parts = truth_rows(task.scores, k), []
+    for start in range(0, len(task.queries), TOGETHER):
+        watched = Watch()
+        searcher.search_many(task.queries[start : start + TOGETHER], k=k, strategy=watched)
+        parts.append(follow(watched, truth[start : start + TOGETHER], k))
+    return Course(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+
+
+def follow(watched: Watch, truth: Sequence[Rows], k: int) -> Course:
+    """A search that ended stays where it is."""
+    rounds = [min(number, len(watched.asked) - 1) for number in range(WATCHED.rounds)]
+    so_far = [[np.concatenate(rows) for rows in zip(*watched.asked[: last + 1], strict=True)] for last in rounds]
+    return Course(
+        np.array([[len(rows) for rows in scored] for scored in so_far]).T,
+        np.array([watched.expected[last] for last in rounds]).T,
+        np.array([top_k_recall(truth, scored, k) for scored in so_far]).T,
+    )
+
+
+def calibrate(course: Course) -> list[dict[str, float]]:
+    """Measured recall where the expected one is about the same, over all queries and rounds."""
+    places = np.digitize(course.expected, BINS[1:-1])
+    bins = [places == place for place in range(len(BINS) - 1)]
+    return [
+        {
+            "searches": int(inside.sum()),
+            "expected": round(100 * float(course.expected[inside].mean()), 1),
+            "measured": round(100 * float(course.measured[inside].mean()), 1),
+        }
+        for inside in bins
+        if inside.any()
+    ]
+
+
+def stop(course: Course, at: float, curve: list[float]) -> dict[str, Any]:
+    """What a search that stops at an expected recall costs and finds, and the fixed budget that finds as much."""
+    enough = course.expected >= at
+    last = np.where(enough.any(1), enough.argmax(1), course.expected.shape[1] - 1)
+    queries = np.arange(len(last))
+    calls = round(float(course.calls[queries, last].mean()), 1)
+    found = round(100 * float(course.measured[queries, last].mean()), 1)
+    return {"stop_at": at, "calls": calls, "measured": found, **compare_fixed(calls, found, curve)}
+
+
+def compare_fixed(calls: float, found: float, curve: list[float]) -> dict[str, float | None]:
+    """The smallest fixed budget that finds as much, between those measured, and the share of it that is saved."""
+    levels, first = np.unique(np.maximum.accumulate(curve), return_index=True)
+    if not levels[0] <= found <= levels[-1]:
+        return {"fixed_budget": None, "saved_percent": None}
+    same = float(np.exp(np.interp(found, levels, np.log(BUDGETS)[first])))
+    return {"fixed_budget": round(same, 1), "saved_percent": round(100 * (1 - calls / same), 1)}
+
+
+def draw(sets: list[dict[str, Any]]) -> bytes:
+    """Measured against expected recall, one panel for each set with and without an index."""
+    panels = [(one["set"], name, side) for one in sets for name, side in one["sides"].items()]
+    canvas = Canvas(len(panels), LIGHT, stacked=False, height=3.2)
+    right = {"color": LIGHT.quiet, "linewidth": 1.2, "zorder": 1}
+    styles = [
+        {"color": LIGHT.series[place], "marker": MARKERS[place], "markersize": 5, "linewidth": 1.8}
+        for place in range(len(KS))
+    ]
+    for axis, (name, kind, side) in zip(canvas.axes, panels, strict=True):
+        canvas.title(axis, f"{name}, {kind}")
+        axis.plot([0, 100], [0, 100], **right)
+        for top, style in zip(side["top"], styles, strict=True):
+            shown = [one for one in top["calibration"] if one["searches"] >= FEWEST]
+            axis.plot([one["expected"] for one in shown], [one["measured"] for one in shown], **style)
+    canvas.name_axes("expected recall, %", "measured recall, %")
+    labels = [(f"top {k}", style) for k, style in zip(KS, styles, strict=True)]
+    canvas.draw_legend([[*labels, ("as expected", right)]])
+    return with_few_colours(canvas.render())
+
+
+def with_few_colours(picture: bytes) -> bytes:
+    """The same picture in a third of the bytes."""
+    from PIL import Image
+
+    small = BytesIO()
+    Image.open(BytesIO(picture)).convert("RGB").quantize(64).save(small, "PNG", optimize=True)
+    return small.getvalue()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Posterior search where its model does not fit: it follows a retriever, and does not where the model does fit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from crossknn.prior import Prior, columns_of
+from crossknn.strategies.belief import Belief
+from crossknn.strategies.exact import Exact
+from crossknn.strategies.fit import order_worse, rank_correlation
+from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.quest import Quest
+from crossknn.strategies.rerank import Rerank
+from crossknn.types import Proposal
+from tests.worlds import World, all_rows
+
+
+def make_world(kind: str, items: int = 2000, dim: int = 64) -> World:
+    """Item vectors that tell nothing but what the dual encoder knows already, or everything."""
+    rng = np.random.default_rng(0)
+    world = World.low_rank(queries=20, items=items, dim=dim, seed=1)
+    world.vectors /= np.linalg.norm(world.vectors, axis=1, keepdims=True)
+    ranks = np.argsort(np.argsort(-world.query_vectors @ world.vectors.T))
+    unexplained = -np.log(ranks + 10) + rng.normal(size=ranks.shape)
+    hidden = 8 * rng.normal(size=(20, dim)) @ world.vectors.T
+    world.scores = {
+        "retriever": unexplained,
+        "wide": np.exp(3 * unexplained) * 1e6,
+        "linear": hidden,
+        "flipped": -unexplained,
+    }[kind].astype(np.float32)
+    return world
+
+
+def share_followed(found) -> float:
+    return float(np.mean([name == "dense" for one in found for name in one.proposed_by[1:]]))
+
+
+def recall(world: World, found, k: int = 100) -> np.ndarray:
+    truth = np.argsort(-world.scores, axis=1)[:, :k]
+    return np.array([np.isin(best, all_rows(one)).mean() for best, one in zip(truth, found, strict=True)])
+
+
+def test_order_worse_in_standard_errors():
+    scores = np.arange(50, dtype=np.float32)
+    noise = np.random.default_rng(0).normal(size=50).astype(np.float32)
+    assert order_worse(noise, scores, scores) > 10
+    assert order_worse(scores, noise, scores) < -10
+    assert order_worse(noise, noise, scores) == 0
+    assert order_worse(noise, scores, np.zeros(50, np.float32)) == 0
+    assert order_worse(noise[:9], scores[:9], scores[:9]) == 0  # too few to tell
+
+
+@pytest.mark.parametrize("steps", [lambda x: x, np.exp, lambda x: x**3])
+def test_rank_correlation_looks_at_the_order_only(steps):
+    rng = np.random.default_rng(0)
+    one, other = rng.normal(size=(2, 30)).astype(np.float32)
+    assert rank_correlation(one, steps(one)) == pytest.approx(1)
+    assert rank_correlation(one, -steps(one)) == pytest.approx(-1)
+    assert rank_correlation(one, steps(other)) == pytest.approx(rank_correlation(one, other))
+    assert rank_correlation(one, np.ones(30, np.float32)) == 0
+
+
+@pytest.mark.parametrize("kind", ["retriever", "wide"])
+def test_it_follows_the_retriever_where_vectors_tell_nothing_more(kind, monkeypatch):
+    world = make_world(kind)
+    guarded = world.run(Posterior(200, 10))
+    monkeypatch.setattr(Quest, "is_unfit", lambda _: False)
+    alone = world.run(Posterior(200, 10))
+    assert share_followed(guarded) > 0.5
+    assert share_followed(alone) == 0
+    rerank = recall(world, world.run(Rerank(200, "dense"))).mean()
+    assert recall(world, guarded).mean() > rerank - 0.01
+    assert recall(world, alone).mean() < rerank - 0.025
+
+
+def test_it_does_not_where_they_explain_the_scores():
+    world = make_world("linear")
+    found = world.run(Posterior(200, 10))
+    assert share_followed(found) < 0.02
+    assert recall(world, found).mean() > recall(world, world.run(Rerank(200, "dense"))).mean() + 0.3
+
+
+def test_it_does_not_follow_a_retriever_that_is_wrong():
+    world = make_world("flipped")
+    found = world.run(Posterior(200, 10))
+    assert share_followed(found) < 0.1
+    assert recall(world, found).mean() > recall(world, world.run(Rerank(200, "dense"))).mean()
+
+
+def test_each_query_by_itself():
+    world, other = make_world("retriever"), make_world("linear")
+    world.scores[::2] = other.scores[::2]
+    found = world.run(Posterior(200, 10))
+    assert share_followed(found[1::2]) > 0.5
+    assert share_followed(found[::2]) < 0.02
+    for query, one in enumerate(found):
+        (alone,) = world.run(Posterior(200, 10), only=slice(query, query + 1))
+        assert all_rows(alone) == all_rows(one)
+        assert alone.proposed_by == one.proposed_by
+
+
+def test_a_retriever_that_proposes_few_is_filled_up():
+    world = make_world("retriever", items=120)
+    space = world.space()
+
+    def propose(name, n):
+        found, proposals = space.propose(name, n)
+        few = 30 if name is None else n
+        return found, [Proposal(one.rows[:few], one.estimates[:few]) for one in proposals]
+
+    found = world.run(Posterior(120, 6), space=replace(space, propose=propose))
+    assert share_followed(found) > 0
+    for exact, one in zip(world.run(Exact()), found, strict=True):
+        assert sorted(all_rows(one)) == sorted(all_rows(exact))
+
+
+def test_rows_of_a_retriever_have_estimates_of_their_scores():
+    for one in make_world("retriever").run(Posterior(200, 10)):
+        rounds = [n for n, name in enumerate(one.proposed_by) if n and name == "dense"]
+        errors = [(one.scores[n] - one.estimates[n]) / one.deviations[n] for n in rounds]
+        assert not errors or np.abs(np.concatenate(errors)).mean() < 2
+
+
+def test_the_advantage_is_the_ratio_of_two_likelihoods_on_their_best_scales():
+    rng = np.random.default_rng(2)
+    world = make_world("linear", items=300, dim=8)
+    columns = columns_of([world.space().propose("dense", 300)[1][0]], 300)
+    prior = Prior.general(["dense"], columns, np.arange(300))
+    belief, rows = Belief(prior, columns, 8), rng.permutation(300)[:40]
+    belief.learn(rows, world.vectors[rows], world.scores[0, rows])
+    said = np.column_stack([prior.features(columns)[rows][:, :2], np.ones(40)])
+    vectors = 0.3**0.5 * world.vectors[rows]
+    scores, mean = world.scores[0, rows].astype(np.float64), belief.mean[rows].astype(np.float64)
+    residuals = (scores - scores.mean()) / scores.std() - (mean - mean.mean())
+
+    def likelihood(covariance):
+        scale = residuals @ np.linalg.solve(covariance, residuals) / 40
+        normal = torch.distributions.MultivariateNormal(torch.zeros(40).double(), torch.from_numpy(scale * covariance))
+        return float(normal.log_prob(torch.from_numpy(residuals)))
+
+    whole = said @ said.T + vectors @ vectors.T + 0.2 * np.eye(40)
+    plain = said @ said.T + (0.2 + (vectors**2).sum(1).mean()) * np.eye(40)
+    assert belief.advantage() == pytest.approx(likelihood(whole) - likelihood(plain), abs=1e-3)
+    assert belief.advantage() > 5
