@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from crossknn.errors import InputError as InputError
     from crossknn.errors import MissingExtra as MissingExtra
     from crossknn.errors import ModelNotFound as ModelNotFound
+    from crossknn.errors import PartialScores as PartialScores
     from crossknn.errors import RetrieverError as RetrieverError
     from crossknn.errors import ScorerError as ScorerError
     from crossknn.errors import StrategyError as StrategyError
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from crossknn.scorers.cross_encoder import CrossEncoder as CrossEncoder
     from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder as EmbCrossEncoder
     from crossknn.scorers.function import function_scorer as function_scorer
+    from crossknn.scorers.remote import RemoteScorer as RemoteScorer
     from crossknn.searcher import Searcher as Searcher
     from crossknn.strategies.axn import Axn as Axn
     from crossknn.strategies.base import Space as Space
@@ -85,6 +87,7 @@ _HOMES = {
     "InputError": "crossknn.errors",
     "MissingExtra": "crossknn.errors",
     "ModelNotFound": "crossknn.errors",
+    "PartialScores": "crossknn.errors",
     "RetrieverError": "crossknn.errors",
     "ScorerError": "crossknn.errors",
     "StrategyError": "crossknn.errors",
@@ -122,6 +125,7 @@ _HOMES = {
     "CrossEncoder": "crossknn.scorers.cross_encoder",
     "EmbCrossEncoder": "crossknn.scorers.emb_cross_encoder",
     "function_scorer": "crossknn.scorers.function",
+    "RemoteScorer": "crossknn.scorers.remote",
     "Searcher": "crossknn.searcher",
     "Axn": "crossknn.strategies.axn",
     "Space": "crossknn.strategies.base",

@@ -5,6 +5,7 @@
     ├── ModelNotFound     a model that is neither a local folder nor reachable by its hub name
     ├── MissingExtra      an optional dependency that is not installed; carries its pip line
     ├── ScorerError       a scorer that returned too few, too many, NaN or infinite scores; names the pair
+    │   └── PartialScores a scorer that failed after some of the pairs; carries their scores
     ├── EncoderError      an encoder that returned vectors of the wrong shape or with NaN in them
     ├── RetrieverError    a retriever that proposed rows that do not exist, twice, or outside the filter
     └── StrategyError     a strategy that asked for a row twice, outside the filter, or past its budget
@@ -31,6 +32,26 @@ class MissingExtra(CrossKnnError, ImportError):
 
 class ScorerError(CrossKnnError):
     """A scorer broke its contract; the message names the query and the item."""
+
+
+class PartialScores(ScorerError):
+    """A scorer failed after some pairs of a call: the `scores` of `queries[i]` and `items[i]`, and whose they are.
+
+    `Cached` keeps them, so that they are not paid for again.
+    """
+
+    def __init__(
+        self, message: str, fingerprint: str, queries: list[str], items: list[str], scores: list[float]
+    ) -> None:
+        super().__init__(message)
+        self.fingerprint = fingerprint
+        self.queries = queries
+        self.items = items
+        self.scores = scores
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """What another process makes the same error of."""
+        return type(self), (str(self), self.fingerprint, self.queries, self.items, self.scores)
 
 
 class EncoderError(CrossKnnError):

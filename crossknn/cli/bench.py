@@ -31,6 +31,7 @@ from crossknn.cli.common import (
     load_scorer,
     out,
     say,
+    paid_scores_of,
     work_dir_of,
 )
 from crossknn.errors import InputError
@@ -202,7 +203,7 @@ def set_(
         progress = from_nothing(steps)
         task = read_set(
             source,
-            scorer=load_scorer(scorer, device=device, dtype=dtype, cache=None),
+            scorer=load_scorer(scorer, device=device, dtype=dtype, cache=paid_scores_of(scorer, work)),
             encoder=load_builder_encoder(encoder, device=device),
             split=split,
             train_split=train_split,

@@ -30,6 +30,7 @@ from crossknn.cli.common import (
     load_builder_encoder,
     load_scorer,
     out,
+    paid_scores_of,
     print_json,
     read_items,
     say,
@@ -147,7 +148,7 @@ def build(
         items = read_items(corpus, id_field=id_field, text_fields=text_field, progress=progress)
     with Steps(keep=True, lines=True) as steps, going_on():
         settings["progress"] = from_nothing(steps)
-        settings["scorer"] = load_scorer(scorer, device=device, dtype=dtype, cache=None)
+        settings["scorer"] = load_scorer(scorer, device=device, dtype=dtype, cache=paid_scores_of(scorer, work))
         settings["encoder"] = load_builder_encoder(encoder, device=device)
         if part is not None:
             _score_part(items, part, settings, as_json=as_json)

@@ -43,7 +43,8 @@ class Dtype(StrEnum):
 ScorerOption = Annotated[
     str,
     typer.Option(
-        "--scorer", help="Cross-encoder: a hub name, a local folder, or 'embedded', a small one that needs no hub."
+        "--scorer",
+        help="Cross-encoder: a hub name, a local folder, 'embedded' (needs no hub), or URL#MODEL of a rerank server.",
     ),
 ]
 EncoderOption = Annotated[
@@ -78,15 +79,39 @@ def say(*sentences: str) -> None:
 
 
 def load_scorer(name: str, *, device: str | None, dtype: Dtype, cache: Path | None) -> Scorer:
-    """The cross-encoder that --scorer names, with its scores kept in --cache; an [emb]-CE if it was saved as one."""
+    """The cross-encoder that --scorer names, with its scores kept in --cache."""
     from crossknn.scorers.cached import Cached
+    from crossknn.scorers.remote_settings import is_url
+
+    check_device(device)
+    model = _open_server(name, dtype) if is_url(name) else _load_model(name, device, dtype)
+    return model if cache is None else Cached(model, cache)
+
+
+def _load_model(name: str, device: str | None, dtype: Dtype) -> Scorer:
+    """A local cross-encoder; an [emb]-CE if it was saved as one."""
     from crossknn.scorers.cross_encoder import CrossEncoder
     from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder, is_emb_cross_encoder
 
-    check_device(device)
     kind: Callable[..., Scorer] = EmbCrossEncoder if is_emb_cross_encoder(name) else CrossEncoder
-    model = kind(name, device=device, dtype=str(dtype))
-    return model if cache is None else Cached(model, cache)
+    return kind(name, device=device, dtype=str(dtype))
+
+
+def _open_server(url: str, dtype: Dtype) -> Scorer:
+    from crossknn.scorers.remote import RemoteScorer
+
+    if dtype is not Dtype.auto:
+        raise InputError(
+            f"--dtype goes with local models only: a server has its own precision. Got {dtype} with a URL."
+        )
+    return RemoteScorer(url)
+
+
+def paid_scores_of(scorer: str, work_dir: Path) -> Path | None:
+    """Where the scores of a server are kept at once, for they may have cost money; local models need no such file."""
+    from crossknn.scorers.remote_settings import is_url
+
+    return work_dir / "server-scores.db" if is_url(scorer) else None
 
 
 def load_encoder(name: str, *, device: str | None) -> Encoder:

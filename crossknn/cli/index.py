@@ -29,6 +29,7 @@ from crossknn.cli.common import (
     load_builder_encoder,
     load_scorer,
     out,
+    paid_scores_of,
     print_json,
     read_items,
     work_dir_of,
@@ -84,7 +85,8 @@ def add(
     with Steps() as progress:
         items = read_items(corpus, id_field=id_field, text_fields=text_field, progress=progress)
     with Steps(keep=True, lines=True) as steps, going_on():
-        model = load_scorer(scorer, device=device, dtype=dtype, cache=None)
+        work = work_dir or work_dir_of(folder)
+        model = load_scorer(scorer, device=device, dtype=dtype, cache=paid_scores_of(scorer, work))
         vectors_of = load_builder_encoder(encoder, device=device)
         if not any_model:
             check_models(index, scorer=model, encoder=vectors_of)
@@ -93,7 +95,7 @@ def add(
             scorer=model,
             encoder=vectors_of,
             queries_per_item=queries_per_item,
-            work_dir=work_dir or work_dir_of(folder),
+            work_dir=work,
             check_models=False,
             progress=from_nothing(steps),
         )

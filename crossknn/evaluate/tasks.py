@@ -22,6 +22,7 @@ from crossknn.indexing.building import NORMALIZATION_QUERIES
 from crossknn.items import Items
 from crossknn.normalization import Normalization
 from crossknn.retrievers.bm25 import Bm25
+from crossknn.scorers.cached import Cached
 from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder
 from crossknn.types import Encoder, Progress, Retriever, Scorer, Scores, Vectors
 
@@ -254,7 +255,8 @@ def _measure_speed(task: Task) -> Speed | None:
     if numbers[-1] >= len(task.queries):  # a pair that comes again may be faster
         return None
     asked = [task.queries[number] for number in numbers]
-    return measure_speed(task.builder, asked, task.items.texts_of(places % len(task.items)))
+    scorer = task.builder.scorer if isinstance(task.builder, Cached) else task.builder  # a cache has them all by now
+    return measure_speed(scorer, asked, task.items.texts_of(places % len(task.items)))
 
 
 class _Part(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from crossknn.checks import check_positive
-from crossknn.errors import InputError
+from crossknn.errors import InputError, PartialScores
 from crossknn.fingerprints import is_unnamed
 from crossknn.scorers.checked import score_pairs
 from crossknn.types import Scorer, Scores
@@ -77,13 +77,23 @@ class Cached:
         order = sorted(missing.values())
         for start in range(0, len(order), self.every):
             part = order[start : start + self.every]
-            scores = score_pairs(self.scorer, [queries[at] for at in part], [items[at] for at in part])
+            scores = self._ask([queries[at] for at in part], [items[at] for at in part])
             new = {keys[at]: float(score) for at, score in zip(part, scores, strict=True)}
             self._write(new)
             known |= new
             self._count(misses=len(part))
         self._count(hits=len(keys) - len(order))
         return np.fromiter((known[key] for key in keys), np.float32, len(keys))
+
+    def _ask(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
+        """The scorer's own answer; what it has scored before it failed is kept."""
+        try:
+            return score_pairs(self.scorer, queries, items)
+        except PartialScores as error:
+            if error.fingerprint == self.fingerprint:  # and not what something inside the scorer has scored
+                self._write(dict(zip(self._keys(error.queries, error.items), error.scores, strict=True)))
+                self._count(misses=len(error.scores))
+            raise
 
     def count_missing(self, queries: Sequence[str], items: Sequence[str]) -> int:
         """How many calls of the scorer these pairs would cost now: the different ones that are not on disk."""

@@ -1,0 +1,182 @@
+"""A rerank server on this machine that speaks each dialect as strictly as the real ones, and breaks on demand."""
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Score = Callable[[str, list[str]], Sequence[float]]
+Fault = Callable[["Handler"], None]
+
+PATHS = {"tei": "/rerank", "vllm": "/v1/rerank", "jina": "/v1/rerank", "cohere": "/v2/rerank"}
+NEEDED = {"tei": {"query", "texts"}, "vllm": {"query", "documents"}}
+KNOWN = {
+    "tei": {"query", "texts", "raw_scores", "truncate", "return_text"},
+    "vllm": {"model", "query", "documents", "top_n", "use_activation", "truncate_prompt_tokens"},
+    "jina": {"model", "query", "documents", "top_n", "return_documents"},
+    "cohere": {"model", "query", "documents", "top_n", "max_tokens_per_doc"},
+}
+
+
+def lengths(query: str, items: list[str]) -> list[float]:
+    """Raw scores that are easy to know: from -8 to 8, by the lengths of both texts."""
+    return [math.sin(len(query) + 3.7 * len(item)) * 8 for item in items]
+
+
+class RerankServer(ThreadingHTTPServer):
+    """Keeps what it was sent in `bodies`, `headers` and `paths`; each of `faults` takes the place of one answer."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, dialect: str = "tei", score: Score = lengths, *, key: str | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.dialect, self.score, self.key = dialect, score, key
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
+        self.faults: list[Fault] = []
+        self.delay = 0.0
+        self.in_flight = self.most_in_flight = self.connections = 0
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}{PATHS[self.dialect]}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hung up is no news here."""
+
+    def answer(self, body: dict[str, Any]) -> tuple[int, Any]:
+        """The status and the answer of a healthy server."""
+        needed = NEEDED.get(self.dialect, {"model", "query", "documents"})
+        if not needed <= set(body) <= KNOWN[self.dialect]:
+            return 422, {"message": f"wanted {sorted(needed)}, got {sorted(body)}"}
+        items = body["texts" if self.dialect == "tei" else "documents"]
+        if self.dialect == "tei" and len(items) > 32:
+            return 413, {
+                "error": f"batch size {len(items)} > maximum allowed batch size 32",
+                "error_type": "Validation",
+            }
+        raw = body.get("raw_scores", not body.get("use_activation", True)) or self.dialect == "jina"
+        scores = [float(score) if raw else 1 / (1 + math.exp(-score)) for score in self.score(body["query"], items)]
+        ranked = sorted(enumerate(scores), key=lambda pair: -pair[1])
+        if self.dialect == "tei":
+            return 200, [{"index": index, "score": score} for index, score in ranked]
+        results = [{"index": index, "relevance_score": score} for index, score in ranked[: body["top_n"]]]
+        return 200, {"id": "x", "results": results, "meta": {"api_version": {"version": "2"}}}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: RerankServer
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        super().setup()
+        with self.server.lock:
+            self.server.connections += 1
+
+    def do_POST(self) -> None:
+        self.body = body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        server = self.server
+        with server.lock:
+            server.bodies.append(body)
+            server.headers.append(dict(self.headers))
+            server.paths.append(self.path)
+            server.in_flight += 1
+            server.most_in_flight = max(server.most_in_flight, server.in_flight)
+            fault = server.faults.pop(0) if server.faults else None
+        try:
+            time.sleep(server.delay)
+            if fault is not None:
+                fault(self)
+            elif server.key is not None and self.headers["authorization"] != f"Bearer {server.key}":
+                self.reply(401, {"message": f"invalid api token: {self.headers['authorization']}"})
+            else:
+                answer(self)
+        finally:
+            with server.lock:
+                server.in_flight -= 1
+
+    def reply(self, status: int, answer: Any, **headers: str) -> None:
+        """Send it, as JSON unless it is bytes."""
+        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing is printed."""
+
+
+def answer(handler: Handler) -> None:
+    """Do as a healthy server does."""
+    handler.reply(*handler.server.answer(handler.body))
+
+
+def refuse(status: int, answer: Any = b"not now", **headers: str) -> Fault:
+    """Answer with this status."""
+    return lambda handler: handler.reply(status, answer, **headers)
+
+
+def say(answer: Any) -> Fault:
+    """Answer 200 with something else than scores."""
+    return refuse(200, answer)
+
+
+def hang(seconds: float) -> Fault:
+    """Do not answer for so long, and hang up then."""
+
+    def fault(handler: Handler) -> None:
+        time.sleep(seconds)
+        handler.close_connection = True
+
+    return fault
+
+
+def hang_up(handler: Handler) -> None:
+    """Close the connection without an answer."""
+    handler.close_connection = True
+    handler.connection.shutdown(2)
+
+
+def hang_up_midway(handler: Handler) -> None:
+    """Close the connection within the answer."""
+    handler.send_response(200)
+    handler.send_header("content-length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b'[{"index": 0, ')
+    hang_up(handler)
+
+
+def drip(handler: Handler) -> None:
+    """Send a byte now and then, for ever as it seems."""
+    handler.send_response(200)
+    handler.send_header("content-length", "1000")
+    handler.end_headers()
+    for _ in range(40):
+        handler.wfile.write(b" ")
+        time.sleep(0.05)
+    hang_up(handler)
+
+
+@contextmanager
+def serving(dialect: str = "tei", score: Score = lengths, *, key: str | None = None) -> Iterator[RerankServer]:
+    """A server for as long as the block lasts."""
+    with RerankServer(dialect, score, key=key) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
