@@ -31,7 +31,7 @@ from crossknn.scorers.timed import Timed
 from crossknn.types import Encoder, Progress, Retriever, Scorer
 
 VECTORS = "vectors"
-BIAS = "bias"
+BIAS, TRAITS = "bias", "traits"  # of a prior
 ATTEMPTS = 20  # at opening files of a folder that is replaced meanwhile
 DEFAULT_FACTORS = Transductive(method="als", ridge=3.0, epochs=5)  # see benchmarks/README.md
 
@@ -102,9 +102,9 @@ class Index:
                   each item and as many of the fused retriever's best as make it eight
         factors   `Transductive(…)`, `Inductive(…)`, `Cur(…)`, or None: the encoder's vectors as they are, with
                   α and β from 100 queries
-        prior     also learn what `Posterior` begins with: what BM25 and the encoder tell about scores, and each item's
-                  own bias
-        retrievers  in the place of those of the same name that a sampling or the prior would make
+        prior     also learn what `Posterior` begins with: what retrievers tell about scores, and each item's own bias
+        signals   the retrievers that the prior listens to: "dense", "bm25", "tfidf", "fused", or names of `retrievers`
+        retrievers  your own; one of the same name takes the place of one that a sampling or the prior would make
         work_dir  keeps scores and vectors. A build that was interrupted goes on from there, loses at most `chunk`
                   calls, and ends with the same index; later builds with the same scorer reuse its scores
         device    where vectors are searched and fitted: "cpu" (default) or "cuda"
@@ -197,7 +197,7 @@ class Index:
                 queries=queries.texts,
                 normalization=Normalization(**facts["normalization"]),
                 factors=None if facts["factors"] is None else Factors.load(arrays, facts["factors"]),
-                prior=None if facts.get("prior") is None else Prior.load(arrays[BIAS], facts["prior"]),
+                prior=None if facts.get("prior") is None else Prior.load(arrays[BIAS], arrays[TRAITS], facts["prior"]),
                 scorer=facts["scorer"],
                 encoder=facts["encoder"],
                 report=BuildReport.from_dict(facts["report"]),
@@ -240,7 +240,7 @@ class Index:
 
         Each is scored against `queries_per_item` of the stored train queries (with CUR against all anchors, with
         inductive vectors against none) and gets the vector that explains its scores. The others stay as they are.
-        In a prior they have no bias of their own.
+        In a prior they have the bias that their vectors let expect.
         """
         if not isinstance(items, Items):
             raise InputError(f"items must be Items, as from Items.from_path(…). Got {type(items).__name__} instead.")
@@ -257,7 +257,7 @@ class Index:
                 f"Got {vectors.shape[1]} instead."
             )
         timed = Timed(scorer)
-        factors, entries = self.factors, None
+        factors, entries, fitted = self.factors, None, vectors
         if factors is not None:
             if factors.needs_scores:
                 entries = self._score_new(items, timed, factors, queries_per_item, work_dir, progress)
@@ -270,8 +270,8 @@ class Index:
             calls=self.report.calls + (0 if entries is None else len(entries)),
             calls_made=timed.calls,
         )
-        bias = None if self.prior is None else np.append(self.prior.bias, np.zeros(len(items), np.float32))
-        return self._changed(together, np.concatenate([self.vectors, vectors]), factors, bias, report)
+        prior = None if self.prior is None else self.prior.add(fitted)
+        return self._changed(together, np.concatenate([self.vectors, vectors]), factors, prior, report)
 
     def _score_new(
         self,
@@ -299,19 +299,22 @@ class Index:
             raise InputError("an index must keep at least one item. Got the ids of all of them.")
         items = Items(self.items.texts_of(rows), ids=self.items.ids_of(rows))
         factors = None if self.factors is None else self.factors.with_items(self.factors.items[rows])
-        bias = None if self.prior is None else self.prior.bias[rows]
-        return self._changed(items, self.vectors[rows], factors, bias, replace(self.report, items=len(items)))
+        prior = None if self.prior is None else self.prior.take(rows)
+        return self._changed(items, self.vectors[rows], factors, prior, replace(self.report, items=len(items)))
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         factors = {} if self.factors is None else self.factors.arrays()
-        return {VECTORS: self.vectors, **factors, **({} if self.prior is None else {BIAS: self.prior.bias})}
+        arrays: dict[str, NDArray[Any]] = {VECTORS: self.vectors, **factors}
+        if self.prior is not None:
+            arrays |= {BIAS: self.prior.bias, TRAITS: self.prior.traits.astype(np.float16)}
+        return arrays
 
     def _changed(
         self,
         items: Items,
         vectors: NDArray[Any],
         factors: Factors | None,
-        bias: NDArray[np.float32] | None,
+        prior: Prior | None,
         report: BuildReport,
     ) -> Self:
         return type(self)(
@@ -320,7 +323,7 @@ class Index:
             queries=self.queries,
             normalization=self.normalization,
             factors=factors,
-            prior=None if self.prior is None or bias is None else self.prior.with_items(bias),
+            prior=prior,
             scorer=self.scorer,
             encoder=self.encoder,
             report=report,
@@ -340,8 +343,11 @@ class Index:
                 f"there must be one vector per item. Got {len(self.items)} items, {len(self.vectors)} vectors "
                 f"and {fitted} fitted ones."
             )
-        if self.prior is not None and len(self.prior.bias) != len(self.items):
-            raise InputError(f"there must be one bias per item ({len(self.items)}). Got {len(self.prior.bias)}.")
+        if self.prior is not None and not len(self.prior.bias) == len(self.prior.traits) == len(self.items):
+            raise InputError(
+                f"there must be one bias per item ({len(self.items)}), and traits. Got {len(self.prior.bias)} and "
+                f"{len(self.prior.traits)}."
+            )
 
 
 @contextmanager

@@ -15,8 +15,9 @@ SIGNALS: Final = ("dense", "bm25")  # the retrievers whose evidence is used wher
 DEPTH: Final = 10_000  # rows that a retriever is asked for; those behind count as equal
 SOFT: Final = 10.0  # ranks below this differ little
 PER_SIGNAL: Final = 2  # columns
+TRAITS: Final = 16  # that are learned of every item
 VECTOR, COLUMN, CONSTANT, NOISE = 0.3, 0.1, 1.0, 0.2  # variances of a general prior, where scores have 1
-ARRAYS: Final = ("center", "spread", "weights", "variances")
+ARRAYS: Final = ("center", "spread", "weights", "variances", "inductive")
 PLAIN: Final = ("intercept", "noise", "low", "rise", "most")
 
 Columns = NDArray[np.float32]  # (items, signals × 2)
@@ -28,14 +29,17 @@ class Prior:
 
     The mean m is linear in what retrievers say (`weights`, of columns brought to mean 0 and deviation 1) and has each
     item's own `bias`. The features φ are the item's vector, those columns, the bias and a constant, each with the
-    variance that its weight has from query to query. γ is how much further scores of items that retrievers find good
-    lie from the mean than those of others: it grows with what they say, from 1.
+    variance that its weight has from query to query, and the item's `traits`. γ is how much further scores of items
+    that retrievers find good lie from the mean than those of others: it grows with what they say, from 1.
 
     signals    the retrievers' names
     center     (columns,) and `spread`: mean and deviation of the columns
     weights    (columns,)
     intercept  the score where all columns are at their mean
     bias       (items,) by how much an item's scores are above what retrievers say, on average over queries
+    traits     (items, TRAITS) what some queries like more than others, as train queries' scores told, in units in
+               which a query's weights have variance 1; (items, 0) where nothing was learned
+    inductive  (dim + 1,) the bias of an item that was never scored, from its vector and a constant
     variances  (columns + 3,) of the vector, of each column, of the bias (brought to deviation 1), of the constant
     noise      variance of what the model cannot explain
     low        γ begins to grow where the retrievers say more than this, as a score,
@@ -50,6 +54,8 @@ class Prior:
     weights: NDArray[np.float64]
     intercept: float
     bias: Scores
+    traits: Columns
+    inductive: NDArray[np.float64]
     variances: NDArray[np.float64]
     noise: float
     low: float
@@ -73,6 +79,8 @@ class Prior:
             weights=np.full(width, 1 / width),
             intercept=0.0,
             bias=np.zeros(len(columns), np.float32),
+            traits=np.zeros((len(columns), 0), np.float32),
+            inductive=np.zeros(0),
             variances=np.array([VECTOR, *[COLUMN] * width, 0.0, CONSTANT]),
             noise=NOISE,
             low=0.0,
@@ -93,10 +101,10 @@ class Prior:
 
     def deviation(self, said: NDArray[Any]) -> NDArray[Any]:
         """γ, where the retrievers' part of the mean is `said`."""
-        return np.minimum(1 + self.rise * np.maximum(said - self.low, 0), self.most)
+        return grow(said, low=self.low, rise=self.rise, most=self.most)
 
     def features(self, columns: Columns) -> Columns:
-        """(items, columns + 2) φ_q but for the item vectors."""
+        """(items, columns + 2) φ_q but for the item vectors and the traits."""
         scales = np.sqrt(self.variances[1:])
         spread = float(self.bias.std()) or 1.0
         return np.column_stack(
@@ -107,23 +115,35 @@ class Prior:
             ]
         )
 
-    def with_items(self, bias: Scores) -> Self:
-        """The same prior for other items."""
-        return replace(self, bias=bias)
+    def take(self, rows: Rows) -> Self:
+        """The same prior for these items only."""
+        return replace(self, bias=self.bias[rows], traits=self.traits[rows])
+
+    def add(self, vectors: NDArray[Any]) -> Self:
+        """The same prior for further items, too: they have the bias that their vectors let expect, and no traits."""
+        bias = vectors.astype(np.float32) @ self.inductive[:-1].astype(np.float32) + np.float32(self.inductive[-1])
+        blank = np.zeros((len(vectors), self.traits.shape[1]), self.traits.dtype)
+        return replace(self, bias=np.append(self.bias, bias), traits=np.concatenate([self.traits, blank]))
 
     def facts(self) -> dict[str, Any]:
-        """All but the bias, as JSON can hold it."""
+        """All but bias and traits, as JSON can hold it."""
         numbers = {name: getattr(self, name).tolist() for name in ARRAYS}
         plain = {name: getattr(self, name) for name in PLAIN}
         return {"signals": list(self.signals), **plain, **numbers}
 
     @classmethod
-    def load(cls, bias: NDArray[Any], facts: Mapping[str, Any]) -> Self:
+    def load(cls, bias: NDArray[Any], traits: NDArray[Any], facts: Mapping[str, Any]) -> Self:
         """What `facts` was taken from."""
         arrays = {name: np.array(facts[name], np.float64) for name in ARRAYS}
         plain = {name: float(facts[name]) for name in PLAIN}
         values: dict[str, Any] = {**arrays, **plain}
-        return cls(signals=tuple(facts["signals"]), bias=np.asarray(bias, np.float32), **values)
+        values |= {"bias": np.asarray(bias, np.float32), "traits": np.asarray(traits, np.float32)}
+        return cls(signals=tuple(facts["signals"]), **values)
+
+
+def grow(said: NDArray[Any], *, low: float, rise: float, most: float) -> NDArray[Any]:
+    """γ: 1 up to `low`, then rising, up to `most`."""
+    return np.minimum(1 + rise * np.maximum(said - low, 0), most)
 
 
 def columns_of(proposals: Sequence[Proposal], items: int) -> Columns:

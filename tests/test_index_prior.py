@@ -27,6 +27,7 @@ def index(setup):
 def same_prior(one, other):
     assert one.facts() == other.facts()
     np.testing.assert_array_equal(one.bias, other.bias)
+    np.testing.assert_array_equal(one.traits, other.traits)
 
 
 def recall(setup, index, strategy):
@@ -80,14 +81,18 @@ def test_an_index_without_one_is_searched_with_a_general_prior(setup, tmp_path):
     assert recall(setup, loaded, Posterior(60, 6)) > recall(setup, loaded, Rerank(60, "fused"))
 
 
-def test_removed_items_take_their_bias_along(index):
+def test_removed_items_take_their_bias_and_traits_along(index):
     kept = index.remove(["id-0", "id-7"])
     np.testing.assert_array_equal(kept.prior.bias, np.delete(index.prior.bias, [0, 7]))
+    np.testing.assert_array_equal(kept.prior.traits, np.delete(index.prior.traits, [0, 7], axis=0))
 
 
-def test_added_items_have_no_bias_and_are_found(setup, index):
+def test_added_items_have_the_bias_that_their_vectors_let_expect_and_are_found(setup, index):
     more = setup.add(index)
-    np.testing.assert_array_equal(more.prior.bias, np.append(index.prior.bias, np.zeros(3, np.float32)))
+    np.testing.assert_array_equal(more.prior.bias[:-3], index.prior.bias)
+    usual = more.vectors[-3:].astype(np.float64) @ index.prior.inductive[:-1] + index.prior.inductive[-1]
+    np.testing.assert_allclose(more.prior.bias[-3:], usual, rtol=1e-4)
+    assert not more.prior.traits[-3:].any()
     hits = setup.searcher(more).search(setup.new_items.texts[0], k=60, strategy=Posterior(60, 6))
     assert "new-0" in hits.ids
 

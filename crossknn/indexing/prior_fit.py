@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -11,20 +10,25 @@ from numpy.typing import NDArray
 
 from crossknn.errors import InputError
 from crossknn.indexing.entries import Entries
-from crossknn.prior import DEPTH, Columns, Prior, columns_at, ranks_of
+from crossknn.indexing.fitting import blocks
+from crossknn.indexing.traits import Tastes
+from crossknn.prior import DEPTH, TRAITS, Columns, Prior, columns_at, grow, ranks_of
 from crossknn.types import Proposal, Rows, Scores
 
 NEAR: Final = 100  # a pair is near where a retriever has the item among so many
+WEIGHT: Final = 0.5  # of near pairs in the fit of the mean
 BEYOND: Final = 1.5  # γ grows up to so many times what it has at the median of near pairs
 RIDGE: Final = 1.0  # of the mean's weights, in observations
 QUERIES: Final = 80  # whose scores the variances are fitted to
 ROWS: Final = 50  # of each of them, near ones and others each
 STEPS: Final = 60
+BLOCK: Final = 2**15  # items whose vectors are in memory at once
 LEAST, MOST = 1e-4, 1e3  # of a variance, as a share of the residuals' own
 
 Propose = Callable[[str, int], Sequence[Proposal]]
 """`propose(retriever, n)`: the n best rows for every train query."""
 Array = NDArray[np.float64]
+Places = NDArray[np.int64]  # of pairs
 
 
 class _Observed(NamedTuple):
@@ -42,8 +46,9 @@ def fit_prior(
 ) -> Prior:
     """The prior that explains the entries.
 
-    The mean by least squares; γ from the residuals of pairs near a retriever's top and of others; item biases from
-    residuals, shrunk by how often each item was scored; variances by marginal likelihood.
+    The mean by least squares, in which pairs near a retriever's top count as much as all others together; γ from the
+    residuals of both; item biases from residuals, shrunk by how often each item was scored towards what its vector lets
+    expect; traits from what is then left; variances by marginal likelihood.
     """
     if len(entries) < 2:
         raise InputError(f"a prior needs the scores of some pairs. Got {len(entries)}.")
@@ -53,22 +58,25 @@ def fit_prior(
     seen = seen._replace(columns=(seen.columns - center) / spread)
     weights, intercept = _fit_mean(seen)
     said = seen.columns @ weights + intercept
-    prior = Prior(
+    growth = _fit_growth(said, seen.scores - said, seen.near)
+    deviation = grow(said, **growth)
+    biases = _fit_biases(seen, seen.scores - said, deviation, item_vectors)
+    variances, noise, traits = _fit_rest(seen, said, deviation, biases, item_vectors, seed)
+    return Prior(
         signals=tuple(signals),
         center=center,
         spread=spread,
         weights=weights,
         intercept=intercept,
-        bias=np.zeros(entries.pairs.n_items, np.float32),
-        variances=np.ones(seen.columns.shape[1] + 3),
-        noise=1.0,
-        **_fit_growth(said, seen.scores - said, seen.near),
+        bias=biases.items,
+        traits=traits,
+        inductive=biases.inductive,
+        variances=variances,
+        noise=noise,
+        low=growth["low"],
+        rise=growth["rise"],
+        most=growth["most"],
     )
-    deviation = prior.deviation(said)
-    bias, without = _fit_bias(seen.rows, seen.scores - said, deviation, entries.pairs.n_items)
-    residuals = (seen.scores - said - without) / deviation
-    variances, noise = _fit_variances(seen, residuals, without, float(bias.std()) or 1.0, item_vectors, seed)
-    return replace(prior, bias=bias, variances=variances, noise=noise)
 
 
 def _observe(entries: Entries, signals: Sequence[str], propose: Propose) -> _Observed:
@@ -94,13 +102,17 @@ def _observe(entries: Entries, signals: Sequence[str], propose: Propose) -> _Obs
 
 
 def _fit_mean(seen: _Observed) -> tuple[Array, float]:
-    gram = seen.columns.T @ seen.columns + RIDGE * np.eye(seen.columns.shape[1])
-    level = float(seen.scores.mean())
-    weights = np.linalg.solve(gram, seen.columns.T @ (seen.scores - level))
-    return weights.astype(np.float64), level
+    """Weights of the columns and what the score is where all are 0."""
+    share = float(seen.near.mean()) if seen.near.any() and not seen.near.all() else WEIGHT
+    counts = np.where(seen.near, WEIGHT / share, (1 - WEIGHT) / (1 - share))
+    level, center = float(np.average(seen.scores, weights=counts)), np.average(seen.columns, axis=0, weights=counts)
+    inputs = seen.columns - center
+    gram = inputs.T @ (counts[:, None] * inputs) + RIDGE * np.eye(inputs.shape[1])
+    weights = np.linalg.solve(gram, inputs.T @ (counts * (seen.scores - level))).astype(np.float64)
+    return weights, level - float(center @ weights)
 
 
-def _fit_growth(said: Array, residuals: Array, near: NDArray[np.bool_]) -> dict[str, Any]:
+def _fit_growth(said: Array, residuals: Array, near: NDArray[np.bool_]) -> dict[str, float]:
     """γ: 1 for what is far from any retriever's top, and what the residuals near one are times those far from it."""
     if not near.any() or near.all():
         return {"low": 0.0, "rise": 0.0, "most": 1.0}
@@ -109,6 +121,25 @@ def _fit_growth(said: Array, residuals: Array, near: NDArray[np.bool_]) -> dict[
     if high <= low or times <= 1:
         return {"low": low, "rise": 0.0, "most": 1.0}
     return {"low": low, "rise": (times - 1) / (high - low), "most": 1 + BEYOND * (times - 1)}
+
+
+class _Biases(NamedTuple):
+    """By how much scores of each item are above what retrievers say.
+
+    items      (items,)
+    others     (pairs,) each pair's item's from the other pairs alone
+    inductive  (dim + 1,) what an item's vector and a constant let expect
+    """
+
+    items: Scores
+    others: Array
+    inductive: Array
+
+
+def _fit_biases(seen: _Observed, residuals: Array, deviation: Array, item_vectors: NDArray[Any]) -> _Biases:
+    inductive, usual = _fit_inductive(seen.rows, residuals, deviation, item_vectors)
+    bias, others = _fit_bias(seen.rows, residuals - usual[seen.rows], deviation, len(item_vectors))
+    return _Biases((bias + usual).astype(np.float32), others + usual[seen.rows], inductive)
 
 
 def _fit_bias(rows: NDArray[np.int32], residuals: Array, deviation: Array, items: int) -> tuple[Scores, Array]:
@@ -125,22 +156,91 @@ def _fit_bias(rows: NDArray[np.int32], residuals: Array, deviation: Array, items
     return (sums / (counts + doubt)).astype(np.float32), without
 
 
+def _fit_inductive(
+    rows: NDArray[np.int32], residuals: Array, deviation: Array, item_vectors: NDArray[Any]
+) -> tuple[Array, Array]:
+    """(dim + 1,) weights of an item's vector and a constant that explain residuals, and (items,) what they say."""
+    items, dim = item_vectors.shape
+    trust = deviation**-2
+    counts, sums = np.bincount(rows, trust, minlength=items), np.bincount(rows, trust * residuals, minlength=items)
+    gram, along = np.zeros((dim + 1, dim + 1)), np.zeros(dim + 1)
+    for block in blocks(items, BLOCK):
+        vectors = _with_constant(item_vectors[block])
+        gram += vectors.T @ (counts[block, None] * vectors)
+        along += vectors.T @ sums[block]
+    weights = np.linalg.solve(gram + np.trace(gram) / len(gram) * np.eye(len(gram)), along)
+    usual = np.concatenate([_with_constant(item_vectors[block]) @ weights for block in blocks(items, BLOCK)])
+    return weights, usual
+
+
+def _with_constant(vectors: NDArray[Any]) -> Array:
+    return np.column_stack([np.asarray(vectors, np.float64), np.ones(len(vectors))])
+
+
+def _leave(queries: NDArray[np.int32], shown: Array, values: Array) -> Array:
+    """What a regression of each query's own on what is shown of its pairs leaves of the values."""
+    left = values.copy()
+    order = np.argsort(queries, kind="stable")
+    for places in np.split(order, np.flatnonzero(np.diff(queries[order])) + 1):
+        inputs = shown[places]
+        gram = inputs.T @ inputs + RIDGE * np.eye(inputs.shape[1])
+        left[places] -= inputs @ np.linalg.solve(gram, inputs.T @ values[places])
+    return left
+
+
+def _fit_rest(
+    seen: _Observed, said: Array, deviation: Array, biases: _Biases, item_vectors: NDArray[Any], seed: int
+) -> tuple[Array, float, Columns]:
+    """Variances, noise and (items, TRAITS) traits; these count as much as held-out queries tell that they are worth."""
+    n_items, spread = len(item_vectors), float(biases.items.std()) or 1.0
+    own = biases.items[seen.rows]
+    shown = np.column_stack([seen.columns, own / spread, np.ones(len(own))])
+    left = _leave(seen.queries, shown, (seen.scores - said - own) / deviation)
+    sample = _sample(seen, seed)
+    held_out = _fit_held_out(seen, left, sample, n_items, seed)
+    shown[:, -2] = biases.others / spread
+    residuals = (seen.scores - said - biases.others) / deviation
+    variances, noise = _fit_variances(seen.rows, shown, residuals, held_out, item_vectors, sample)
+    tastes = Tastes.fit(seen.queries, seen.rows, left, n_items=n_items, seed=seed)
+    traits = tastes.features(np.arange(n_items)) * min(1.0, np.sqrt(variances[-1]))
+    return variances[:-1], noise, traits.astype(np.float16).astype(np.float32)  # as an index keeps them
+
+
+def _fit_held_out(seen: _Observed, left: Array, sample: Sequence[Places], n_items: int, seed: int) -> list[Array]:
+    """For each sampled query (its pairs, TRAITS) what scores of half of the queries, not its own, tell of traits."""
+    numbers = np.unique(seen.queries)
+    half = np.random.default_rng(seed).permutation(len(numbers)) < len(numbers) // 2
+    side = half[np.searchsorted(numbers, seen.queries)]
+    if side.all() or not side.any():
+        return [np.zeros((len(places), TRAITS)) for places in sample]
+    halves = {
+        which: Tastes.fit(seen.queries[mine], seen.rows[mine], left[mine], n_items=n_items, seed=seed)
+        for which, mine in ((True, side), (False, ~side))
+    }
+    return [halves[not side[places[0]]].features(seen.rows[places]) for places in sample]
+
+
 def _fit_variances(
-    seen: _Observed, residuals: Array, bias: Array, bias_spread: float, item_vectors: NDArray[Any], seed: int
+    rows: NDArray[np.int32],
+    shown: Array,
+    residuals: Array,
+    traits: Sequence[Array],
+    item_vectors: NDArray[Any],
+    sample: Sequence[Places],
 ) -> tuple[Array, float]:
-    """The variance of each block of features, and of the noise, of largest marginal likelihood."""
+    """The variance of each block of features, of the traits last, and of the noise, of largest marginal likelihood."""
     scale = max(float(residuals.var()), 1e-12)
     cases = []
-    for places in _sample(seen, seed):
-        vectors = np.asarray(item_vectors[seen.rows[places]], np.float64)
-        columns = np.column_stack([seen.columns[places], bias[places] / bias_spread, np.ones(len(places))])
-        kernels = [vectors @ vectors.T, *(np.outer(column, column) for column in columns.T)]
+    for places, mine in zip(sample, traits, strict=True):
+        vectors = np.asarray(item_vectors[rows[places]], np.float64)
+        columns = (np.outer(column, column) for column in shown[places].T)
+        kernels = [vectors @ vectors.T, *columns, mine @ mine.T]
         cases.append((np.stack(kernels), residuals[places] / np.sqrt(scale)))
     found = _maximise(cases) * scale
     return found[:-1], float(found[-1])
 
 
-def _sample(seen: _Observed, seed: int) -> list[NDArray[np.int64]]:
+def _sample(seen: _Observed, seed: int) -> list[Places]:
     """For some queries the places of some of their pairs, near ones and others alike."""
     rng = np.random.default_rng(seed)
     chosen = rng.permutation(np.unique(seen.queries))[:QUERIES]

@@ -29,13 +29,16 @@ class Belief:
 
         self.mean, self._deviation = prior.expect(columns)
         self.vector = np.zeros(dim, np.float32)  # along which item vectors scores are expected off the mean
+        self.tastes = np.zeros(prior.traits.shape[1], np.float32)  # the same along their traits
+        self._traits = prior.traits
         self._features = prior.features(columns)
         self._weights = np.zeros(self._features.shape[1], np.float32)
         self._scale = np.sqrt(prior.vector_variance)
         self._noise = prior.noise
         self._factor = Cholesky()
-        self._known = np.empty((0, dim + self._features.shape[1]))  # Φ
-        self._said = [*range(dim, dim + columns.shape[1]), -1]  # features: what retrievers say, and the constant
+        self._known = np.empty((0, dim + self._features.shape[1] + len(self.tastes)))  # Φ
+        constant = dim + self._features.shape[1] - 1
+        self._said = [*range(dim, dim + columns.shape[1]), constant]  # features: what retrievers say, and the constant
         self._fitted = prior.fitted
         self._level, self._spread = 0.0, 1.0  # of scores that are 0 and 1 to the prior
         self._rows: Rows = np.empty(0, np.int64)
@@ -53,9 +56,9 @@ class Belief:
         self._rows = np.concatenate([self._rows, rows])
         self._scores = np.concatenate([self._scores, scores])
         weights = self._factor.solve(self._residuals()) @ self._known
-        dim = len(self.vector)
-        self.vector = (self._scale * weights[:dim]).astype(np.float32)
-        self._weights = weights[dim:].astype(np.float32)
+        ends = len(self.vector), len(self.vector) + len(self._weights)
+        vector, self._weights, self.tastes = np.split(weights.astype(np.float32), ends)
+        self.vector = np.float32(self._scale) * vector
 
     def _residuals(self) -> Array:
         """r, on the prior's scale; one that is general takes it from all scores so far."""
@@ -67,7 +70,7 @@ class Belief:
         return residuals
 
     def expect(self, along: Scores) -> Scores:
-        """(items,) the posterior mean, given every item vector's product with `vector`."""
+        """(items,) the posterior mean, given every item's product with `vector` and `tastes`."""
         expected: Scores = self.mean + self._deviation * (along + self._features @ self._weights)
         return expected if self._fitted else expected * np.float32(self._spread) + np.float32(self._level)
 
@@ -110,8 +113,9 @@ class Belief:
         return bool((mean - mean.mean()) @ (self._scores - self._scores.mean(dtype=np.float64)) > 0)
 
     def _all_features(self, rows: Rows, vectors: Vectors) -> Array:
-        """(rows, dim + columns + 2) φ, item vectors first."""
-        return np.concatenate([self._scale * vectors, self._features[rows]], axis=1).astype(np.float64)
+        """(rows, dim + columns + 2 + traits) φ, item vectors first."""
+        parts = [self._scale * vectors, self._features[rows], self._traits[rows]]
+        return np.concatenate(parts, axis=1).astype(np.float64)
 
 
 def _solve_narrow(features: Array, noise: float, goal: Array) -> tuple[float, float]:

@@ -110,6 +110,8 @@ def _expect(space: Space, quests: list[Quest]) -> list[Scores]:
             if len(fresh):
                 one.belief.learn(fresh, items.take(fresh), one.scored.scores[len(one.belief) :])
     along = items.estimates(np.stack([one.belief.vector for one in quests]))
+    if space.prior is not None:
+        along += np.stack([one.belief.tastes for one in quests]) @ space.prior.traits.T
     return [one.belief.expect(line) for one, line in zip(quests, along, strict=True)]
 
 

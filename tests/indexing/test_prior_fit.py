@@ -9,7 +9,7 @@ from crossknn.errors import InputError
 from crossknn.indexing.entries import Entries
 from crossknn.indexing.prior_fit import fit_prior
 from crossknn.indexing.sampling import PerItem, PerQuery, merge, sample_per_item, sample_per_query
-from crossknn.prior import Prior, columns_of
+from crossknn.prior import TRAITS, Prior, columns_of
 from crossknn.ranking import top_rows
 
 QUERIES, ITEMS, DIM = 60, 800, 8
@@ -66,19 +66,55 @@ def test_biases_are_shrunk_where_there_are_none(bias):
     assert (spread > 0.7) if bias else (spread < 0.15)
 
 
-def test_an_item_that_was_never_scored_has_no_bias():
-    entries = make_entries(make_scores())
-    kept = entries.take(entries.pairs.rows != 7)
-    prior = fit_prior(kept, ["signal"], propose, VECTORS)
-    assert prior.bias[7] == 0
-    assert np.count_nonzero(prior.bias) == ITEMS - 1
+def test_an_item_that_was_never_scored_has_the_bias_that_its_vector_lets_expect_and_no_traits():
+    liked = 3 * VECTORS[:, 0]
+    scores = make_scores(bias=0.0, vectors=0.05) + liked
+    entries = make_entries(scores)
+    unscored = np.arange(0, ITEMS, 4)
+    prior = fit_prior(entries.take(~np.isin(entries.pairs.rows, unscored)), ["signal"], propose, VECTORS)
+    assert np.corrcoef(prior.bias[unscored], liked[unscored])[0, 1] > 0.9
+    assert not prior.traits[unscored].any()
+    grown = prior.add(VECTORS[unscored])
+    np.testing.assert_allclose(grown.bias[ITEMS:], prior.bias[unscored], atol=1e-4)
+    assert grown.traits.shape == (ITEMS + len(unscored), TRAITS)
+
+
+def test_finds_traits_that_vectors_do_not_show():
+    """Each query likes one of three hidden traits; held-out queries tell how much traits are worth."""
+    hidden = RNG.normal(size=(ITEMS, 3))
+    tastes = RNG.normal(size=(QUERIES, 3))
+    plain = make_scores(bias=0.0)
+    prior, without = fit(plain + tastes @ hidden.T, per_item=20), fit(plain, per_item=20)
+    explained = np.linalg.lstsq(prior.traits, hidden, rcond=None)[0]
+    assert np.corrcoef((prior.traits @ explained).ravel(), hidden.ravel())[0, 1] > 0.85
+    assert (prior.traits**2).sum(1).mean() > 1.5  # of 3
+    assert (without.traits**2).sum(1).mean() < 0.1
+    assert prior.noise < 0.8
+
+
+def test_pairs_near_the_top_count_as_much_as_all_others():
+    """Far from the top the signal says nothing: most pairs are there, but its slope is not lost."""
+    said = np.maximum(np.arcsinh(SIGNAL) - 1.0, 0) * 4
+    scores = said + 0.3 * RNG.normal(size=SIGNAL.shape)
+    prior = fit(scores, per_query=40)
+    columns = columns_of([PROPOSED[0]], ITEMS)
+    best = PROPOSED[0].rows[:10]
+    expected = prior.expect(columns)[0]
+    assert expected[best].mean() > 0.6 * scores[0, best].mean()
 
 
 @pytest.mark.parametrize("scores", ["constant", "huge"])
 def test_odd_scores_give_finite_numbers(scores):
     values = np.full((QUERIES, ITEMS), 2.0) if scores == "constant" else 1e5 * make_scores()
     prior = fit(values)
-    numbers = [prior.weights, prior.variances, prior.bias, [prior.noise, prior.low, prior.rise, prior.most]]
+    numbers = [
+        prior.weights,
+        prior.variances,
+        prior.bias,
+        prior.traits,
+        prior.inductive,
+        [prior.noise, prior.low, prior.rise, prior.most],
+    ]
     assert all(np.isfinite(part).all() for part in numbers)
     assert prior.noise > 0
     assert (prior.variances > 0).all()
@@ -94,11 +130,12 @@ def test_the_same_seed_gives_the_same_prior():
     one, other = fit(scores), fit(scores)
     assert one.facts() == other.facts()
     np.testing.assert_array_equal(one.bias, other.bias)
+    np.testing.assert_array_equal(one.traits, other.traits)
 
 
 def test_facts_and_bias_bring_it_back():
     prior = fit(make_scores())
-    back = Prior.load(prior.bias, prior.facts())
+    back = Prior.load(prior.bias, prior.traits, prior.facts())
     columns = columns_of([PROPOSED[3]], ITEMS)
     for mine, its in zip(prior.expect(columns), back.expect(columns), strict=True):
         np.testing.assert_array_equal(mine, its)

@@ -25,6 +25,8 @@ def make_prior(items: int, **changes) -> Prior:
         "weights": np.array([1.0, 0.7]),
         "intercept": 0.3,
         "bias": np.random.default_rng(5).normal(size=items).astype(np.float32),
+        "traits": 0.5 * np.random.default_rng(6).normal(size=(items, 3)).astype(np.float32),
+        "inductive": np.zeros(17),
         "variances": np.array([0.5, 0.2, 0.1, 0.3, 0.4]),
         "noise": 0.2,
         "low": 0.0,
@@ -50,7 +52,9 @@ def features_of(world: World, query: int) -> tuple[np.ndarray, np.ndarray, np.nd
     said = columns @ prior.weights + prior.intercept
     gamma = np.clip(1 + prior.rise * (said - prior.low), 1, prior.most)
     parts = np.column_stack([columns, prior.bias / prior.bias.std(), np.ones(len(dense))])
-    phi = np.concatenate([world.vectors * prior.variances[0] ** 0.5, parts * prior.variances[1:] ** 0.5], axis=1)
+    phi = np.concatenate(
+        [world.vectors * prior.variances[0] ** 0.5, parts * prior.variances[1:] ** 0.5, prior.traits], axis=1
+    )
     return said + prior.bias, gamma, phi
 
 
