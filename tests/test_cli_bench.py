@@ -64,15 +64,52 @@ def test_studies_are_chosen_by_name_and_go_into_the_file(folder, tmp_path):
         "--json",
         tmp_path / "out.json",
     ]
-    invoke(*command, "--studies", "mix,quality")
+    invoke(*command, "--studies", "mix,sampling")
     studies = json.loads((tmp_path / "out.json").read_text())["studies"]
     assert set(studies) == {"mix", "left_out"}
-    assert studies["left_out"] == {"quality": "nobody judged which items are relevant"}
+    assert studies["left_out"] == {"sampling": "no offline calls per item were allowed (--index-calls-per-item)"}
     assert (studies["mix"]["budget"], {curve["k"] for curve in studies["mix"]["curves"]}) == (20, {1, 5})
     for more in (["--studies", "none", "--report", tmp_path / "report"], []):
         invoke(*command, *more)
         assert "studies" not in json.loads((tmp_path / "out.json").read_text())
     assert [path.name for path in (tmp_path / "report").glob("*.png")] == ["recall.png"]
+
+
+def write_judged(folder):
+    """A folder of scores in which the best item is relevant to every other query, and the third best to the others."""
+    world = write_scores(folder, train=9)
+    order = np.argsort(-world.scores[9:], axis=1)
+    rows = [[int(line[2 * (query % 2)])] for query, line in enumerate(order)]
+    (folder / "test_relevant_rows.json").write_text(json.dumps(rows))
+    return folder
+
+
+def test_a_matrix_with_judgments_has_its_quality(tmp_path):
+    command = ["bench", "matrix", write_judged(tmp_path / "judged"), *SMALL, "--strategies", "rerank"]
+    assert "By the judgments" in invoke(*command).stdout
+    named = [*command, "--json", tmp_path / "out.json", "--studies", "quality"]
+    assert "By the judgments" in invoke(*named).stdout
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert [(one["strategy"], one["budget"]) for one in found["quality"]] == [
+        ("rerank, fused", 10),
+        ("rerank, fused", 20),
+        ("exact", None),
+    ]
+    levels = found["studies"]["quality"]["levels"]
+    assert [one["values"]["nDCG@10"] for one in levels] == [one["nDCG@10"] for one in found["quality"]]
+    exact = {"nDCG@10": (1 + 1 / 2) / 2, "MRR@10": (1 + 1 / 3) / 2, "accuracy": 1 / 2}
+    assert {name: found["quality"][-1][name] for name in exact} == pytest.approx(exact)
+    invoke(*command, "--report", tmp_path / "report", "--studies", "quality")
+    assert (tmp_path / "report" / "quality.png").exists()
+
+
+def test_judgments_need_an_extra_only_where_quality_is_asked_for(tmp_path, monkeypatch, capsys):
+    command = ["bench", "matrix", write_judged(tmp_path / "judged"), *SMALL, "--strategies", "rerank"]
+    monkeypatch.setitem(sys.modules, "ir_measures", None)
+    assert "By the judgments" not in invoke(*command).stdout
+    code, said = fail(monkeypatch, capsys, *command, "--json", tmp_path / "out.json", "--studies", "quality")
+    assert code == 2
+    assert "pip install 'crossknn[bench]'" in said
 
 
 def test_a_set_is_scored_searched_and_judged(tmp_path, bert_folder):
@@ -121,6 +158,11 @@ def test_a_set_is_scored_searched_and_judged(tmp_path, bert_folder):
         (
             ["--studies", "round", "--report", "new"],
             "studies must be names between commas, or none. Known: rounds, mix",
+        ),
+        (
+            ["--studies", "mix,quality", "--report", "new"],
+            "tiny: the study quality needs to know which items are relevant, from texts.json.xz or "
+            "test_relevant_rows.json. Got neither. Leave it out of --studies.",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,8 +31,8 @@ from crossknn.cli.common import (
     load_builder_encoder,
     load_scorer,
     out,
-    say,
     paid_scores_of,
+    say,
     work_dir_of,
 )
 from crossknn.errors import InputError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from crossknn.evaluate.bench import Bench
     from crossknn.evaluate.compare import Quality
     from crossknn.evaluate.comparison import Comparison
+    from crossknn.evaluate.tasks import Task
     from crossknn.types import Progress
 
 DEV_QUERIES = 50  # of a set of texts, where each costs as many calls as there are items
@@ -114,7 +116,8 @@ def matrix(
     """Compare strategies on exact scores that were computed before.
 
     Without train scores the first half of the test queries is for learning, and the second half is asked. CUR
-    (anncur, adacur) learns from all train scores. With --tune the last fifth of the train queries, at most 100, are dev
+    (anncur, adacur) learns from all train scores. Where the folder says which items are relevant, nDCG@10, MRR@10 and
+    accuracy are measured, too. With --tune the last fifth of the train queries, at most 100, are dev
     queries: nothing is learned from them.
     """
     from crossknn.evaluate.bench import Bench
@@ -124,7 +127,7 @@ def matrix(
     _check_outputs(json_file, report)
     chosen = _choose_studies(studies, json_file, report)
     with Steps() as progress:
-        task = read_matrix(folder, queries=queries, tune=tune)
+        task = _choose_judged(read_matrix(folder, queries=queries, tune=tune), chosen, named=studies is not None)
         bench = Bench(
             task, calls_per_item=calls_per_item, anchors=len(task.train), seed=seed, progress=from_nothing(progress)
         )
@@ -296,6 +299,22 @@ def _choose_studies(studies: str | None, json_file: Path | None, report: Path | 
     if chosen and json_file is None and report is None:
         raise InputError("--studies are shown in a --report or a --json file. Give one of them.")
     return chosen
+
+
+def _choose_judged(task: Task, studies: list[str], *, named: bool) -> Task:
+    """The task; without its judgments where ir_measures is not there and no study needs it."""
+    from crossknn.optional import import_extra
+
+    if "quality" not in studies:
+        return task if find_spec("ir_measures") else replace(task, judged=None)
+    if task.judged is not None:
+        import_extra("ir_measures", extra="bench")
+    elif named:
+        raise InputError(
+            f"{task.name}: the study quality needs to know which items are relevant, from texts.json.xz or "
+            "test_relevant_rows.json. Got neither. Leave it out of --studies."
+        )
+    return task
 
 
 def _add_studies(comparison: Comparison, bench: Bench, names: list[str], rounds: int, progress: Progress) -> Comparison:

@@ -77,9 +77,8 @@ def _read_part(folder: Path, name: str, item_vectors: Vectors) -> Scored:
     scores = _load(folder / f"{name}_scores.f16.npy").astype(np.float32)
     vectors = _load(folder / f"{name}_query_embeddings.f16.npy").astype(np.float32)
     bm25 = folder / f"{name}_bm25.f16.npy"
-    part = Scored(
-        scores, vectors, _load(bm25).astype(np.float32) if bm25.exists() else None, _read_relevant(folder, name)
-    )
+    relevant = _read_relevant(folder / f"{name}_relevant_rows.json", len(item_vectors))
+    part = Scored(scores, vectors, _load(bm25).astype(np.float32) if bm25.exists() else None, relevant)
     _check_shapes(folder / f"{name}_scores.f16.npy", part, item_vectors)
     top = folder / f"{name}_top1000.npz"
     if top.exists():  # float32, so that ties break as the model breaks them
@@ -92,11 +91,23 @@ def _add_relevant(part: Scored, dataset: Dataset, name: str) -> Scored:
     return replace(part, relevant=[dataset.items.rows_of(ids) for ids in dataset.split(name).relevant])
 
 
-def _read_relevant(folder: Path, name: str) -> list[Rows] | None:
-    path = folder / f"{name}_relevant_rows.json"
+def _read_relevant(path: Path, items: int) -> list[Rows] | None:
+    """The rows of each query's relevant items, where there is such a file; every query must have one."""
     if not path.exists():
         return None
-    return [np.array(rows, np.int64) for rows in json.loads(path.read_text(encoding="utf-8"))]
+    try:
+        lists = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{path}: wanted a list of rows for every query, got no JSON ({error}).") from error
+    if not isinstance(lists, list):
+        raise InputError(f"{path}: wanted a list of rows for every query, got {type(lists).__name__}.")
+    for query, rows in enumerate(lists):
+        if not isinstance(rows, list) or not rows or not all(type(row) is int and 0 <= row < items for row in rows):
+            raise InputError(
+                f"{path}: query {query}: wanted the rows of its relevant items, at least one, each from 0 to "
+                f"{items - 1}. Got {rows!r}."
+            )
+    return [np.array(rows, np.int64) for rows in lists]
 
 
 def _check_shapes(path: Path, part: Scored, item_vectors: NDArray[Any]) -> None:

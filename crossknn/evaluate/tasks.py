@@ -89,8 +89,8 @@ def read_matrix(folder: str | Path, *, queries: int | None = None, tune: bool = 
 
     Items and queries are known by their places ("item 0", "test 0", "train 0"): the folder may have no texts, or the
     same text twice with two scores. BM25 ranks by the folder's texts, else by its own BM25 scores. α and β come from
-    all scores of 100 train queries. To `tune`, the last fifth of the train queries, at most 100, are dev queries
-    instead.
+    all scores of 100 train queries, judgments from the folder's relevant items, where it says which. To `tune`, the
+    last fifth of the train queries, at most 100, are dev queries instead.
     """
     found = read_scores(folder)
     if not len(found.test):
@@ -120,6 +120,7 @@ def read_matrix(folder: str | Path, *, queries: int | None = None, tune: bool = 
         train=train.names,
         retrievers=retrievers,
         known=("random", "dense", *(("bm25", "fused") if retrievers else ())),
+        judged=_judged_of(test, items),
         scale=_scale_of(train.known, found.item_vectors),
         dev=Dev(dev.names, dev.known.scores) if tune else None,
         facts={**facts, **({"dev queries": len(dev.names), "dev part": HELD_OUT} if tune else {})},
@@ -289,6 +290,14 @@ def _cut(found: ScoreFolder, *, queries: int | None, tune: bool) -> dict[str, _P
 def _texts_of(found: ScoreFolder, name: str, part: Scored) -> Sequence[str]:
     """What the queries read, or names in place of it."""
     return _names(name, len(part)) if found.dataset is None else found.dataset.split(name).texts
+
+
+def _judged_of(part: _Part, items: Items) -> Split | None:
+    """The judgments of these queries; None where the folder has none."""
+    if part.known.relevant is None:
+        return None
+    judgments = tuple(dict.fromkeys(items.ids_of(rows), 1) for rows in part.known.relevant)
+    return Split(tuple(part.names), tuple(part.names), judgments)
 
 
 def _scale_of(train: Scored, item_vectors: Vectors) -> Scale | None:

@@ -114,6 +114,38 @@ def test_without_texts_and_bm25_scores_there_is_only_dense(tmp_path):
     assert ("axn", 20, 5) in recalls(run(bench, default_names(bench.offer)))
 
 
+def test_quality_is_that_of_the_judgments_in_the_folder(tmp_path):
+    """Worked out by hand: the exact order has the one relevant item of its queries at places 1, 2, 3 and 11."""
+    world = write_scores(tmp_path / "tiny", queries=8)
+    order = np.argsort(-world.scores.astype(np.float16).astype(np.float32), axis=1, kind="stable")
+    rows = [[0]] * 4 + [[int(order[4 + query, place])] for query, place in enumerate((0, 1, 2, 10))]
+    (tmp_path / "tiny" / "test_relevant_rows.json").write_text(json.dumps(rows))
+    task = read_matrix(tmp_path / "tiny")
+    assert task.judged.texts == task.judged.ids == tuple(task.queries) == ("test 0", "test 1", "test 2", "test 3")
+    assert task.judged.relevant == [[str(row)] for (row,) in rows[4:]]
+    quality = run(Bench(task), ["rerank:retriever=bm25", "rerank:retriever=random"], budgets=(3,)).quality
+    assert [(one.strategy, one.budget) for one in quality][::2] == [("rerank, bm25", 3), ("exact", None)]
+    wanted = {"nDCG@10": (1 + 1 / np.log2(3) + 1 / 2) / 4, "MRR@10": (1 + 1 / 2 + 1 / 3) / 4, "accuracy": 1 / 4}
+    assert quality[2].values == pytest.approx(wanted)
+    assert quality[0].values == quality[2].values  # BM25 is the scores themselves
+    assert quality[1].values["nDCG@10"] < wanted["nDCG@10"]
+    assert read_matrix(tmp_path / "tiny", queries=2).judged.relevant == [[str(row)] for (row,) in rows[4:6]]
+
+
+def test_judgments_come_from_texts_too_and_a_folder_may_have_none(tmp_path):
+    write_scores(tmp_path / "texts", train=5, ranked="texts")
+    assert read_matrix(tmp_path / "texts").judged.relevant == [[str(row)] for row in range(12)]
+    write_scores(tmp_path / "none", train=5)
+    assert read_matrix(tmp_path / "none").judged is None
+
+
+@pytest.mark.skipif(not SCIFACT.is_dir(), reason="needs the score matrices of scifact in ../shared/scores")
+def test_exact_search_has_the_quality_worked_out_from_the_files():
+    bench = Bench(read_matrix(SCIFACT))
+    exact = run(bench, ["rerank:retriever=bm25"], budgets=(10,), ks=(1,)).quality[-1]
+    assert exact.values == pytest.approx({"nDCG@10": 0.7450, "MRR@10": 0.7109, "accuracy": 0.6133}, abs=1e-4)
+
+
 @pytest.mark.skipif(not SCIFACT.is_dir(), reason="needs the score matrices of scifact in ../shared/scores")
 def test_real_scores_give_the_figures_of_the_benchmark():
     records = json.loads((ROOT / "benchmarks" / "results" / "paper_search.json").read_text())["sets"][0]["records"]

@@ -406,6 +406,30 @@ def test_a_folder_of_scores_may_have_bm25_scores_instead_of_texts(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[[0], [], [2], [3]]",
+            r"query 1: wanted the rows of its relevant items, at least one, each from 0 to 4. Got \[\].",
+        ),
+        ("[[0], [1], [2, 5], [3]]", "query 2: wanted the rows of its relevant items.*Got \\[2, 5\\]."),
+        ("[[0], [1], [2], [-1]]", "query 3: wanted the rows of its relevant items"),
+        ('[["0"], [1], [2], [3]]', "query 0: wanted the rows of its relevant items"),
+        ("[0, 1, 2, 3]", "query 0: wanted the rows of its relevant items"),
+        ("{}", "wanted a list of rows for every query, got dict."),
+        ("[[0], [1]", "wanted a list of rows for every query, got no JSON"),
+        ("[[0], [1], [2]]", r"wanted relevant rows of shape \(4,\) beside it, got \(3,\)."),
+    ],
+)
+def test_relevant_rows_that_cannot_be_used(tmp_path, text, message):
+    folder = write_scores(tmp_path / "tiny", train=False)
+    (folder / "texts.json.xz").unlink()
+    (folder / "test_relevant_rows.json").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_scores(folder)
+
+
+@pytest.mark.parametrize(
     ("texts", "message"),
     [
         (
