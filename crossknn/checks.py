@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from crossknn.errors import InputError
 
 
@@ -21,3 +23,20 @@ def check_share(name: str, value: object) -> None:
     """An error unless `value` is a number above 0 and at most 1."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
         raise InputError(f"{name} must be above 0 and at most 1. Got {value!r} instead.")
+
+
+def check_signals(signals: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
+    """The names of retrievers, if all of them are known."""
+    listed = isinstance(signals, Sequence) and not isinstance(signals, str)
+    names = tuple(signals) if listed and all(isinstance(name, str) for name in signals) else ()
+    if not names or len(set(names)) != len(names):
+        raise InputError(
+            f"signals must be a list of different retrievers' names, at least one. Got {signals!r} instead."
+        )
+    for name in names:
+        if name not in known:
+            raise InputError(
+                "signals must name retrievers that are built in or given in retrievers=[…]. Known here: "
+                f"{', '.join(sorted(known))}. Got {name!r} instead."
+            )
+    return names

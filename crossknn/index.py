@@ -26,7 +26,7 @@ from crossknn.indexing.sampling import PerItem, Sampling, sample_per_item
 from crossknn.indexing.transductive import Transductive
 from crossknn.items import Items
 from crossknn.normalization import Normalization
-from crossknn.prior import Prior
+from crossknn.prior import SIGNALS, Prior
 from crossknn.scorers.timed import Timed
 from crossknn.types import Encoder, Progress, Retriever, Scorer
 
@@ -87,6 +87,7 @@ class Index:
         sampling: Sampling | Sequence[Sampling] | None = None,
         factors: Method | None = DEFAULT_FACTORS,
         prior: bool = False,
+        signals: Sequence[str] = SIGNALS,
         retrievers: Sequence[Retriever] = (),
         work_dir: str | Path | None = None,
         chunk: int = CHUNK,
@@ -103,7 +104,7 @@ class Index:
         factors   `Transductive(…)`, `Inductive(…)`, `Cur(…)`, or None: the encoder's vectors as they are, with
                   α and β from 100 queries
         prior     also learn what `Posterior` begins with: what retrievers tell about scores, and each item's own bias
-        signals   the retrievers that the prior listens to: "dense", "bm25", "tfidf", "fused", or names of `retrievers`
+        signals   the retrievers that the prior learns from: "dense", "bm25", "tfidf", "fused", or names of `retrievers`
         retrievers  your own; one of the same name takes the place of one that a sampling or the prior would make
         work_dir  keeps scores and vectors. A build that was interrupted goes on from there, loses at most `chunk`
                   calls, and ends with the same index; later builds with the same scorer reuse its scores
@@ -118,6 +119,7 @@ class Index:
             sampling=sampling,
             factors=factors,
             prior=prior,
+            signals=signals,
             retrievers=retrievers,
             work_dir=work_dir,
             chunk=chunk,

@@ -24,8 +24,10 @@ from crossknn.indexing.inductive import Inductive
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling, sample_per_item
 from crossknn.indexing.score_log import ScoreLog, hash_texts
 from crossknn.indexing.score_plan import Codes, Wanted
+from crossknn.indexing.traits import ITEMS as TASTED
 from crossknn.indexing.transductive import Transductive
 from crossknn.items import Items
+from crossknn.prior import DEPTH, SIGNALS, TRAITS
 from crossknn.types import Encoder, Progress, Scorer, Vectors
 
 CALLS, SOME_ITEMS, SOME_QUERIES = 512, 256, 64  # pairs, items and train queries that the models are measured on
@@ -35,6 +37,9 @@ PROBE_QUERIES, PROBE_ITEMS, PROBE_PER_ITEM = 256, 2048, 2  # of the made-up scor
 READING = 256  # reading an entry takes ALS as long as so many more entries in its system would
 LOOKED_UP = 20_000_000  # pairs; which of more have a score already is not looked up
 SCORING_BYTES, FITTING_BYTES = 60, 100  # of memory for a pair
+PRIOR_BYTES = 4 + 2 * TRAITS  # on disk for an item: its bias in float32, its traits in float16
+PROPOSED_BYTES, LEARNING_BYTES = 12, 400  # of memory for a prior: a row that a retriever proposes, a pair,
+TASTE_BYTES, TRAIT_BYTES = 5000, 400  # one of the items that tastes are learned from, any item
 SPACE = 32_000_000  # bytes of memory for whatever has no part in the sums, such as blocks
 NET_BATCH = 500_000  # bytes of memory for each dimension, while a batch goes through both nets
 
@@ -66,7 +71,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """Of these three steps. What a retriever takes to choose pairs, and writing the index, is not counted."""
+        """Of these three steps. What a retriever takes, learning a prior, and writing the index are not counted."""
         return self.scoring + self.encoding + self.factorising
 
     def as_dict(self) -> dict[str, Any]:
@@ -98,6 +103,7 @@ def plan_build(
     queries: Sequence[str] | None = None,
     sampling: Sampling | Sequence[Sampling] | None = None,
     factors: Method | None = DEFAULT_FACTORS,
+    prior: bool = False,
     work_dir: str | Path | None = None,
     seed: int = 0,
     device: str | None = None,
@@ -110,8 +116,8 @@ def plan_build(
     """
     prepare = partial(Build, items, scorer=scorer, encoder=encoder, queries=queries, work_dir=work_dir, seed=seed)
     ways: dict[str, _Way] = {}
-    for method, pairs in ((factors, sampling), *usual_ways(seed)):
-        way = _Way(method, prepare(factors=method, sampling=pairs))
+    for settings in ({"factors": factors, "sampling": sampling, "prior": prior}, *usual_ways(seed)):
+        way = _Way(prepare(**settings), settings["factors"], prior=settings.get("prior", False))
         ways.setdefault(way.name, way)
     work = _Work(items, None if work_dir is None else Path(work_dir), scorer)
     calls = [work.count_calls(way) for way in ways.values()]
@@ -127,7 +133,7 @@ def plan_build(
             scoring=counts[1] * measured.seconds_per_call if counts[1] else 0.0,
             encoding=rows * measured.seconds_per_item + len(way.queries) * measured.seconds_per_query,
             factorising=fits.seconds(way, counts[0]),
-            disk=measured.item_bytes + _parquet_bytes(Items(way.queries)) + way.vector_bytes(dim),
+            disk=measured.item_bytes + _parquet_bytes(Items(way.queries)) + way.array_bytes(dim),
             memory=way.memory_bytes(dim, counts[0]),
         )
         for way, counts in zip(ways.values(), calls, strict=True)
@@ -141,14 +147,15 @@ def plan_build(
     )
 
 
-def usual_ways(seed: int = 0) -> list[tuple[Method | None, Sampling | None]]:
-    """The factors and samplings to choose from."""
+def usual_ways(seed: int = 0) -> list[dict[str, Any]]:
+    """The settings of `Index.build` to choose from."""
     return [
-        (None, None),
-        (DEFAULT_FACTORS, PerItem(queries=8, seed=seed)),
-        (DEFAULT_FACTORS, PerItem(queries=32, seed=seed)),
-        (Inductive(), PerQuery(items=100, seed=seed)),
-        (Cur(anchors=500, seed=seed), None),
+        {"factors": None},
+        {"factors": DEFAULT_FACTORS, "sampling": PerItem(queries=8, seed=seed)},
+        {"factors": DEFAULT_FACTORS, "sampling": PerItem(queries=32, seed=seed)},
+        {"factors": DEFAULT_FACTORS, "prior": True},
+        {"factors": Inductive(), "sampling": PerQuery(items=100, seed=seed)},
+        {"factors": Cur(anchors=500, seed=seed)},
     ]
 
 
@@ -156,8 +163,9 @@ def usual_ways(seed: int = 0) -> list[tuple[Method | None, Sampling | None]]:
 class _Way:
     """What is fitted, and to which pairs."""
 
-    factors: Method | None
     build: Build  # never run: it checks the settings and chooses train queries and pairs
+    factors: Method | None
+    prior: bool
 
     @property
     def items(self) -> Items:
@@ -176,7 +184,8 @@ class _Way:
     def name(self) -> str:
         if isinstance(self.factors, Cur):
             return f"cur, {self.factors.anchors:,} anchors"
-        kind = "encoder’s vectors only" if self.factors is None else type(self.factors).__name__.lower()
+        kind = "encoder’s vectors" if self.factors is None else type(self.factors).__name__.lower()
+        kind += " and prior" if self.prior else " only" * (self.factors is None)
         return ", ".join([kind, *map(_describe_sampling, self.samplings)])
 
     def count_pairs(self) -> int:
@@ -195,8 +204,11 @@ class _Way:
         """Whether all pairs are drawn at random, so that they are known before anything is encoded."""
         return not any(plan.retriever if isinstance(plan, PerQuery) else plan.nearest for plan in self.samplings)
 
-    def vector_bytes(self, dim: int) -> int:
-        """What the index's vectors take on disk: the encoder's and the fitted ones."""
+    def array_bytes(self, dim: int) -> int:
+        """What the index's arrays take on disk: the encoder's vectors, the fitted ones, and the prior."""
+        return self._vector_bytes(dim) + (PRIOR_BYTES * len(self.items) if self.prior else 0)
+
+    def _vector_bytes(self, dim: int) -> int:
         queries, items, factors = len(self.queries), len(self.items), self.factors
         own = 2 * dim * items
         if factors is None:
@@ -214,7 +226,14 @@ class _Way:
         texts = int(self.items.texts.array.nbytes + self.items.ids.array.nbytes) + 16 * items
         always = SPACE + texts + 2 * dim * items + 4 * dim * queries
         scoring = SCORING_BYTES * pairs + 36 * (queries + items)
-        return always + max(scoring, self._fitting_bytes(dim, pairs))
+        return always + max(scoring, self._fitting_bytes(dim, pairs), self._learning_bytes(pairs) if self.prior else 0)
+
+    def _learning_bytes(self, pairs: int) -> int:
+        """Of a prior: what its signals propose for every query, what they say of each pair, and the traits."""
+        items = len(self.items)
+        proposed = len(SIGNALS) * len(self.queries) * min(DEPTH, items)
+        traits = TASTE_BYTES * min(TASTED, items) + TRAIT_BYTES * items
+        return PROPOSED_BYTES * proposed + LEARNING_BYTES * pairs + traits
 
     def _fitting_bytes(self, dim: int, pairs: int) -> int:
         items, factors = len(self.items), self.factors
@@ -367,8 +386,10 @@ def _als_work(rows: int, each: float, dim: int) -> float:
 
 def _describe_sampling(plan: Sampling) -> str:
     if isinstance(plan, PerItem):
-        return f"{plan.queries:,} queries per item" + (f", {plan.nearest:.0%} nearest" if plan.nearest else "")
-    return f"{plan.items:,} items per query" + (f" from {plan.retriever}" if plan.retriever else "")
+        nearest = f", {plan.nearest:.0%} nearest" if plan.nearest else ""
+        return f"{plan.queries:,} {'query' if plan.queries == 1 else 'queries'} per item{nearest}"
+    best = f" from {plan.retriever}" if plan.retriever else ""
+    return f"{plan.items:,} {'item' if plan.items == 1 else 'items'} per query{best}"
 
 
 def _spread(count: int, wanted: int) -> Any:

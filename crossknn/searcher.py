@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.answering import Answerer
-from crossknn.checks import check_positive
+from crossknn.checks import check_positive, check_signals
 from crossknn.encoders.checks import check_vectors
 from crossknn.encoders.corpus import encode_items
 from crossknn.errors import InputError
 from crossknn.fused_order import FusedOrder, check_rank_by
 from crossknn.hits import Hits, best_hits
 from crossknn.index import Index
+from crossknn.indexing.building import BUILT_IN
 from crossknn.items import Items
 from crossknn.normalization import Normalization
 from crossknn.prior import SIGNALS
@@ -60,8 +61,10 @@ class Searcher:
                    BM25) and, with an index that has them, "fitted" (the vectors learned from scores), which
                    are made when a strategy first names them; one of the same name takes the place of the built-in
     normalization  α and β for `Axn` and `Tour`; `fit_normalization` estimates them
-    rank_weights   how much "score" and each retriever, by its name, count in `rank_by="fused"`; without them the score,
-                   dense and BM25 count the same. `fit_rank_weights` learns them from judgments
+    signals        names of the retrievers whose evidence `Posterior` and `rank_by="fused"` use, by default "dense" and
+                   "bm25". The prior of an index has its own, and needs your retrievers of these names
+    rank_weights   how much "score" and each retriever, by its name, count in `rank_by="fused"`; without them the score
+                   and the signals count the same. `fit_rank_weights` learns them from judgments
     device         where the item vectors are searched: "cpu" (default) or "cuda"
     check_models   refuse a scorer or encoder that the index was not built with
     progress       called as `progress(step, done, total)` while encoding and scoring
@@ -78,6 +81,7 @@ class Searcher:
         vectors: VectorSearch | NDArray[Any] | torch.Tensor | None = None,
         retrievers: Iterable[Retriever] = (),
         normalization: Normalization | None = None,
+        signals: Sequence[str] | None = None,
         rank_weights: Mapping[str, float] | None = None,
         device: str | None = None,
         check_models: bool = True,
@@ -106,6 +110,7 @@ class Searcher:
         self._factors = None if self.index is None else self.index.factors
         self._fitted_vectors = None if self._factors is None else self._as_search(self._factors.items)
         self._own = {retriever.name: retriever for retriever in retrievers}
+        self._signals = self._choose_signals(signals)
         self._fitted: dict[str, Retriever] = {}
         self._making = threading.RLock()
         self._scoring = threading.Lock()
@@ -314,7 +319,7 @@ class Searcher:
             allowed=allowed,
             normalization=self.normalization,
             prior=None if self.index is None else self.index.prior,
-            signals=SIGNALS,
+            signals=self._signals,
             k=k,
         )
 
@@ -352,9 +357,19 @@ class Searcher:
         """Of the fused order."""
         if self.rank_weights is not None:
             return self.rank_weights
-        prior = None if self.index is None else self.index.prior
-        names = SIGNALS if prior is None else prior.signals
-        return equal_weights([name for name in names if name != "dense" or self.encoder or name in self._own])
+        return equal_weights([name for name in self._signals if name != "dense" or self.encoder or name in self._own])
+
+    def _choose_signals(self, given: Sequence[str] | None) -> tuple[str, ...]:
+        """The names of the retrievers whose evidence is used."""
+        learned = None if self.index is None or self.index.prior is None else self.index.prior.signals
+        if given is None:
+            return learned or SIGNALS
+        names = check_signals(given, self._known)
+        if learned is not None and learned != names:
+            raise InputError(
+                f"the prior of the index was learned from {', '.join(learned)}: leave signals out. Got {given!r}."
+            )
+        return names
 
     def _find_retriever(self, name: str | None) -> Retriever:
         return self._retriever(name or self._default_retriever)
@@ -379,9 +394,15 @@ class Searcher:
             )
         simple: dict[str, Callable[[], Retriever]] = {"bm25": Bm25, "tfidf": TfIdf, "random": Random}
         if name not in simple:
-            known = sorted({*self._own, *simple, "dense", "fused", *(["fitted"] if self._factors else [])})
-            raise InputError(f"there is no retriever named {name!r}. Known here: {', '.join(known)}.")
+            why = " The prior of the index needs it: give yours in retrievers=[…]." * (name in self._signals)
+            known = ", ".join(sorted(self._known))
+            raise InputError(f"there is no retriever named {name!r}. Known here: {known}.{why}")
         return simple[name]()
+
+    @property
+    def _known(self) -> set[str]:
+        """The names of all retrievers there are."""
+        return {*self._own, *BUILT_IN, "random", *(["fitted"] if self._factors else [])}
 
     def _item_vectors(self) -> VectorSearch:
         with self._making:

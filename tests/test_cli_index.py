@@ -106,6 +106,17 @@ def test_posterior_search_in_an_index_with_a_prior(files, models, bert_folder, t
     assert found["calls"] == hits.calls == 12
 
 
+def test_a_prior_learns_from_the_signals_that_are_named(built, files, models, tmp_path):
+    command = ["build", files / "corpus.jsonl", "-o", tmp_path / "new.ck", "--queries", files / "train.txt"]
+    command += [*models, "--work-dir", built["work_dir"], "--factors", "none", "--prior"]
+    invoke(*command, "--signal", "dense", "--signal", "tfidf")
+    assert ck.Index.load(tmp_path / "new.ck").prior.signals == ("dense", "tfidf")
+    (found,) = as_json(invoke("search", tmp_path / "new.ck", TRAIN[0], "--budget", 12, "--explain", "--json", *models))
+    assert {"dense", "tfidf"} <= set(found["hits"][0]["ranks"])
+    invoke(*command)
+    assert ck.Index.load(tmp_path / "new.ck").prior.signals == ("dense", "bm25")
+
+
 def test_a_build_says_what_it_did_and_what_it_keeps(built, files, models, tmp_path):
     shutil.copytree(built["work_dir"], tmp_path / "new.ck.work")
     command = ["build", files / "corpus.jsonl", "-o", tmp_path / "new.ck", "--queries", files / "train.txt"]
@@ -134,6 +145,7 @@ def test_the_plan_is_what_the_build_makes(built, files, models):
         ("transductive, 8 queries per item", 240),
         ("encoder’s vectors only, 100 items per query", 600),
         ("transductive, 32 queries per item", 600),
+        ("transductive and prior, 7 queries per item, 1 item per query from fused", 230),
         ("inductive, 100 items per query", 600),
         ("cur, 500 anchors", 600),
     ]
@@ -141,6 +153,9 @@ def test_the_plan_is_what_the_build_makes(built, files, models):
     assert fresh[0]["disk"] == pytest.approx(built["bytes"], rel=0.1)
     assert fresh[0]["calls_per_second"] > 0
     assert not work_dir_of(files / "corpus.jsonl").exists()
+    asked = as_json(invoke("plan", *corpus, "--json", "--factors", "none", "--prior"))[0]
+    assert asked["way"] == "encoder’s vectors and prior, 7 queries per item, 1 item per query from fused"
+    assert (asked["calls"], asked["at_most"]) == (230, True)
 
 
 def test_the_plan_as_a_table(capsys):
@@ -249,6 +264,11 @@ def test_verify_finds_a_damaged_score(built, index, tmp_path, monkeypatch, capsy
             "--from does not go with --sampling per-item.",
         ),
         (["build", "CORPUS", "-o", "new", "--encoder", "none"], "an index needs an --encoder"),
+        (["build", "CORPUS", "-o", "new", "--signal", "tfidf"], "--signal goes with --prior only. Got --signal tfidf"),
+        (
+            ["build", "CORPUS", "-o", "new", "--encoder", "embedded", "--prior", *["--signal", "bm25"] * 2],
+            "signals must be a list of different retrievers' names",
+        ),
         (["build", "nowhere.jsonl", "-o", "new"], "nowhere.jsonl"),
         (["plan", "CORPUS", "--anchors", "5"], "--anchors goes with --factors cur only."),
         (["info", "FILES"], "it holds no index.json, so it is no index."),

@@ -50,31 +50,40 @@ class Models:
         return self._encode(texts)
 
 
-def shorten(factors):
-    return replace(factors, epochs=1) if isinstance(factors, ck.Transductive | ck.Inductive) else factors
+def shorten(settings):
+    """The same with one epoch."""
+    factors = settings["factors"]
+    fitted = isinstance(factors, ck.Transductive | ck.Inductive)
+    return {**settings, "factors": replace(factors, epochs=1) if fitted else factors}
 
 
-WAYS = [
-    *((shorten(factors), sampling) for factors, sampling in usual_ways()),
-    (SHORT, None),
-    (ck.Inductive(epochs=1), None),
-    (SHORT, ck.PerItem(queries=1000)),
-    (SHORT, ck.PerItem(queries=5, nearest=0.5)),
-    (None, ck.PerQuery(items=7)),
-    (SHORT, ck.PerQuery(items=1000, retriever="dense")),
-    (SHORT, ck.PerQuery(items=20, retriever="bm25", at_random=0.3)),
-    (SHORT, [ck.PerItem(queries=4), ck.PerQuery(items=30)]),
-    (ck.Cur(anchors=20), None),
+def name_way(settings):
+    said = [type(settings["factors"]).__name__, "prior" * ("prior" in settings), str(settings.get("sampling", ""))]
+    return " ".join([*said, str(len(settings.get("queries") or []))])
+
+
+USUAL = [shorten(settings) for settings in usual_ways()]
+EXACT = [settings for settings in USUAL if "prior" not in settings]  # what retrievers choose is not known before
+OTHERS = [
+    {"factors": SHORT},
+    {"factors": ck.Inductive(epochs=1)},
+    {"factors": SHORT, "sampling": ck.PerItem(queries=1000)},
+    {"factors": SHORT, "sampling": ck.PerItem(queries=5, nearest=0.5)},
+    {"factors": None, "sampling": ck.PerQuery(items=7)},
+    {"factors": SHORT, "sampling": ck.PerQuery(items=1000, retriever="dense")},
+    {"factors": SHORT, "sampling": ck.PerQuery(items=20, retriever="bm25", at_random=0.3)},
+    {"factors": SHORT, "sampling": [ck.PerItem(queries=4), ck.PerQuery(items=30)]},
+    {"factors": None, "prior": True, "sampling": ck.PerItem(queries=3)},
+    {"factors": ck.Cur(anchors=20)},
 ]
 
 
 @pytest.mark.parametrize(
-    ("factors", "sampling", "queries"),
-    [*((*way, None) for way in WAYS[:5]), *((*way, TRAIN[:25]) for way in WAYS), (SHORT, None, TRAIN[:3])],
-    ids=lambda value: f"{len(value)}" if isinstance(value, list) else type(value).__name__,
+    "settings",
+    [*EXACT, *({**way, "queries": TRAIN[:25]} for way in (*EXACT, *OTHERS)), {"factors": SHORT, "queries": TRAIN[:3]}],
+    ids=name_way,
 )
-def test_calls_are_those_that_the_build_makes(factors, sampling, queries):
-    settings = {"factors": factors, "sampling": sampling, "queries": queries}
+def test_calls_are_those_that_the_build_makes(settings):
     models = Models()
     cost = plan_build(ITEMS, **models.both, **settings).costs[0]
     assert models.calls == CALLS
@@ -85,9 +94,9 @@ def test_calls_are_those_that_the_build_makes(factors, sampling, queries):
     assert not cost.at_most
 
 
-@pytest.mark.parametrize(("factors", "sampling"), WAYS[:5], ids=lambda value: type(value).__name__)
-def test_bytes_are_those_of_the_folder(factors, sampling, tmp_path):
-    settings = {**Models().both, "factors": factors, "sampling": sampling, "queries": TRAIN}
+@pytest.mark.parametrize("way", [*USUAL, {"factors": None, "prior": True}], ids=name_way)
+def test_bytes_are_those_of_the_folder(way, tmp_path):
+    settings = {**Models().both, **way, "queries": TRAIN}
     cost = plan_build(ITEMS, **settings).costs[0]
     ck.Index.build(ITEMS, **settings).save(tmp_path / "index")
     found = sum(path.stat().st_size for path in (tmp_path / "index").glob("*-*"))
@@ -101,6 +110,7 @@ def test_the_way_asked_for_comes_first_and_then_the_usual_ones():
         "encoder’s vectors only, 100 items per query",
         "transductive, 8 queries per item",
         "transductive, 32 queries per item",
+        "transductive and prior, 7 queries per item, 1 item per query from fused",
         "inductive, 100 items per query",
         "cur, 500 anchors",
     ]
@@ -163,6 +173,22 @@ def test_where_the_pairs_are_chosen_by_a_retriever_the_calls_are_at_most_those(t
     assert 0.8 * cost.calls < len(Build(ITEMS, **Models().both, **settings).score()) < cost.calls
 
 
+@pytest.mark.parametrize("factors", [SHORT, None], ids=["fitted", "encoder’s"])
+def test_a_build_with_a_prior_takes_at_most_eight_calls_per_item(factors):
+    items = ck.Items([TEXT.format(row % 7, row) for row in range(900)])
+    settings = {"factors": factors, "prior": True, "queries": TRAIN}
+    planned = plan_build(items, **Models(seconds_per_call=1e-4).both, **settings)
+    cost = planned.costs[0]
+    kind = "encoder’s vectors" if factors is None else "transductive"
+    assert cost.way == f"{kind} and prior, 7 queries per item, 6 items per query from fused"
+    assert (cost.calls, cost.to_make, cost.at_most) == (7 * 900 + 6 * 130, 7 * 900 + 6 * 130, True)
+    assert cost.scoring == pytest.approx(cost.to_make / planned.calls_per_second)
+    report = ck.Index.build(items, **Models().both, **settings).report
+    assert 0.9 * cost.calls < report.calls <= cost.calls
+    without = plan_build(items, **Models().both, factors=factors, queries=TRAIN).costs[0]
+    assert cost.disk - without.disk == pytest.approx(36 * 900, abs=6000 * (factors is None))  # fewer train queries
+
+
 def test_a_plan_refuses_what_a_build_would_before_any_call(tmp_path):
     ck.Index.build(ITEMS, **Models().both, factors=SHORT, queries=TRAIN, work_dir=tmp_path / "work")
     models = Models(scorer="another")
@@ -170,6 +196,8 @@ def test_a_plan_refuses_what_a_build_would_before_any_call(tmp_path):
         plan_build(ITEMS, **models.both, work_dir=tmp_path / "work")
     with pytest.raises(ck.InputError, match="CUR scores every item for every anchor"):
         plan_build(ITEMS, **models.both, factors=ck.Cur(), sampling=ck.PerItem())
+    with pytest.raises(ck.InputError, match="CUR scores every item for every anchor"):
+        plan_build(ITEMS, **models.both, factors=ck.Cur(), prior=True)
     with pytest.raises(ck.InputError, match="a query must be a string with something in it"):
         plan_build(ITEMS, **models.both, queries=["ice", " "])
     assert models.calls == 0

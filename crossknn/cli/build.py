@@ -95,6 +95,7 @@ AnchorsOption = Annotated[
 PresetOption = Annotated[
     str | None, typer.Option("--preset", help="Settings of the fit, such as paper. Default: crossknn's own.")
 ]
+PriorOption = Annotated[bool, typer.Option("--prior", help="Also learn a prior for the strategy posterior.")]
 WorkDirOption = Annotated[
     Path | None,
     typer.Option("--work-dir", help="Folder that keeps scores and vectors. Default: FOLDER.work, beside the index."),
@@ -112,7 +113,13 @@ def build(
     retriever: FromOption = None,
     anchors: AnchorsOption = None,
     preset: PresetOption = None,
-    prior: Annotated[bool, typer.Option("--prior", help="Also learn a prior for the strategy posterior.")] = False,
+    prior: PriorOption = False,
+    signals: Annotated[
+        list[RetrieverName] | None,
+        typer.Option(
+            "--signal", help="A retriever that the prior learns from; repeat for several. Default: dense and bm25."
+        ),
+    ] = None,
     scorer: ScorerOption = DEFAULT_SCORER,
     encoder: EncoderOption = DEFAULT_ENCODER,
     work_dir: WorkDirOption = None,
@@ -144,6 +151,8 @@ def build(
     chosen = _make_sampling(factors, sampling, per_item=per_item, per_query=per_query, retriever=retriever, seed=seed)
     settings: dict[str, Any] = {"factors": method, "sampling": chosen, "seed": seed, "device": device, "chunk": chunk}
     settings |= {"queries": _read_queries(queries), "work_dir": work, "prior": prior}
+    if signals:
+        settings["signals"] = _read_signals(signals, prior=prior)
     with Steps() as progress:
         items = read_items(corpus, id_field=id_field, text_fields=text_field, progress=progress)
     with Steps(keep=True, lines=True) as steps, going_on():
@@ -176,6 +185,7 @@ def plan(
     retriever: FromOption = None,
     anchors: AnchorsOption = None,
     preset: PresetOption = None,
+    prior: PriorOption = False,
     scorer: ScorerOption = DEFAULT_SCORER,
     encoder: EncoderOption = DEFAULT_ENCODER,
     work_dir: WorkDirOption = None,
@@ -204,6 +214,7 @@ def plan(
             queries=train,
             sampling=chosen,
             factors=method,
+            prior=prior,
             work_dir=work_dir or work_dir_of(folder or corpus),
             seed=seed,
             device=device,
@@ -262,6 +273,12 @@ def _make_sampling(
         best = None if retriever is None else str(retriever)
         wanted.append(PerQuery(items=per_query or PerQuery.items, retriever=best, seed=seed))
     return wanted or None
+
+
+def _read_signals(names: list[RetrieverName], *, prior: bool) -> list[str]:
+    if not prior:
+        raise InputError(f"--signal goes with --prior only. Got --signal {names[0]} without.")
+    return [name.value for name in names]
 
 
 def _read_worker(given: str) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from crossknn.indexing.sampling import PerItem, Sampling
 from crossknn.items import Items
 from crossknn.normalization import Normalization
 from crossknn.optional import import_extra
+from crossknn.prior import SIGNALS
 from crossknn.searcher import Searcher
 from crossknn.types import Progress
 
@@ -133,6 +134,7 @@ class Bench:
         sampling: Sampling | Sequence[Sampling] | None,
         *,
         prior: bool = False,
+        signals: Sequence[str] = SIGNALS,
         progress: Progress | None = None,
     ) -> Index:
         """An index from the task's train queries."""
@@ -144,6 +146,7 @@ class Bench:
             sampling=sampling,
             factors=factors,
             prior=prior,
+            signals=signals,
             retrievers=self.task.retrievers,
             work_dir=None if self.task.work_dir is None else self.task.work_dir / "build",
             seed=self.seed,

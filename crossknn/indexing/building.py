@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn.checks import check_positive, check_seed
+from crossknn.checks import check_positive, check_seed, check_signals
 from crossknn.encoders.checks import check_vectors
 from crossknn.encoders.corpus import encode_items
 from crossknn.errors import InputError
@@ -42,7 +42,7 @@ from crossknn.vectors.exact import ExactSearch
 
 PSEUDO_QUERIES = 500
 NORMALIZATION_QUERIES = 100  # the paper's, for α and β
-RETRIEVERS = (None, "dense", "bm25", "tfidf", "fused")  # that a sampling may name
+BUILT_IN = ("dense", "bm25", "tfidf", "fused")  # retrievers that samplings and signals may name
 CALLS_PER_ITEM = 8  # of a build with a prior: one of them for what retrievers find
 QUERIES_AT_ONCE = 1024
 CHUNK = 8192  # calls that are kept together: as many can be lost
@@ -122,6 +122,7 @@ class Build:
         sampling: Sampling | Sequence[Sampling] | None = None,
         factors: Method | None = None,
         prior: bool = False,
+        signals: Sequence[str] = SIGNALS,
         retrievers: Sequence[Retriever] = (),
         work_dir: str | Path | None = None,
         chunk: int = CHUNK,
@@ -141,6 +142,9 @@ class Build:
         self._method = factors
         self._prior = prior
         self._own = {retriever.name: retriever for retriever in retrievers}
+        self._signals = check_signals(signals, {*BUILT_IN, *self._own})
+        if not prior and self._signals != SIGNALS:
+            raise InputError(f"signals are what a prior is learned from: pass prior=True. Got {signals!r} without.")
         self._fitted: dict[str, Retriever] = {}
         self._seed = seed
         self.queries = self._choose_queries(queries)
@@ -172,7 +176,7 @@ class Build:
         if self._prior:
             with self._timing("prior"):
                 vectors = self.vectors if factors is None else factors.items
-                prior = fit_prior(entries, SIGNALS, self._propose, vectors, seed=self._seed)
+                prior = fit_prior(entries, self._signals, self._propose, vectors, seed=self._seed)
         report = BuildReport(
             items=len(self.items),
             queries=len(self.queries),
@@ -253,7 +257,7 @@ class Build:
 
     def _propose(self, name: str, n: int) -> list[Proposal]:
         found: list[Proposal] = []
-        if name == "dense":  # the queries' vectors are there already
+        if name == "dense" and name not in self._own:  # the queries' vectors are there already
             search = ExactSearch(self.vectors, device=self._device)
             for start in range(0, len(self.queries), QUERIES_AT_ONCE):
                 found += search.search(self.query_vectors[start : start + QUERIES_AT_ONCE], n)
@@ -271,7 +275,9 @@ class Build:
 
     def _built_in(self, name: str) -> Retriever:
         if name == "fused":
-            return Fused([Dense(self.encoder, vectors=self.vectors, device=self._device), self._fit("bm25")])
+            return Fused([self._fit("dense"), self._fit("bm25")])
+        if name == "dense":
+            return Dense(self.encoder, vectors=self.vectors, device=self._device)
         return Bm25() if name == "bm25" else TfIdf()
 
     def _normalize(self, entries: Entries) -> Normalization:
@@ -378,7 +384,7 @@ def _as_list(sampling: Sampling | Sequence[Sampling] | None) -> list[Sampling]:
     for plan in plans:
         if not isinstance(plan, PerQuery | PerItem):
             raise InputError(f"sampling must be PerQuery(…), PerItem(…) or a list of them. Got {plan!r} instead.")
-        if isinstance(plan, PerQuery) and plan.retriever not in RETRIEVERS:
+        if isinstance(plan, PerQuery) and plan.retriever not in (None, *BUILT_IN):
             raise InputError(
                 f"a sampling's retriever must be dense, bm25, tfidf or fused. Got {plan.retriever!r} instead."
             )
