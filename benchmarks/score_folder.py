@@ -29,12 +29,7 @@ BEST = 1_000  # of each query, kept in single precision
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("set")
-    add_options(parser, train=100, test=100)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--scores-only", nargs="*", choices=PARTS, help="no vectors, no texts; of both parts, or one")
-    options = parser.parse_args()
+    options = read_options()
     scorer = open_scorer(options)
     data = read_set(options.set, scorer, options)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -43,6 +38,15 @@ def main() -> None:
     if options.scores_only is None:
         write_vectors(options.out, data, SentenceEncoder(options.encoder, device=options.device))
         write_texts(options.out / "texts.json.xz", data)
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("set")
+    add_options(parser, train=100, test=100)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--scores-only", nargs="*", choices=PARTS, help="no vectors, no texts; of both parts, or one")
+    return parser.parse_args()
 
 
 def write_scores(out: Path, name: str, data: Set, queries: Drawn, scorer: Scorer, work: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 import crossknn as ck
-from benchmarks import index_quality
+from benchmarks import index_quality, score_folder
 from crossknn.cli import app
 from crossknn.evaluate.contenders import Offer, make_entries, split_names
 from crossknn.evaluate.studies import read_studies
@@ -19,12 +19,14 @@ from crossknn.indexing.inductive import Inductive
 from crossknn.indexing.transductive import Transductive
 from tests.evaluate.test_datasets import mention, write_zeshel
 from tests.scorers import tiny
+from tools import train_source
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 LINES = "\n".join(block for language, block in BLOCKS if not language).replace("\\\n", " ").splitlines()
 COMMANDS = [shlex.split(line, comments=True) for line in LINES if line.startswith(("crossknn ", "python "))]
+SCRIPTS = {"benchmarks.index_quality": index_quality, "benchmarks.score_folder": score_folder}
 ANYTHING = Offer(("random", "tfidf", "dense", "bm25", "fused"), fitted=True, cur=True)
 
 
@@ -67,11 +69,16 @@ def test_an_option_that_does_not_exist_is_found():
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command[0] == "python"], ids=named)
 def test_a_benchmark_has_only_options_that_exist(command, monkeypatch):
-    assert command[:3] == ["python", "-m", "benchmarks.index_quality"]
+    assert command[:2] == ["python", "-m"]
+    name, *arguments = command[2:]
+    if name == "tools.train_source":
+        assert train_source.read_options(arguments)
+        return
     monkeypatch.setattr(sys, "argv", command[2:])
-    given = index_quality.read_options()
-    assert Transductive.preset(given.preset)
-    assert set(given.without) <= {"MF_trns/Q", "MF_trns/I", "MF_trns ALS/I", "MF_ind/Q", "MF_ind/I", "DE_dstl/Q"}
+    given = SCRIPTS[name].read_options()
+    if name == "benchmarks.index_quality":
+        assert Transductive.preset(given.preset)
+        assert set(given.without) <= {"MF_trns/Q", "MF_trns/I", "MF_trns ALS/I", "MF_ind/Q", "MF_ind/I", "DE_dstl/Q"}
 
 
 def save_bert(folder):
