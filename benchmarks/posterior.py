@@ -31,6 +31,8 @@ from crossknn.evaluate.truth import truth_rows
 from crossknn.index import Index
 from crossknn.indexing import prior_fit
 from crossknn.indexing.building import prior_sampling
+from crossknn.indexing.traits import Tastes
+from crossknn.prior import TRAITS
 from crossknn.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
@@ -114,7 +116,8 @@ def compare_cell(sides: dict[str, Shares], cell: tuple[int, int]) -> dict[str, A
 def ablate(bench: Bench) -> Iterator[tuple[str, Shares]]:
     """Recall with one part of the model left out, with more and fewer calls and rounds."""
     task = bench.task
-    for name, change in (("whole", as_it_is), ("without γ", without_growth), ("without biases", without_biases)):
+    changes = {"whole": as_it_is, "without γ": without_growth, "without biases": without_biases}
+    for name, change in {**changes, "without traits": without_traits}.items():
         with change():
             index = build(bench, CALLS_PER_ITEM)
         yield name, search(task, bench.search_with(index), partial(Posterior, rounds=ROUNDS), SOME)
@@ -145,10 +148,17 @@ def without_growth() -> Iterator[None]:
 @contextmanager
 def without_biases() -> Iterator[None]:
     def none(*given: Any) -> Any:
-        rows, *_, items = given
-        return np.zeros(items, np.float32), np.zeros(len(rows))
+        _, residuals, _, item_vectors = given
+        items, dim = item_vectors.shape
+        return prior_fit._Biases(np.zeros(items, np.float32), np.zeros(len(residuals)), np.zeros(dim + 1))
 
-    with patch.object(prior_fit, "_fit_bias", none):
+    with patch.object(prior_fit, "_fit_biases", none):
+        yield
+
+
+@contextmanager
+def without_traits() -> Iterator[None]:
+    with patch.object(Tastes, "features", lambda _, rows: np.zeros((len(rows), TRAITS))):
         yield
 
 
