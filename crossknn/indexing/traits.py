@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn.indexing.fitting import blocks
 from crossknn.prior import TRAITS
 
 ITEMS: Final = 20_000  # that the tastes of queries are learned from,
@@ -49,8 +50,8 @@ class ItemScores:
         counts = np.diff(self.starts)[rows]
         for count in np.unique(counts):
             mine = np.flatnonzero(counts == count)
-            for first in range(0, len(mine), max(1, BLOCK // max(int(count), 1))):
-                part = mine[first : first + max(1, BLOCK // max(int(count), 1))]
+            for block in blocks(len(mine), max(1, BLOCK // max(int(count), 1))):
+                part = mine[block]
                 yield part, self.starts[rows[part], None] + np.arange(count)
 
 
