@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from crossknn.errors import InputError
 from crossknn.normalization import varies
-from crossknn.prior import DEPTH
+from crossknn.prior import DEPTH, estimates_at
 from crossknn.rank_weights import SCORE
 from crossknn.ranking import places_in
 from crossknn.types import Proposal, Rows, Scores
@@ -29,7 +29,8 @@ class FusedOrder:
 
     def columns(self, query: int, rows: Rows, scores: Scores) -> NDArray[np.float64]:
         """(rows, weights) z-scores: of the scores, then of what each retriever says."""
-        said = [_estimates_at(proposals[query], rows) for proposals in self._signals]
+        mine = [proposals[query] for proposals in self._signals]
+        said = [estimates_at(one, places_in(one, rows)) for one in mine]
         return np.column_stack([_standardize(column) for column in (scores, *said)])
 
     def fuse(self, query: int, rows: Rows, scores: Scores) -> NDArray[np.float64]:
@@ -42,13 +43,6 @@ def check_rank_by(value: object) -> None:
     """An error unless it is an order of hits."""
     if value not in ORDERS:
         raise InputError(f"rank_by must be 'score' or 'fused'. Got {value!r} instead.")
-
-
-def _estimates_at(proposal: Proposal, rows: Rows) -> Scores:
-    """What the proposer says of each row; of one that it did not propose, what it says of its last."""
-    if not len(proposal):
-        return np.zeros(len(rows), np.float32)
-    return np.append(proposal.estimates, proposal.estimates[-1])[places_in(proposal, rows)]
 
 
 def _standardize(values: Scores) -> NDArray[np.float64]:

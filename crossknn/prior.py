@@ -152,24 +152,30 @@ def columns_of(proposals: Sequence[Proposal], items: int) -> Columns:
     By retriever its estimate, where large ones count as their logarithm, and how early it comes. What was not
     proposed counts as the last that was.
     """
-    return np.concatenate([_columns(proposal, items, np.arange(items)) for proposal in proposals], axis=1)
+    return columns_at(proposals, [_ranks_of(proposal, items) for proposal in proposals])
 
 
-def columns_at(proposals: Sequence[Proposal], items: int, rows: Rows) -> Columns:
-    """The same for these rows only."""
-    return np.concatenate([_columns(proposal, items, rows) for proposal in proposals], axis=1)
+def columns_at(proposals: Sequence[Proposal], ranks: Sequence[Rows]) -> Columns:
+    """The same for some rows, given their place in each proposal (`ranking.places_in`)."""
+    return np.concatenate([_columns(*both) for both in zip(proposals, ranks, strict=True)], axis=1)
 
 
-def ranks_of(proposal: Proposal, items: int) -> NDArray[np.int64]:
-    """(items,) each row's place in the proposal, from 0; its length where it is not in it."""
+def estimates_at(proposal: Proposal, places: Rows) -> Scores:
+    """What the proposer says of the rows at these places; of those it did not propose, what it says of its last."""
+    if not len(proposal):
+        return np.zeros(len(places), np.float32)
+    return np.append(proposal.estimates, proposal.estimates[-1])[places]
+
+
+def _ranks_of(proposal: Proposal, items: int) -> Rows:
+    """(items,) what `places_in` gives for every row, at once."""
     ranks = np.full(items, len(proposal))
     ranks[proposal.rows] = np.arange(len(proposal))
     return ranks
 
 
-def _columns(proposal: Proposal, items: int, rows: Rows) -> Columns:
+def _columns(proposal: Proposal, ranks: Rows) -> Columns:
     if not len(proposal):
-        return np.zeros((len(rows), PER_SIGNAL), np.float32)
-    ranks = ranks_of(proposal, items)[rows]
-    estimates = np.append(proposal.estimates, proposal.estimates[-1])[ranks]
+        return np.zeros((len(ranks), PER_SIGNAL), np.float32)
+    estimates = estimates_at(proposal, ranks)
     return np.column_stack([np.arcsinh(estimates), -np.log(ranks + SOFT)]).astype(np.float32)

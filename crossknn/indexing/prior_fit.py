@@ -12,7 +12,8 @@ from crossknn.errors import InputError
 from crossknn.indexing.entries import Entries
 from crossknn.indexing.fitting import blocks
 from crossknn.indexing.traits import Tastes
-from crossknn.prior import DEPTH, TRAITS, Columns, Prior, columns_at, grow, ranks_of
+from crossknn.prior import DEPTH, TRAITS, Columns, Prior, columns_at, grow
+from crossknn.ranking import places_in
 from crossknn.types import Proposal, Rows, Scores
 
 NEAR: Final = 100  # a pair is near where a retriever has the item among so many
@@ -89,9 +90,9 @@ def _observe(entries: Entries, signals: Sequence[str], propose: Propose) -> _Obs
     for number, places in zip(numbers, np.split(order, starts[1:]), strict=True):
         proposals = [found[number] for found in lists]
         rows: Rows = pairs.rows[places].astype(np.int64)
-        columns.append(columns_at(proposals, items, rows))
-        best = np.min([ranks_of(proposal, items)[rows] for proposal in proposals], axis=0)
-        near.append(best < min(NEAR, items // 10))
+        ranks = [places_in(proposal, rows) for proposal in proposals]
+        columns.append(columns_at(proposals, ranks))
+        near.append(np.min(ranks, axis=0) < min(NEAR, items // 10))
     return _Observed(
         pairs.queries[order],
         pairs.rows[order],
