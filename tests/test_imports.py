@@ -28,7 +28,7 @@ HEAVY = [
 LAYERS = [
     {"errors"},
     {"optional", "normalization", "prior", "types"},
-    {"checks", "files", "fingerprints", "models", "ranking", "readers", "strings"},
+    {"attention", "checks", "files", "fingerprints", "models", "ranking", "readers", "strings"},
     {"items"},
     {"encoders", "example", "retrievers", "scorers", "strategies", "vectors", "testing"},
     {"answering", "fused_order", "hits", "indexing", "proposed", "rank_weights", "trace"},

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from crossknn.attention import attention_of_any_shape
 from crossknn.encoders.checks import check_vectors
 from crossknn.errors import InputError, ModelNotFound
 from crossknn.models import EMBEDDED, find_model, no_progress_bars
@@ -87,7 +88,9 @@ class SentenceEncoder:
             raise InputError("texts must be a list of strings. Got one string instead.")
         if not len(texts):
             return np.empty((0, self.dim), np.float32)
-        return check_vectors(self._encode(side, list(texts)), texts, dim=self.dim)
+        with attention_of_any_shape(self._model.device):
+            vectors = self._encode(side, list(texts))
+        return check_vectors(vectors, texts, dim=self.dim)
 
     def _encode(self, side: str, texts: list[str]) -> Any:
         options: dict[str, Any] = {

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn.attention import attention_of_any_shape
 from crossknn.checks import check_positive
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import EncoderError, InputError
@@ -313,7 +314,8 @@ class _Student:
 
     def _read(self, side: str, features: Features) -> Tensor:
         """(texts, dim) float32: what the encoder gives, but with its history."""
-        with self._torch.autocast("cuda", self._torch.bfloat16, enabled=self.device.type == "cuda"):
+        half = self._torch.autocast("cuda", self._torch.bfloat16, enabled=self.device.type == "cuda")
+        with half, attention_of_any_shape(self.device):
             found = self._model(dict(features), **self._task(side))  # a copy, for the model fills in its results
         vectors: Tensor = found["sentence_embedding"][:, : self._model.truncate_dim].float()
         return self._torch.nn.functional.normalize(vectors) if self._encoder.normalize else vectors

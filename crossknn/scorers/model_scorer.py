@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn.attention import attention_of_any_shape
 from crossknn.errors import InputError, ScorerError
 from crossknn.optional import import_extra
 from crossknn.scorers.checked import check_scores, describe_pair
@@ -126,7 +127,7 @@ class ModelScorer:
         query_rows, item_rows = np.divmod(keys, len(item_texts))
         scores = np.empty(len(keys), np.float32)
         running: deque[tuple[slice, Callable[[], Scores]]] = deque()
-        with self._torch.inference_mode():
+        with self._torch.inference_mode(), attention_of_any_shape(self.device):
             for start in range(0, len(keys), PAIRS_AT_ONCE):
                 part = slice(start, start + PAIRS_AT_ONCE)
                 running.append((part, self._start(query_texts, query_rows[part], item_texts, item_rows[part])))
