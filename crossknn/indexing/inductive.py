@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SKIP_START = -5.0  # the paper's w before training: σ(−5) = 0.7% net, 99.3% the vector as it came
 SIDES = ("queries", "items")
+MOST_ON_DEVICE = 8 * 2**30  # bytes of vectors that a GPU holds while nets learn
 
 Net = dict[str, "torch.Tensor"]  # w1 (2d, d), b1 (2d,), w2 (d, 2d), b2 (d,), skip ()
 State = dict[str, NDArray[np.float32]]  # both nets' parameters, as "queries.w1" or "items.skip"
@@ -43,7 +44,8 @@ class Inductive(Training):
     The settings are those of `Training`; AdamW is torch's.
 
     Memory, besides the entries: nothing per item. The item vectors may be a float16 memory map, of which each batch
-    reads its own rows; the nets take 8 · dim² numbers in all, four times with their gradients and moments.
+    reads its own rows; the nets take 8 · dim² numbers in all, four times with their gradients and moments. A GPU holds
+    the vectors themselves as they come, up to 8 GiB of them.
     """
 
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -154,9 +156,11 @@ class _Nets:
             for net in (make_net(torch, vectors[0].shape[1], seed=2 * settings.seed + side) for side in range(2))
         ]
         self._parameters = [value for net in self._nets for value in net.values()]
+        on_gpu = self._device.type == "cuda"
         self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
+            self._parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=on_gpu
         )
+        self._held = self._hold() if on_gpu and sum(side.nbytes for side in vectors) <= MOST_ON_DEVICE else None
         self._kept: list[torch.Tensor] = []
         self.steps = -(-len(fitted) // settings.batch)
 
@@ -196,8 +200,15 @@ class _Nets:
         left, right = self._encode(0, pairs.queries), self._encode(1, pairs.rows)
         return (left * right).sum(1)
 
+    def _hold(self) -> list[torch.Tensor]:
+        """The vectors on the device, for which copying those of each step would take longer than the step."""
+        return [self._torch.from_numpy(np.array(side)).to(self._device) for side in self._vectors]
+
     def _encode(self, side: int, numbers: Numbers) -> torch.Tensor:
-        """(numbers, dim) the net's vectors; each different one is read and computed once."""
+        """(numbers, dim) the net's vectors; on a CPU each different one is read and computed once."""
+        if self._held is not None:
+            rows = self._torch.from_numpy(numbers).to(self._device)
+            return transform(self._torch, self._nets[side], self._held[side][rows].float())
         different, places = np.unique(numbers, return_inverse=True)
         vectors = self._torch.from_numpy(read_vectors(self._vectors[side], different)).to(self._device)
         encoded = transform(self._torch, self._nets[side], vectors)

@@ -7,7 +7,7 @@ import pytest
 
 from crossknn.errors import InputError
 from crossknn.indexing.entries import Entries, Pairs
-from crossknn.indexing.inductive import Inductive, InductiveFit, make_net, transform
+from crossknn.indexing.inductive import Inductive, InductiveFit, _Nets, make_net, transform
 from crossknn.indexing.transductive import Transductive
 
 torch = pytest.importorskip("torch")
@@ -136,6 +136,24 @@ def test_a_memory_map_of_float16_is_read_as_it_is(world, tmp_path):
     one, other = (settings.fit(entries, queries, v) for v in (mapped, items.astype(np.float16).astype(np.float32)))
     np.testing.assert_array_equal(one.encode_items(mapped), other.encode_items(mapped))
     assert one.encode_items(mapped).dtype == np.float32
+
+
+def test_vectors_held_on_a_device_give_the_same_nets(world, tmp_path, monkeypatch):
+    entries, queries, items, _ = world
+    np.save(tmp_path / "items.npy", items.astype(np.float16))
+    mapped = np.load(tmp_path / "items.npy", mmap_mode="r")
+    settings = Inductive(epochs=2, batch=128)
+    read = settings.fit(entries, queries, mapped)
+    start = _Nets.__init__
+
+    def hold(nets, *arguments):
+        start(nets, *arguments)
+        nets._held = nets._hold()
+
+    monkeypatch.setattr(_Nets, "__init__", hold)
+    held = settings.fit(entries, queries, mapped)
+    for name, values in read.state().items():
+        np.testing.assert_allclose(held.state()[name], values, atol=2e-4)
 
 
 def test_early_stopping_keeps_the_best_epoch(world):
