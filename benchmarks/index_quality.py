@@ -1,16 +1,16 @@
-"""What item vectors are worth: recall of `Axn` and `Rerank` by where the vectors come from, and what they cost.
+"""What item vectors are worth: recall of each strategy by where the vectors come from, and what they cost.
 
-The paper's Figure 1 and its table of indexing times, on other data. For each set: the exact scores of some test
-queries (all items), then one index per way of building it, each from the same train queries, its calls and its
-seconds by step, and the recall of both strategies with its vectors.
+The paper's Figure 1 and its table of indexing times, on other data, with posterior search beside them. For each set:
+the exact scores of some test queries (all items), then one index per way of building it, each from the same train
+queries, its calls and its seconds by step, and the recall of every strategy with its vectors.
 
     python -m benchmarks.index_quality <set>... --scorer <folder> --out benchmarks/results/index_quality.json
     python -m benchmarks.index_quality example --scorer embedded
 
 DE     the dual encoder's vectors                       MF_ind   its vectors through nets fitted to scores
 MF_trns free vectors, fitted to scores                  DE_dstl  the dual encoder, fine-tuned on scores
-"/Q" is 100 items per train query, the dual encoder's nearest; "/I" is 8 train queries per item, at random. A set is
-what `crossknn bench set` takes.
+"/Q" is 100 items per train query, the dual encoder's nearest; "/I" is 8 train queries per item, at random. "prior" is
+that of `Index.build(prior=True)`, 8 calls per item. A set is what `crossknn bench set` takes.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from crossknn.evaluate.truth import exact_scores, truth_rows
 from crossknn.index import Index
 from crossknn.indexing.building import Build
 from crossknn.indexing.distill import Distillation
-from crossknn.indexing.factors import Method
 from crossknn.indexing.inductive import Inductive
-from crossknn.indexing.sampling import PerItem, PerQuery, Sampling
+from crossknn.indexing.sampling import PerItem, PerQuery
 from crossknn.indexing.transductive import Transductive
 from crossknn.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
+from crossknn.strategies.posterior import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Scorer
 
@@ -119,28 +119,35 @@ def build_all(
     """Per way of building: the folder of its index, calls and seconds, and what its encoder makes of test queries."""
     per_query, per_item = PerQuery(items=options.per_query, retriever="dense"), PerItem(queries=options.per_item)
     nets = options.preset if options.preset in Inductive.PRESETS else "paper"  # which has none for ZeShEL
-    ways: dict[str, tuple[Sampling | None, Method | None]] = {
-        "DE": (None, None),
-        "MF_trns/Q": (per_query, Transductive.preset(options.preset)),
-        "MF_trns/I": (per_item, Transductive.preset(options.preset)),
-        "MF_trns ALS/I": (per_item, Transductive(method="als")),
-        "MF_ind/Q": (per_query, Inductive.preset(nets)),
-        "MF_ind/I": (per_item, Inductive.preset(nets)),
+    ways: dict[str, dict[str, Any]] = {
+        "DE": {},
+        "MF_trns/Q": {"sampling": per_query, "factors": Transductive.preset(options.preset)},
+        "MF_trns/I": {"sampling": per_item, "factors": Transductive.preset(options.preset)},
+        "MF_trns ALS/I": {"sampling": per_item, "factors": Transductive(method="als")},
+        "MF_ind/Q": {"sampling": per_query, "factors": Inductive.preset(nets)},
+        "MF_ind/I": {"sampling": per_item, "factors": Inductive.preset(nets)},
+        "DE, prior": {"prior": True},
     }
     first = Build(data.items, scorer=fresh_scorer(options), encoder=encoder, device=options.device)
     vectors = first.vectors  # encoded once, counted for all
     folder = Path(tempfile.mkdtemp(dir=options.work))
-    for name, (sampling, factors) in ways.items():
+    for name, settings in ways.items():
         if name not in options.without:
             scorer = fresh_scorer(options)
-            settings = {"sampling": sampling, "factors": factors, "device": options.device}
-            build = Build(data.items, scorer=scorer, encoder=encoder, queries=data.train.texts, **settings)
+            build = Build(
+                data.items,
+                scorer=scorer,
+                encoder=encoder,
+                queries=data.train.texts,
+                device=options.device,
+                **settings,
+            )
             build.vectors = vectors
             build.seconds |= first.seconds
             index = Index.of(build.run(), scorer, encoder)
             yield keep(index, folder, name), describe(name, index), remember(encoder, data)
     if "DE_dstl/Q" not in options.without:
-        yield distil(data, per_query, encoder, vectors, folder, options)
+        yield from distil(data, per_query, encoder, vectors, folder, options)
 
 
 def distil(
@@ -150,8 +157,8 @@ def distil(
     vectors: np.ndarray,
     folder: Path,
     options: argparse.Namespace,
-) -> tuple[Path, dict[str, Any], PrecomputedEncoder]:
-    """The dual encoder fine-tuned on G's scores, and its vectors of all items."""
+) -> Iterator[tuple[Path, dict[str, Any], PrecomputedEncoder]]:
+    """The dual encoder fine-tuned on G's scores, and its vectors of all items, as they are and with a prior."""
     scorer = fresh_scorer(options)
     sampled = {"sampling": per_query, "factors": Transductive(), "device": options.device}
     build = Build(data.items, scorer=scorer, encoder=encoder, queries=data.train.texts, **sampled)
@@ -162,16 +169,23 @@ def distil(
     fitted = settings.fit(entries, encoder, data.train.texts, data.items, folder / "encoder")
     taught = SentenceEncoder(folder / "encoder", device=options.device)
     seconds = {**build.seconds, "fine-tune": time.perf_counter() - began}
-    index = Index.build(
-        data.items, scorer=scorer, encoder=taught, queries=data.train.texts, factors=None, device=options.device
-    )
-    record = describe("DE_dstl/Q", index)
-    record["calls"] += len(entries)
-    record["seconds"] = {step: round(took, 2) for step, took in seconds.items()} | {
-        f"{step} again": took for step, took in record["seconds"].items()
-    }
-    record["epochs"] = fitted.report["epochs"]
-    return keep(index, folder, "DE_dstl"), record, remember(taught, data)
+    for name, prior in (("DE_dstl/Q", False), ("DE_dstl/Q, prior", True)):
+        index = Index.build(
+            data.items,
+            scorer=scorer,
+            encoder=taught,
+            queries=data.train.texts,
+            factors=None,
+            prior=prior,
+            device=options.device,
+        )
+        record = describe(name, index)
+        record["calls"] += len(entries)
+        record["seconds"] = {step: round(took, 2) for step, took in seconds.items()} | {
+            f"{step} again": took for step, took in record["seconds"].items()
+        }
+        record["epochs"] = fitted.report["epochs"]
+        yield keep(index, folder, name), record, remember(taught, data)
 
 
 def describe(name: str, index: Index) -> dict[str, Any]:
@@ -199,7 +213,7 @@ def remember(encoder: SentenceEncoder, data: Set) -> PrecomputedEncoder:
 def measure(
     folder: Path, queries: list[str], encoder: PrecomputedEncoder, scores: np.ndarray, rounds: int
 ) -> dict[str, Any]:
-    """The recall of `Rerank` and `Axn` with an index; runs in a process of its own."""
+    """The recall of each strategy with an index; runs in a process of its own."""
     torch.set_num_threads(1)
     index = Index.load(folder)
     known = KnownScores(dict(zip(queries, scores, strict=True)), index.items.texts, fingerprint=index.scorer)
@@ -210,6 +224,7 @@ def measure(
     for budget, ks in MEASURED.items():
         strategies: dict[str, Strategy] = {"Rerank": Rerank(budget, own)}
         strategies |= {f"Axn λ={mix:g}": Axn(budget, rounds, mix, "dense") for mix in MIXES}
+        strategies["Posterior"] = Posterior(budget, rounds)
         for strategy, made in strategies.items():
             rows = [rows_of(hits) for hits in searcher.search_many(queries, k=budget, strategy=made)]
             shares = {k: 100 * top_k_recall(truth, rows, k) for k in ks}
