@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -32,7 +33,7 @@ class Answerer:
         items: Items,
         queries: Sequence[str],
         *,
-        lock: threading.Lock,
+        turn: AbstractContextManager[object],
         ends: float | None = None,
         cancelled: threading.Event | None = None,
         progress: Progress | None = None,
@@ -41,7 +42,7 @@ class Answerer:
         self._scorer = scorer
         self._items = items
         self._queries = queries
-        self._lock = lock
+        self._turn = turn  # to call the scorer
         self._ends = ends  # of time.monotonic()
         self._cancelled = cancelled
         self._progress = progress
@@ -83,7 +84,7 @@ class Answerer:
 
     def _score(self, queries: Rows, rows: Rows) -> Scores:
         start = time.monotonic()
-        with self._lock:
+        with self._turn:
             scores = score_pairs(self._scorer, [self._queries[q] for q in queries], self._items.texts_of(rows))
         took = time.monotonic() - start
         self.seconds += took

@@ -206,6 +206,15 @@ class Index:
                 folder=folder,
             )
 
+    @property
+    def identity(self) -> str | None:
+        """A hash of all that its folder holds; None where it was never saved."""
+        return None if self._folder is None else self._folder.identity
+
+    def is_current(self) -> bool:
+        """Whether its folder still holds this index and no newer one; False where it was never saved."""
+        return self._folder is not None and self._folder.is_current()
+
     def verify(self) -> int:
         """Read every byte of the index's folder and compare it with its checksum; how many bytes there are."""
         if self._folder is None:

@@ -11,6 +11,11 @@ def import_extra(module: str, *, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise MissingExtra(
-            f"{module} could not be imported ({error}). It comes with an extra: pip install 'crossknn[{extra}]'"
-        ) from error
+        raise missing_extra(module, error, extra=extra) from error
+
+
+def missing_extra(module: str, error: ImportError, *, extra: str) -> MissingExtra:
+    """What to raise where `module` could not be imported."""
+    return MissingExtra(
+        f"{module} could not be imported ({error}). It comes with an extra: pip install 'crossknn[{extra}]'"
+    )

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ from crossknn.strategies.base import Found, Space, Strategy, drive
 from crossknn.strategies.posterior import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.trace import join
-from crossknn.types import Encoder, Mask, Progress, Retriever, Rows, Scorer, Vectors, VectorSearch
+from crossknn.types import Encoder, Mask, Progress, Retriever, Rows, Scorer, SharedScorer, Vectors, VectorSearch
 from crossknn.vectors.exact import ExactSearch
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Searcher:
     check_models   refuse a scorer or encoder that the index was not built with
     progress       called as `progress(step, done, total)` while encoding and scoring
 
-    A searcher may be used from several threads; the scorer is called by one at a time.
+    A searcher may be used from several threads; the scorer is called by one at a time, unless it is a `SharedScorer`.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class Searcher:
         deadline: float | None = None,
         rank_by: str = SCORE,
         stop_at: float | None = None,
+        cancelled: threading.Event | None = None,
     ) -> list[Hits]:
         """The `k` best items for each query, all queries side by side, one scorer call per round.
 
@@ -152,8 +154,9 @@ class Searcher:
         score and what retrievers say together (`rank_weights`).
         `stop_at` ends each query's search as soon as that share of its true top `k` is expected to be found
         (`hits.expected_recall`); the strategy must be `Posterior`.
+        `cancelled` ends the search after its current slice once another thread sets it.
         """
-        return self._search(queries, k, budget, strategy, filter, deadline, rank_by, stop_at, None)
+        return self._search(queries, k, budget, strategy, filter, deadline, rank_by, stop_at, cancelled)
 
     async def asearch(
         self,
@@ -298,23 +301,30 @@ class Searcher:
         ends: float | None = None,
         cancelled: threading.Event | None = None,
     ) -> Answerer:
+        scorer, turn = self._take_turn(cancelled)
         return Answerer(
-            self.scorer,
+            scorer,
             self.items,
             queries,
-            lock=self._scoring,
+            turn=turn,
             ends=ends,
             cancelled=cancelled,
             progress=self._progress,
             total_calls=total_calls,
         )
 
+    def _take_turn(self, cancelled: threading.Event | None) -> tuple[Scorer, AbstractContextManager[object]]:
+        """The scorer for one search, and what to enter before it is called."""
+        if isinstance(self.scorer, SharedScorer):
+            return self.scorer.for_caller(cancelled), nullcontext()
+        return self.scorer, self._scoring
+
     def _space(self, queries: Sequence[str], proposed: Proposed, allowed: Mask | None, k: int | None) -> Space:
         return Space(
             queries=len(queries),
             items=len(self.items),
             propose=proposed,
-            query_vectors=(lambda: self._fitted_queries(queries)) if self._has_query_vectors else None,
+            query_vectors=(lambda: self._fitted_queries(queries)) if self.has_query_vectors else None,
             item_vectors=lambda: self._fitted_vectors or self._item_vectors(),
             allowed=allowed,
             normalization=self.normalization,
@@ -330,14 +340,17 @@ class Searcher:
         if self.encoder:
             self._item_vectors()
 
+    def default_strategy(self, budget: int = Posterior.budget) -> Strategy:
+        """What a search does that names no strategy: `Posterior`, or `Rerank` where there are no query vectors."""
+        check_positive("budget", budget)
+        return Posterior(budget, min(Posterior.rounds, budget)) if self.has_query_vectors else Rerank(budget)
+
     def _choose_strategy(
         self, strategy: Strategy | None, budget: int | None, k: int, stop_at: float | None = None
     ) -> Strategy:
         check_positive("k", k)
         if strategy is None:
-            budget = Posterior.budget if budget is None else budget
-            check_positive("budget", budget)
-            strategy = Posterior(budget, min(Posterior.rounds, budget)) if self._has_query_vectors else Rerank(budget)
+            strategy = self.default_strategy(Posterior.budget if budget is None else budget)
         elif budget is not None:
             raise InputError("give either a budget or a strategy, which has a budget of its own.")
         if not isinstance(strategy, Strategy):
@@ -422,7 +435,8 @@ class Searcher:
         return check_vectors(encoder.encode_queries(queries), queries, dim=self._item_vectors().dim)
 
     @property
-    def _has_query_vectors(self) -> bool:
+    def has_query_vectors(self) -> bool:
+        """Whether queries have vectors in the space that strategies search."""
         return self.encoder is not None and (self._factors is None or self._factors.with_encoder)
 
     def _fitted_queries(self, queries: Sequence[str]) -> Vectors:

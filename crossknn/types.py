@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
@@ -53,6 +54,14 @@ class Scorer(Protocol):
 
     def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
         """One raw logit per pair `(queries[i], items[i])`: float32, finite, in the order given."""
+
+
+@runtime_checkable
+class SharedScorer(Protocol):
+    """A scorer that merges the calls of many threads itself: a searcher does not call it by one thread at a time."""
+
+    def for_caller(self, cancelled: threading.Event | None = None) -> Scorer:
+        """The scorer of one caller; what it asked for is given up, with an error, once `cancelled` is set."""
 
 
 @runtime_checkable

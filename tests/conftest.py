@@ -3,6 +3,7 @@
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports the hub's client
+os.environ.setdefault("HAYSTACK_TELEMETRY_ENABLED", "False")  # before anything imports Haystack
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command line: `crossknn build`, `plan`, `search`, `score`, `info`, `add`, `remove`, `verify`, `bench`, `demo`.
+"""The command line: `crossknn build`, `plan`, `search`, `serve`, `score`, `bench`, `demo`; `info`, `add` and so on.
 
 Results go to standard output, progress and messages to standard error. Exit codes: 0 done, 1 a scorer,
 encoder, retriever or strategy failed, 2 input that cannot be used, 130 interrupted.
@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.logging import RichHandler
 
-from crossknn.cli import bench, build, demo, index, score, search
+from crossknn.cli import bench, build, demo, index, score, search, serve
 from crossknn.cli.common import err, fail, out
 from crossknn.errors import CrossKnnError, InputError, MissingExtra, ModelNotFound
 
@@ -53,6 +53,7 @@ for command in (
     build.plan,
     search.search,
     score.score,
+    serve.serve,
     index.info,
     index.add,
     index.remove,

@@ -33,9 +33,13 @@ Stamp = tuple[int, int]  # inode and time of a manifest: another one has another
 
 @dataclass(frozen=True)
 class Folder:
-    """An opened folder: what its manifest says, and the path of each file by its plain name."""
+    """An opened folder: what its manifest says, and the path of each file by its plain name.
+
+    `identity` is a hash of it all: another one for other content.
+    """
 
     path: Path
+    identity: str
     facts: dict[str, Any]
     files: dict[str, Path]
     _sizes: dict[str, int] = field(repr=False)
@@ -137,6 +141,7 @@ def _parse(folder: Path, text: bytes, stamp: Stamp) -> Folder:
         )
     return Folder(
         folder,
+        str(content["hash"]),
         facts,
         {name: folder / file for name, (file, _, _) in listed.items()},
         {name: size for name, (_, size, _) in listed.items()},

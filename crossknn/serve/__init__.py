@@ -1,0 +1,1 @@
+"""Search and scores over HTTP: `crossknn serve`. Needs the extra `serve`."""

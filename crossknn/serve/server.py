@@ -1,0 +1,67 @@
+"""A service on a socket, until a signal ends it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from crossknn.errors import InputError
+from crossknn.serve.app import make_app
+from crossknn.serve.service import Service
+
+BACKLOG = 2048
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at this address, which takes no connection yet; port 0 is any that is free."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise InputError(
+            f"the address {host}:{port} cannot be used ({error.strerror or error}). Give another --host or --port."
+        ) from error
+    return bound
+
+
+def url_of(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_loopback(bound: socket.socket) -> bool:
+    host: str = bound.getsockname()[0]
+    return host == "::1" or host.startswith("127.")
+
+
+class Server(uvicorn.Server):
+    """The HTTP server of a service, for `run(sockets=[…])`; `on_start` is called once it takes connections."""
+
+    def __init__(self, service: Service, *, on_start: Callable[[], None] = lambda: None) -> None:
+        config = uvicorn.Config(
+            make_app(service),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=max(1, round(service.settings.grace)),
+        )
+        super().__init__(config)
+        self._on_start = on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_start()
+
+
+def run(service: Service, bound: socket.socket, *, on_start: Callable[[], None]) -> None:
+    """Serve until SIGTERM or SIGINT; what runs then has the settings' grace to end. SIGHUP looks for a newer index."""
+    signal.signal(signal.SIGTERM, lambda *_: None)  # the server raises it again at its end, which is no failure
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, lambda *_: service.watcher.wake())
+    Server(service, on_start=on_start).run(sockets=[bound])

@@ -1,0 +1,99 @@
+"""`crossknn serve` as a user runs it: with a real model it serves, and what it cannot do it says in one sentence."""
+
+import inspect
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+
+import httpx
+import pytest
+
+from crossknn.cli import main
+from crossknn.cli.serve import serve
+from crossknn.serve.settings import Limits, Settings
+from tests.scorers import tiny
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    records = [{"_id": f"d{row}", "text": tiny.words(row, 12)} for row in range(40)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def fail(monkeypatch, capsys, *arguments):
+    """The exit code and the message of a command that ends in an error."""
+    monkeypatch.setattr(sys, "argv", ["crossknn", "serve", *(str(argument) for argument in arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    message = " ".join(capsys.readouterr().err.split())
+    assert "Traceback" not in message
+    return end.value.code, message
+
+
+def test_a_model_is_served_until_sigterm(corpus, bert_folder, tmp_path):
+    command = ["-m", "crossknn", "serve", corpus, "--scorer", bert_folder, "--encoder", "none", "--port", "0"]
+    limits = ["--max-budget", "30", "--max-k", "5", "--cache", tmp_path / "scores.db", "--host", "0.0.0.0"]
+    environment = {**os.environ, "COLUMNS": "300"}
+    environment.pop("CROSSKNN_API_KEY", None)
+    process = subprocess.Popen(
+        [sys.executable, *map(str, [*command, *limits])], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        lines = []
+        while "serving" not in "".join(lines[-1:]):
+            lines.append(process.stderr.readline())
+            assert lines[-1], lines
+        url = re.search(r"serving 40 items at (http://0\.0\.0\.0:\d+)", lines[-1])[1]
+        assert any("warning" in line and "--api-key" in line for line in lines)
+        answer = httpx.post(f"{url}/search", json={"query": "ice"}, headers={"x-request-id": "mine"}).json()
+        assert answer["strategy"] == "Rerank(budget=30)"
+        assert len(answer["results"][0]["hits"]) == 5
+        process.send_signal(signal.SIGTERM)
+        rest = process.communicate(timeout=20)[1]
+        assert process.returncode == 0
+        (line,) = map(json.loads, rest.splitlines())
+        assert (line["request_id"], line["status"], line["calls"]) == ("mine", 200, 30)
+    finally:
+        process.kill()
+
+
+def test_what_cannot_be_served_is_said(monkeypatch, capsys, corpus, tmp_path):
+    assert (
+        fail(monkeypatch, capsys, tmp_path / "none.jsonl", "--scorer", tmp_path, "--encoder", "none", "--port", 0)[0]
+        == 2
+    )
+    code, message = fail(monkeypatch, capsys)
+    assert (code, "give a corpus or an index to serve, or --example" in message) == (2, True)
+    code, message = fail(monkeypatch, capsys, corpus, "--example", "--port", 0)
+    assert (code, "one of the two" in message) == (2, True)
+    code, message = fail(monkeypatch, capsys, corpus, "--any-model", "--port", 0)
+    assert (code, "--any-model goes with an index only" in message) == (2, True)
+    code, message = fail(monkeypatch, capsys, corpus, "--poll", 0)
+    assert (code, "poll must be a positive number of seconds" in message) == (2, True)
+    code, message = fail(monkeypatch, capsys, corpus, "--api-key", "two words")
+    assert (code, "without spaces" in message) == (2, True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, message = fail(monkeypatch, capsys, corpus, "--port", taken.getsockname()[1])
+        assert (code, "cannot be used (Address already in use). Give another --host or --port" in message) == (2, True)
+
+
+def test_a_missing_extra_is_named(monkeypatch, capsys, corpus):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    code, message = fail(monkeypatch, capsys, corpus)
+    assert (code, message.endswith("pip install 'crossknn[serve]'")) == (2, True)
+
+
+def test_the_defaults_of_options_are_those_of_the_settings():
+    options = {name: one.default for name, one in inspect.signature(serve).parameters.items()}
+    limits = {f"max_{name}": value for name, value in asdict(Limits()).items()}
+    assert {name: options[name] for name in limits} == limits
+    names = {"workers": "running", "waiting": "waiting", "batch": "batch_pairs", "scorer_timeout": "scorer_timeout"}
+    names |= {name: name for name in ("poll", "grace", "api_key", "public_info", "log_queries")}
+    assert {name: options[name] for name in names} == {name: getattr(Settings(), own) for name, own in names.items()}

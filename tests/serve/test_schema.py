@@ -1,0 +1,60 @@
+"""Requests made up from the OpenAPI schema: none of them breaks the server, and answers are what the schema says."""
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from crossknn.serve.settings import Limits
+from tests.serve.servers import opened, serving
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+PATHS = {
+    "POST": ["/search", "/score", "/rerank", "/v1/rerank", "/v2/rerank"],
+    "GET": ["/healthz", "/readyz", "/info", "/metrics"],
+}
+
+
+@pytest.fixture(scope="module")
+def api():
+    with opened(limits=Limits(budget=20, deadline=2.0)) as service, serving(service) as url:
+        yield schemathesis.openapi.from_url(f"{url}/openapi.json")
+
+
+def test_every_path_is_tried(api):
+    found = {(method.upper(), path) for path in api for method in api[path]}
+    assert found == {(method, path) for method, paths in PATHS.items() for path in paths}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "kind"),
+    [
+        *(("POST", path, kind) for path in PATHS["POST"] for kind in ("positive", "negative")),
+        *(("GET", path, "positive") for path in PATHS["GET"]),  # which nothing could be wrong with
+    ],
+)
+def test_made_up_requests_are_answered_or_refused(api, method, path, kind):
+    mode = schemathesis.GenerationMode(kind)
+    answered = set()
+
+    @settings(
+        max_examples=30,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=api[path][method].as_strategy(generation_mode=mode))
+    def try_it(case):
+        response = case.call()
+        case.validate_response(response, checks=CHECKS)
+        answered.add(response.status_code)
+
+    try_it()
+    assert 200 in answered if kind == "positive" else answered <= {400, 413, 422, 200}
