@@ -1,12 +1,11 @@
 """A comparison with numbers made by hand, a real one on a tiny world, and a browser."""
 
-import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.evaluate.compare import Contender, Quality, Result
@@ -30,19 +29,9 @@ from crossknn.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.rerank import Rerank
 from crossknn.testing import MatrixScorer
+from tests.browsers import open_browser
 from tests.worlds import World
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 LONG_NAME = "Axn, vectors fitted to the cross-encoder, first round fused"
 CONTENDERS = [
     Contender("Rerank, dense", partial(Rerank, retriever="dense")),
@@ -169,11 +158,5 @@ def studied(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")  # not longer: while it lives, no other test can run an event loop
 def browser() -> Iterator[Browser]:
-    """An installed Chromium, else playwright's own."""
-    with sync_playwright() as playwright:
-        installed = next(filter(None, map(shutil.which, BROWSERS)), playwright.chromium.executable_path)
-        if not Path(installed).exists():
-            pytest.skip("no Chromium was found: `make browser` installs one")
-        browser = playwright.chromium.launch(executable_path=installed, args=FLAGS)
+    with open_browser() as browser:
         yield browser
-        browser.close()

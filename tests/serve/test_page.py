@@ -1,0 +1,419 @@
+"""The page of the service, in a real browser against a real server."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise, product
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+import crossknn as ck
+from crossknn.encoders.precomputed import PrecomputedEncoder
+from crossknn.serve.settings import Limits
+from crossknn.testing import MatrixScorer
+from tests.browsers import open_browser
+from tests.serve.servers import opened, serving
+from tests.worlds import World
+
+QUERIES = ["how rivers freeze", "why ice is slippery", "held back"]
+ASKED, OTHER, HELD = QUERIES
+MARKUP = "<img src=x onerror=alert(1)> & <b>bold</b> <script>alert(2)</script>"
+LONG = "water " * 120 + "x" * 300
+K, BUDGET = 10, 100
+PAPERS = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 24, 31)"}
+TEXT_CONTRAST, MARK_CONTRAST = 4.5, 3.0  # of WCAG 2, level AA
+PATIENCE = 15_000  # milliseconds; a busy machine takes its time
+
+expect.set_options(timeout=PATIENCE)
+
+
+class HeldScorer(MatrixScorer):
+    """It answers `HELD` only while it is `free`."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.free = threading.Event()
+        self.free.set()
+
+    def score(self, queries, items):
+        if HELD in queries:
+            self.free.wait(30)
+        return super().score(queries, items)
+
+
+@pytest.fixture(scope="module")
+def searcher() -> ck.Searcher:
+    """600 items whose best a retriever does not find; the two best for `ASKED` are hard to show."""
+    world = World.low_rank(queries=len(QUERIES), items=600, noise=3.0)
+    texts = [f"item {row} about ice" if row % 3 else f"item {row} about rivers that freeze" for row in range(600)]
+    first, second = world.scores[0].argsort()[:-3:-1]
+    texts[first], texts[second] = MARKUP, LONG
+    scorer = HeldScorer(world.scores, queries=QUERIES, items=texts)
+    encoder = PrecomputedEncoder(queries=(QUERIES, world.query_vectors), items=(texts, world.vectors))
+    return ck.Searcher(ck.Items(texts), scorer=scorer, encoder=encoder)
+
+
+@contextmanager
+def served(searcher, **settings) -> Iterator[str]:
+    """The address of a server with the models and items of this searcher."""
+    models = {"scorer": searcher.scorer, "encoder": searcher.encoder}
+    with opened(searcher.items, **models, **settings) as service, serving(service) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def address(searcher) -> Iterator[str]:
+    with served(searcher) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def held(searcher) -> Iterator[threading.Event]:
+    """Lets the scorer answer `HELD` once it is set."""
+    free = searcher.scorer.free
+    free.clear()
+    yield free
+    free.set()
+
+
+@contextmanager
+def visit(browser, address, *, expected="the server responded with a status of", **options) -> Iterator[Page]:
+    """The page; anything that it complains about fails the test, but what is expected."""
+    page = browser.new_page(viewport={"width": 1280, "height": 800}, **options)
+    page.set_default_timeout(PATIENCE)
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(address)
+    yield page
+    page.close()
+    assert [said for said in complaints if expected not in said] == []
+
+
+def asking(address, query=ASKED, *strategies, **settings) -> str:
+    """The address of a search."""
+    told = {"q": query, "k": K, "budget": BUDGET, **settings}
+    pairs = [*told.items(), *(("strategy", name) for name in strategies)]
+    return f"{address}/?" + "&".join(f"{name}={value}" for name, value in pairs).replace(" ", "+")
+
+
+def wait_for(page, query=ASKED) -> None:
+    expect(page.locator("#status")).to_have_text(f"Results for “{query}”")
+
+
+def shown(page, selector) -> list[str]:
+    return page.locator(selector).all_inner_texts()
+
+
+def test_a_search_needs_only_the_keyboard(browser, address, searcher):
+    with visit(browser, address) as page:
+        expect(page.locator("#query")).to_be_focused()
+        page.keyboard.type(ASKED)
+        page.keyboard.press("Enter")
+        wait_for(page)
+        hits = searcher.search(ASKED, k=K, budget=BUDGET)
+        assert page.locator("article .score").all_text_contents() == [
+            f"score {hit.score:.2f}".replace("-", "−") for hit in hits
+        ]
+        best = " ".join(shown(page, "article li:first-child .origin")[0].split())
+        assert best.startswith(f"round {hits[0].round} ")
+        assert all(f"{name} {rank or '–'}" in best for name, rank in hits[0].ranks.items())
+        page.keyboard.press("Tab")
+        expect(page.locator("#query")).not_to_be_focused()
+        page.keyboard.press("/")
+        expect(page.locator("#query")).to_be_focused()
+        page.keyboard.type(OTHER)
+        page.keyboard.press("Enter")
+        wait_for(page, OTHER)
+
+
+def test_strategies_stand_side_by_side_with_what_only_one_found(browser, address, searcher):
+    found = [searcher.search(ASKED, k=K, strategy=one) for one in (ck.Posterior(BUDGET), ck.Rerank(BUDGET))]
+    scored = [{hit.id: hit.score for hit in hits.trace} for hits in found]
+    known = scored[0] | scored[1]
+    best = sorted(known, key=known.get, reverse=True)[:K]
+    only = [sum(hit.id not in other for hit in hits) for hits, other in zip(found, reversed(scored), strict=True)]
+    assert sum(only) > 0, "the world shows no difference"
+    with visit(browser, asking(address, ASKED, "posterior")) as page:
+        wait_for(page)
+        expect(page.locator("article")).to_have_count(1)
+        page.get_by_label("Rerank").press("Space")
+        expect(page.locator("article .score")).to_have_count(2 * K)
+        wait_for(page)
+        assert [page.locator("article").nth(place).locator(".only").count() for place in (0, 1)] == only
+        cells = "tbody tr:first-child td:nth-child"
+        assert shown(page, f"{cells}(2)") == [f"{sum(one in mine for one in best)} of {K}" for mine in scored]
+        assert shown(page, f"{cells}(3)") == [str(hits.calls) for hits in found]
+        assert shown(page, f"{cells}(4)") == [f"{hits[0].score:.2f}" for hits in found]
+        assert shown(page, f"{cells}(5)")[1] == "–"
+        left, right = (page.locator("article").nth(place).bounding_box() for place in (0, 1))
+        assert left["y"] == right["y"]
+        page.set_viewport_size({"width": 360, "height": 800})
+        upper, lower = (page.locator("article").nth(place).bounding_box() for place in (0, 1))
+        assert upper["y"] + upper["height"] <= lower["y"]
+
+
+def test_what_a_larger_budget_found_is_remembered(browser, address, searcher):
+    large, small = (searcher.search(ASKED, k=K, strategy=ck.Rerank(budget)) for budget in (500, 25))
+    found = len({hit.id for hit in large} & {hit.id for hit in small.trace})
+    assert found < K, "25 calls find all"
+    with visit(browser, asking(address, ASKED, "rerank")) as page:
+        for key, calls, said in (("End", 500, f"{K} of {K}"), ("Home", 25, f"{found} of {K}")):
+            wait_for(page)
+            page.locator("#budget").press(key)
+            expect(page.locator(".point")).to_have_count(calls)
+            assert shown(page, "tbody tr:first-child td:nth-child(2)") == [said]
+
+
+def test_the_slider_changes_how_many_calls_are_made(browser, address):
+    with visit(browser, asking(address)) as page:
+        wait_for(page)
+        page.locator("#budget").press("ArrowRight")
+        expect(page.locator("#calls")).to_have_text("125 calls")
+        expect(page.locator(".point")).to_have_count(125)
+        assert "budget=125" in page.url
+        page.locator("#k").fill("200")
+        page.locator("#k").press("Enter")
+        assert not page.locator("#k").evaluate("box => box.validity.valid")
+
+
+OUTSIDE = """() => {
+    const end = (one) => one.getBoundingClientRect().right;
+    const parts = [...document.querySelectorAll('main > *, table, article, figure, .bar')];
+    return parts.filter(one => end(one) > end(document.querySelector('main')) + 0.5).map(one => one.outerHTML);
+}"""
+
+
+def test_it_never_scrolls_sideways_light_or_dark(browser, address):
+    with visit(browser, asking(address, ASKED, "posterior", "rerank", "axn")) as page:
+        wait_for(page)
+        page.locator("summary").first.click()
+        for width, (scheme, paper) in product((360, 700, 1280), PAPERS.items()):
+            page.set_viewport_size({"width": width, "height": 800})
+            page.emulate_media(color_scheme=scheme)
+            expect(page.locator(".point")).to_have_count(3 * BUDGET)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.evaluate(OUTSIDE) == []
+            assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
+
+
+def test_it_asks_nobody_but_its_server(browser, address):
+    with visit(browser, address, expected="Content Security Policy") as page:
+        asked = []
+        page.on("requestfinished", lambda request: asked.append(request.url))
+        page.goto(asking(address))
+        wait_for(page)
+        page.evaluate(
+            "document.body.append(Object.assign(new Image(), {id: 'alien', src: 'http://127.0.0.1:9/x.png'}))"
+        )
+        refused = "image => image.decode().then(() => false, () => true)"
+        assert page.locator("#alien").evaluate(refused)
+        assert f"{address}/search" in asked
+        assert all(url.startswith(address) for url in asked)
+
+
+def test_a_text_with_html_stays_text(browser, address):
+    with visit(browser, asking(address)) as page:
+        wait_for(page)
+        assert shown(page, "article li:first-child .text") == [MARKUP]
+        page.locator(".point.hit").first.focus()
+        page.locator("summary").click()
+        expect(page.locator("table.calls")).to_contain_text(MARKUP)
+        assert page.locator("img, main script, article b:text('bold')").count() == 0
+
+
+def test_a_long_text_is_cut_until_asked_for(browser, address):
+    with visit(browser, asking(address)) as page:
+        wait_for(page)
+        text = page.locator("article li:nth-child(2) .text")
+        before = text.bounding_box()["height"]
+        page.get_by_role("button", name="Show all").first.press("Enter")
+        assert text.bounding_box()["height"] > 2 * before
+        page.get_by_role("button", name="Show less").press("Enter")
+        assert text.bounding_box()["height"] == before
+
+
+def test_what_the_server_refuses_is_said(browser, address):
+    with visit(browser, asking(address, "never encoded")) as page:
+        expect(page.locator("article .problem")).to_contain_text("never encoded")
+        expect(page.locator("#summary")).to_be_hidden()
+        page.locator("#query").fill(ASKED)
+        page.locator("#query").press("Enter")
+        wait_for(page)
+        expect(page.locator(".problem:visible")).to_have_count(0)
+
+
+def test_a_deadline_that_leaves_no_time_is_said(browser, searcher):
+    with (
+        served(searcher, limits=Limits(deadline=1e-6)) as address,
+        visit(browser, asking(address)) as page,
+    ):
+        wait_for(page)
+        assert shown(page, "article p") == ["Nothing was found."]
+        expect(page.locator("#summary")).to_contain_text("ended early: deadline")
+        expect(page.locator("#pictures")).to_be_hidden()
+
+
+def test_a_busy_server_says_when_to_come_back(browser, searcher, held):
+    with (
+        served(searcher, running=1, waiting=0) as address,
+        visit(browser, asking(address, HELD, "posterior", "rerank")) as page,
+    ):
+        expect(page.locator("article .problem")).to_contain_text("Try again in")
+        held.set()
+        wait_for(page, HELD)
+        expect(page.locator("article .score")).to_have_count(K)
+
+
+def test_a_new_search_ends_the_one_that_runs(browser, address, held):
+    with visit(browser, asking(address)) as page:
+        wait_for(page)
+        ended = []
+        page.on("requestfailed", lambda request: ended.append(request.failure))
+        page.locator("#query").fill(HELD)
+        page.locator("#query").press("Enter")
+        expect(page.locator("#stop")).to_be_visible()
+        expect(page.locator("article")).to_have_attribute("aria-busy", "true")
+        page.locator("#query").fill(OTHER)
+        page.locator("#query").press("Enter")
+        held.set()
+        wait_for(page, OTHER)
+        assert ended == ["net::ERR_ABORTED"]
+
+
+def test_a_search_can_be_stopped(browser, address, held):
+    with visit(browser, asking(address, HELD)) as page:
+        page.locator("#stop").click()
+        expect(page.locator("article .problem")).to_have_text("Stopped.")
+        expect(page.locator("#stop")).to_be_hidden()
+        expect(page.locator("#query")).to_be_focused()
+
+
+def test_a_server_with_a_key_asks_for_it_once(browser, searcher):
+    with served(searcher, api_key="right") as address, visit(browser, asking(address)) as page:
+        for key, said in (("wrong", "This server asks for an API key."), ("right", "did not accept this key")):
+            expect(page.locator("#problem")).to_contain_text(said)
+            expect(page.get_by_label("API key")).to_be_focused()
+            page.keyboard.type(key)
+            page.keyboard.press("Enter")
+        wait_for(page)
+        expect(page.locator("#access")).to_be_hidden()
+        page.reload()
+        wait_for(page)
+
+
+def test_an_address_restores_its_search(browser, address):
+    with visit(browser, asking(address, ASKED, "rerank", k=3, budget=50)) as page:
+        wait_for(page)
+        assert page.locator("#query").input_value() == ASKED
+        assert page.locator("#calls").inner_text() == "50 calls"
+        assert shown(page, "article h3") == ["Rerank"]
+        expect(page.locator("article li")).to_have_count(3)
+        page.locator("#query").fill(OTHER)
+        page.locator("#query").press("Enter")
+        wait_for(page, OTHER)
+        page.go_back()
+        wait_for(page)
+        assert page.locator("#query").input_value() == ASKED
+
+
+def test_the_picture_has_a_point_for_every_call(browser, address, searcher):
+    hits = searcher.search(ASKED, k=K, budget=BUDGET)
+    with visit(browser, asking(address)) as page:
+        expect(page.locator(".point")).to_have_count(hits.calls)
+        expect(page.locator(".point.hit")).to_have_count(K)
+        colours = page.evaluate("[...document.querySelectorAll('.point')].map(p => getComputedStyle(p).fill)")
+        assert len(set(colours)) == hits.rounds
+        heights = [
+            float(at) for at in page.evaluate("[...document.querySelectorAll('.point')].map(p => p.cy.baseVal.value)")
+        ]
+        order = sorted(range(hits.calls), key=lambda place: hits.trace[place].score)
+        assert all(heights[low] >= heights[high] for low, high in pairwise(order))
+        page.locator(".point").first.focus()
+        page.keyboard.press("ArrowRight")
+        second = hits.trace[1]
+        expect(page.locator(".readout")).to_contain_text(searcher.items.text(second.row))
+        expect(page.locator(".readout")).to_contain_text(f"round {second.round}, ")
+        page.keyboard.press("End")
+        expect(page.locator(".point").last).to_be_focused()
+        page.locator("summary").press("Enter")
+        expect(page.locator("table.calls tbody tr")).to_have_count(hits.calls)
+
+
+LABELLED = """() => [...document.querySelectorAll('input, output, button')]
+    .filter(one => !(one.labels?.length || one.textContent.trim())).map(one => one.outerHTML)"""
+LEVELS = "() => [...document.querySelectorAll('h1, h2, h3')].map(one => Number(one.tagName[1]))"
+CONTRASTS = """() => {
+    const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+    const rgba = (colour) => {
+        canvas.clearRect(0, 0, 1, 1);
+        canvas.fillStyle = colour;
+        canvas.fillRect(0, 0, 1, 1);
+        return [...canvas.getImageData(0, 0, 1, 1).data];
+    };
+    const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+    const paper = (one) => {
+        const own = rgba(getComputedStyle(one).backgroundColor);
+        return own[3] || !one.parentElement ? own : paper(one.parentElement);
+    };
+    const contrast = (one, colour) => {
+        const [low, high] = [light(rgba(colour)), light(paper(one))].sort((a, b) => a - b);
+        return (high + 0.05) / (low + 0.05);
+    };
+    const said = [...document.querySelectorAll('body *')].filter(one => one.getClientRects().length
+        && [...one.childNodes].some(child => child.nodeType === Node.TEXT_NODE && child.data.trim()));
+    const words = said.map(one => [one.className?.baseVal ?? one.className, one.textContent.slice(0, 30),
+        contrast(one, one.closest('svg') ? getComputedStyle(one).fill : getComputedStyle(one).color)]);
+    const marks = [...document.querySelectorAll('.point')]
+        .map(one => ['point', '', contrast(one, getComputedStyle(one).fill)]);
+    return {words, marks};
+}"""
+
+
+def test_everything_has_a_name_and_can_be_read(browser, address):
+    with visit(browser, asking(address, ASKED, "posterior", "rerank")) as page:
+        wait_for(page)
+        expect(page.locator(".point")).to_have_count(2 * BUDGET)
+        assert page.evaluate(LABELLED) == []
+        levels = page.evaluate(LEVELS)
+        assert levels[0] == 1
+        assert all(after - before <= 1 for before, after in pairwise(levels))
+        for scheme in PAPERS:
+            page.emulate_media(color_scheme=scheme)
+            measured = page.evaluate(CONTRASTS)
+            assert len(measured["words"]) > 50
+            assert [one for one in measured["words"] if one[2] < TEXT_CONTRAST] == []
+            assert [one for one in measured["marks"] if one[2] < MARK_CONTRAST] == []
+
+
+def test_focus_can_be_seen(browser, address):
+    with visit(browser, asking(address)) as page:
+        wait_for(page)
+        look = "one => (({outline, strokeWidth}) => [outline, strokeWidth])(getComputedStyle(one))"
+        seen = []
+        while "SUMMARY" not in seen and len(seen) < 20:
+            page.keyboard.press("Tab")
+            outline, stroke = page.locator(":focus").evaluate(look)
+            assert "solid 2px" in outline or stroke == "3.5px"
+            seen.append(page.locator(":focus").evaluate("one => one.id || one.tagName"))
+        assert seen[:5] == ["query", "BUTTON", "budget", "k", "INPUT"]
+        assert seen[-2:] == ["circle", "SUMMARY"]
+
+
+def test_it_prints_whole_texts_on_light_paper(browser, address):
+    with visit(browser, asking(address), color_scheme="dark", reduced_motion="reduce") as page:
+        wait_for(page)
+        assert page.evaluate("getComputedStyle(document.querySelector('ol')).transitionDuration") == "0s"
+        cut = page.locator("article li:nth-child(2) .text").bounding_box()["height"]
+        page.emulate_media(media="print")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == PAPERS["light"]
+        assert page.locator("article li:nth-child(2) .text").bounding_box()["height"] > cut
+        expect(page.locator("button:visible")).to_have_count(0)
