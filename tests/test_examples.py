@@ -35,7 +35,10 @@ def test_dictionary(arguments):
 
 
 def test_every_example_has_a_test():
-    assert [path.stem for path in sorted((ROOT / "examples").glob("*.py"))] == ["dictionary"]
+    others = re.findall(
+        r'"(with_\w+)"', (ROOT / "tests" / "integrations" / "test_examples.py").read_text(encoding="utf-8")
+    )
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {"dictionary", *others}
 
 
 def test_the_readmes_code(bert_folder, tmp_path):
@@ -57,14 +60,3 @@ def test_the_demo_pages_code():
     assert "senses(13_000)" in code
     output = run(sys.executable, "-c", code.replace("13_000", "200") + "\nprint(train[0].sense in items.ids)")
     assert re.fullmatch(r"(-?\d+\.\d\d .+\n){3}True\n", output)
-
-
-def test_the_readmes_commands_are_known():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for command, line in re.findall(r"^crossknn ((?:bench )?\w+) (.*)$", text, re.M):
-        options = set(re.findall(r" (--?[a-z][a-z-]*)", " " + line))
-        known = run(sys.executable, "-m", "crossknn", *command.split(), "--help")
-        assert all(option in known for option in options)
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"^make (\w+)", text, re.M):
-        assert re.search(rf"^{target}:", makefile, re.M)

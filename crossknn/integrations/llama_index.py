@@ -1,0 +1,126 @@
+"""LlamaIndex: a retriever that searches with a `Searcher`, and a node postprocessor that reranks with a `Scorer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from crossknn.checks import check_positive
+from crossknn.errors import InputError
+from crossknn.hits import Hit, Hits
+from crossknn.integrations.documents import document_of, how_found
+from crossknn.integrations.reranking import best_texts, check_scorer
+from crossknn.items import Items
+from crossknn.optional import missing_extra
+from crossknn.searcher import Filter, Searcher
+from crossknn.strategies.base import Strategy
+from crossknn.types import Encoder, Scorer
+
+try:
+    from llama_index.core.callbacks import CallbackManager
+    from llama_index.core.postprocessor.types import BaseNodePostprocessor
+    from llama_index.core.retrievers import BaseRetriever
+    from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
+    from pydantic import Field, SkipValidation, field_validator
+except ImportError as error:
+    raise missing_extra("llama_index.core", error, extra="llama-index") from error
+
+
+class CrossKnnRetriever(BaseRetriever):
+    """The best items of a searcher as nodes with their scores.
+
+    searcher   what is searched
+    nodes      by id the nodes that the items stand for, copies of which come back; `from_nodes` sets it
+    k, budget, strategy, filter, deadline
+               as in `Searcher.search`
+
+    The round and the proposer of a hit are in its node's metadata, hidden from language models and encoders.
+    """
+
+    def __init__(
+        self,
+        searcher: Searcher,
+        *,
+        nodes: Mapping[str, BaseNode] | None = None,
+        k: int = 10,
+        budget: int | None = None,
+        strategy: Strategy | None = None,
+        filter: Filter | None = None,
+        deadline: float | None = None,
+        callback_manager: CallbackManager | None = None,
+    ) -> None:
+        check_positive("k", k)
+        super().__init__(callback_manager=callback_manager)
+        self.searcher = searcher
+        self.nodes = nodes
+        self._options: dict[str, Any] = {
+            "k": k,
+            "budget": budget,
+            "strategy": strategy,
+            "filter": filter,
+            "deadline": deadline,
+        }
+
+    @classmethod
+    def from_nodes(
+        cls, nodes: Sequence[BaseNode], *, scorer: Scorer, encoder: Encoder | None = None, **settings: Any
+    ) -> Self:
+        """A retriever of these nodes, by the text that an encoder is to see of them (`MetadataMode.EMBED`)."""
+        items = Items(map(_text_of, nodes), ids=[node.node_id for node in nodes])
+        searcher = Searcher(items, scorer=scorer, encoder=encoder)
+        return cls(searcher, nodes=dict(zip(items.ids, nodes, strict=True)), **settings)
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return self._as_nodes(self.searcher.search(query_bundle.query_str, **self._options))
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return self._as_nodes(await self.searcher.asearch(query_bundle.query_str, **self._options))
+
+    def _as_nodes(self, hits: Hits) -> list[NodeWithScore]:
+        return [NodeWithScore(node=self._as_node(hit), score=hit.score) for hit in hits]
+
+    def _as_node(self, hit: Hit) -> BaseNode:
+        found = how_found(hit)
+        if self.nodes is None:
+            node: BaseNode = TextNode(id_=hit.id, text=self.searcher.items.text(hit.row))
+        else:
+            node = document_of(hit, self.nodes)
+        return node.model_copy(
+            update={
+                "metadata": {**node.metadata, **found},
+                "excluded_embed_metadata_keys": [*node.excluded_embed_metadata_keys, *found],
+                "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, *found],
+            }
+        )
+
+
+class CrossKnnPostprocessor(BaseNodePostprocessor):
+    """Scores the nodes it is given, one call each, and keeps the best `k`, highest score first; None keeps all.
+
+    A node is scored by the text that an encoder is to see of it (`MetadataMode.EMBED`). The nodes come back as they
+    are, beside new scores. `to_dict` leaves the scorer out: `from_dict(data, scorer=…)`.
+    """
+
+    scorer: SkipValidation[Scorer] = Field(exclude=True)
+    k: int | None = Field(default=3, gt=0)
+
+    @field_validator("scorer")
+    @classmethod
+    def _can_score(cls, scorer: Scorer) -> Scorer:
+        return check_scorer(scorer)
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "CrossKnnPostprocessor"
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        if query_bundle is None:
+            raise InputError("nodes are scored for a query: give query_str or query_bundle.")
+        best = best_texts(self.scorer, query_bundle.query_str, [_text_of(node.node) for node in nodes], k=self.k)
+        return [NodeWithScore(node=nodes[place].node, score=score) for place, score in best]
+
+
+def _text_of(node: BaseNode) -> str:
+    return node.get_content(metadata_mode=MetadataMode.EMBED)

@@ -1,0 +1,92 @@
+"""PyTerrier: a transformer from queries to results with a `Searcher`, and one that reranks results with a `Scorer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossknn.checks import check_positive
+from crossknn.hits import Hits
+from crossknn.integrations.reranking import check_scorer
+from crossknn.optional import missing_extra
+from crossknn.scorers.checked import score_pairs
+from crossknn.searcher import Filter, Searcher
+from crossknn.strategies.base import Strategy
+from crossknn.types import Scorer
+
+try:
+    import pandas as pd
+    import pyterrier as pt
+except ImportError as error:
+    raise missing_extra("pyterrier", error, extra="pyterrier") from error
+
+FOUND = ("docno", "score", "rank", "text")  # columns that a search adds
+
+
+class CrossKnnRetriever(pt.Transformer):
+    """For every query the best `k` items: a frame with docno, score, rank (from 0) and text beside the query's columns.
+
+    searcher    what is searched
+    k, budget, strategy, filter
+                as in `Searcher.search_many`
+    batch_size  how many queries are searched side by side, with one scorer call per round
+    """
+
+    def __init__(
+        self,
+        searcher: Searcher,
+        *,
+        k: int = 10,
+        budget: int | None = None,
+        strategy: Strategy | None = None,
+        filter: Filter | None = None,
+        batch_size: int = 64,
+    ) -> None:
+        check_positive("k", k)
+        check_positive("batch_size", batch_size)
+        self.searcher = searcher
+        self.k = k
+        self.budget = budget
+        self.strategy = strategy
+        self.filter = filter
+        self.batch_size = batch_size
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        pt.validate.query_frame(inp, extra_columns=["query"], context=self)
+        starts = range(0, len(inp), self.batch_size)
+        found = [self._search(inp.iloc[start : start + self.batch_size]) for start in starts]
+        return pd.concat(found, ignore_index=True) if found else self._frame(inp, [])
+
+    def _search(self, queries: pd.DataFrame) -> pd.DataFrame:
+        hits = self.searcher.search_many(
+            queries["query"].tolist(), k=self.k, budget=self.budget, strategy=self.strategy, filter=self.filter
+        )
+        return self._frame(queries, hits)
+
+    def _frame(self, queries: pd.DataFrame, found: list[Hits]) -> pd.DataFrame:
+        """A line for each hit, with the columns of its query."""
+        places = [place for place, hits in enumerate(found) for _ in hits]
+        results = queries.iloc[places].drop(columns=[name for name in FOUND if name in queries]).reset_index(drop=True)
+        hits = [(rank, hit) for hits in found for rank, hit in enumerate(hits)]
+        columns: dict[str, Any] = {
+            "docno": pd.Series([hit.id for _, hit in hits], dtype=str),
+            "score": pd.Series([hit.score for _, hit in hits], dtype=float),
+            "rank": pd.Series([rank for rank, _ in hits], dtype=int),
+            "text": pd.Series(self.searcher.items.texts_of([hit.row for _, hit in hits]), dtype=str),
+        }
+        return results.assign(**columns)
+
+
+class CrossKnnReranker(pt.Transformer):
+    """The results it is given with the cross-encoder's scores, one call each, and ranks that follow them.
+
+    Where results have no text, PyTerrier adds it: `retriever >> pt.text.get_text(index) >> reranker`.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = check_scorer(scorer)
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        pt.validate.result_frame(inp, extra_columns=["query", "text"], context=self)
+        scores = score_pairs(self.scorer, inp["query"].tolist(), inp["text"].tolist())
+        ranked = pt.model.add_ranks(inp.assign(score=scores.astype(float)))
+        return ranked.sort_values(["qid", "rank"], kind="stable", ignore_index=True)

@@ -1,0 +1,120 @@
+"""The LlamaIndex retriever and node postprocessor, run by LlamaIndex itself."""
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("llama_index.core", reason="LlamaIndex is not installed: pip install 'crossknn[llama-index]'")
+
+from llama_index.core import Settings
+from llama_index.core.llms import MockLLM
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
+from pydantic import ValidationError
+
+import crossknn as ck
+from crossknn.integrations.llama_index import CrossKnnPostprocessor, CrossKnnRetriever
+from tests.integrations.world import (
+    QUERY,
+    TEXTS,
+    best_ids,
+    make_encoder,
+    make_scorer,
+    make_searcher,
+    score_of,
+)
+
+
+def make_nodes(**options):
+    return [TextNode(id_=id_, text=text, **options) for id_, text in TEXTS.items()]
+
+
+def ids_of(nodes):
+    return [node.node_id for node in nodes]
+
+
+def test_the_retriever_gives_the_hits_of_its_searcher():
+    searcher = make_searcher()
+    found = CrossKnnRetriever(searcher, k=3, budget=5).retrieve(QUERY)
+    hits = searcher.search(QUERY, k=3, budget=5)
+    assert [(one.node_id, one.score, one.text) for one in found] == [(h.id, h.score, TEXTS[h.id]) for h in hits]
+    assert [one.metadata for one in found] == [{"round": h.round, "proposed_by": h.proposed_by} for h in hits]
+
+
+def test_how_a_node_was_found_is_hidden_from_models():
+    node = CrossKnnRetriever(make_searcher(), k=1).retrieve(QUERY)[0].node
+    assert {node.get_content(mode) for mode in (MetadataMode.LLM, MetadataMode.EMBED)} == {TEXTS["ice"]}
+
+
+def test_async_equals_sync():
+    retriever = CrossKnnRetriever(make_searcher(), k=4, strategy=ck.Rerank(5))
+    assert asyncio.run(retriever.aretrieve(QUERY)) == retriever.retrieve(QueryBundle(QUERY))
+
+
+def test_nodes_keep_their_ids_and_metadata():
+    nodes = make_nodes(metadata={"page": "7"}, excluded_embed_metadata_keys=["page"])
+    retriever = CrossKnnRetriever.from_nodes(nodes, scorer=make_scorer(), encoder=make_encoder(), k=2)
+    best = retriever.retrieve(QUERY)[0]
+    assert (best.node_id, best.metadata["page"]) == ("ice", "7")
+    assert best.score == pytest.approx(score_of("ice"))
+    assert nodes[0].metadata == {"page": "7"}  # the given ones are not changed
+
+
+def test_a_node_is_searched_by_what_an_encoder_is_to_see():
+    nodes = [
+        TextNode(id_="a", text="something", metadata={"about": "winter"}),
+        TextNode(id_="b", text="long other text"),
+    ]
+    retriever = CrossKnnRetriever.from_nodes(nodes, scorer=make_scorer(), k=1)
+    assert ids_of(retriever.retrieve("winter")) == ["a"]
+    postprocessor = CrossKnnPostprocessor(scorer=make_scorer(), k=1)
+    given = [NodeWithScore(node=node, score=0.0) for node in nodes]
+    assert ids_of(postprocessor.postprocess_nodes(given, query_str="winter")) == ["a"]
+
+
+def test_the_filter_holds():
+    retriever = CrossKnnRetriever(make_searcher(), k=2, filter={"snow", "bread", "sun"})
+    assert ids_of(retriever.retrieve(QUERY)) == best_ids(among=["snow", "bread", "sun"])[:2]
+
+
+def test_what_cannot_be_used_is_said_before_a_call_is_made():
+    searcher = make_searcher()
+    with pytest.raises(ck.InputError, match=r"k must be a whole number of at least 1. Got 0 instead."):
+        CrossKnnRetriever(searcher, k=0)
+    with pytest.raises(ck.InputError, match=r"k must be at most the budget"):
+        CrossKnnRetriever(searcher, k=9, budget=5).retrieve(QUERY)
+    with pytest.raises(ValidationError, match="scorer must be a Scorer such as CrossEncoder"):
+        CrossKnnPostprocessor(scorer="a name")
+    with pytest.raises(ck.InputError, match="nodes are scored for a query: give query_str or query_bundle"):
+        CrossKnnPostprocessor(scorer=searcher.scorer).postprocess_nodes([])
+    assert searcher.scorer.calls == []
+
+
+def test_the_postprocessor_keeps_the_best_of_what_it_is_given():
+    scorer = make_scorer()
+    postprocessor = CrossKnnPostprocessor(scorer=scorer, k=2)
+    given = [NodeWithScore(node=node, score=-1.0) for node in make_nodes()[::-1][:4]]
+    kept = postprocessor.postprocess_nodes(given, query_str=QUERY)
+    assert ids_of(kept) == best_ids(among=ids_of(given))[:2]
+    assert [one.score for one in kept] == pytest.approx([score_of(one.node_id) for one in kept])
+    assert [one.score for one in given] == [-1.0] * 4
+    assert asyncio.run(postprocessor.apostprocess_nodes(given, query_str=QUERY)) == kept
+    assert scorer.calls == [4, 4]
+
+
+def test_the_postprocessor_is_written_without_its_scorer_and_read_with_one():
+    data = CrossKnnPostprocessor(scorer=make_scorer(), k=2).to_dict()
+    assert data == {"k": 2, "class_name": "CrossKnnPostprocessor"}
+    assert CrossKnnPostprocessor.from_dict(data, scorer=make_scorer()).k == 2
+
+
+def test_they_run_in_a_query_engine(monkeypatch):
+    monkeypatch.setattr(Settings, "_llm", MockLLM())
+    engine = RetrieverQueryEngine(
+        CrossKnnRetriever(make_searcher(), k=4),
+        node_postprocessors=[CrossKnnPostprocessor(scorer=make_scorer(), k=1)],
+        response_synthesizer=get_response_synthesizer(response_mode=ResponseMode.NO_TEXT),
+    )
+    assert ids_of(engine.query(QUERY).source_nodes) == ["ice"]
+    assert ids_of(asyncio.run(engine.aquery(QUERY)).source_nodes) == ["ice"]

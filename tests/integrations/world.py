@@ -1,0 +1,60 @@
+"""A handful of texts, and small functions in place of the models, for the tests of all integrations."""
+
+import numpy as np
+
+import crossknn as ck
+
+TEXTS = {
+    "ice": "rivers freeze from the top when the winter is cold",
+    "snow": "snow falls in winter",
+    "lake": "the lake is cold water",
+    "bread": "bread rises in a warm oven",
+    "flour": "flour and water make bread",
+    "sun": "the sun is warm in summer",
+}
+WORDS = sorted({word for text in TEXTS.values() for word in text.split()})
+QUERY = "cold winter water"
+
+
+def count_shared_words(pairs):
+    """How many words a query shares with an item, and a little for its length, so that there are no ties."""
+    return [len(set(query.split()) & set(item.split())) + len(item) / 1000 for query, item in pairs]
+
+
+def count_words(texts):
+    return np.array([[text.split().count(word) + 0.01 for word in WORDS] for text in texts], np.float32)
+
+
+class Counting:
+    """A scorer that remembers how many pairs it was called with each time."""
+
+    fingerprint = "shared words"
+
+    def __init__(self):
+        self.calls = []
+
+    def score(self, queries, items):
+        self.calls.append(len(queries))
+        return np.array(count_shared_words(zip(queries, items, strict=True)), np.float32)
+
+
+def make_scorer():
+    return Counting()
+
+
+def make_encoder():
+    return ck.function_encoder(count_words, fingerprint="word counts")
+
+
+def make_searcher(**options):
+    return ck.Searcher(ck.Items.from_dict(TEXTS), scorer=make_scorer(), encoder=make_encoder(), **options)
+
+
+def best_ids(query=QUERY, among=TEXTS):
+    """The ids of these texts, best first, by all their scores."""
+    scores = dict(zip(among, count_shared_words((query, TEXTS[id_]) for id_ in among), strict=True))
+    return sorted(among, key=lambda id_: -scores[id_])
+
+
+def score_of(id_, query=QUERY):
+    return count_shared_words([(query, TEXTS[id_])])[0]
