@@ -3,13 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 SHARED ?= ../shared
 
-.PHONY: demo test browser lint types bench clean
+.PHONY: demo test browser lint types docs bench clean
 
-demo: .venv/installed  ## search a dictionary by meaning and compare strategies, offline
+demo: .venv/example  ## search a dictionary by meaning and compare strategies, offline
 	HF_HUB_OFFLINE=1 $(BIN)/crossknn demo
 
 test: .venv/installed browser
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -18,17 +18,26 @@ lint: .venv/installed
 types: .venv/installed
 	$(BIN)/mypy
 
+docs: .venv/installed  ## the site, in site/; every warning is an error, which --quiet would hide
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: .venv/installed  ## the CPU part; needs the data folder, see benchmarks/README.md
 	$(BIN)/python -m benchmarks.paper_search $(SHARED)/scores/scifact $(SHARED)/scores/acl25k
 	mkdir -p .bench && tar -xf $(SHARED)/data/scifact.tar.xz -C .bench
 	$(BIN)/python -m benchmarks.scoring_speed --model $(SHARED)/models/ce-ir --texts .bench/scifact --device cpu --out benchmarks/results/scoring_speed_cpu.json
 
-.venv/installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/example: pyproject.toml constraints.txt | .venv/bin/python  ## what the demo needs
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[example]"
 	touch $@
 
-browser: .venv/browser  ## a Chromium for the tests of the report: one that is there, or a new one
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python  ## what all else needs
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@ .venv/example
+
+browser: .venv/browser  ## a Chromium for the tests of pages: one that is there, or a new one
 
 .venv/browser: .venv/installed
 	@command -v chromium || command -v chromium-browser || command -v google-chrome \
@@ -38,4 +47,4 @@ browser: .venv/browser  ## a Chromium for the tests of the report: one that is t
 	@touch $@
 
 clean:
-	rm -rf .venv .bench crossknn-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .bench site crossknn-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis

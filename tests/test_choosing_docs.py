@@ -1,18 +1,12 @@
 """docs/choosing-a-strategy.md: its code runs as it stands, and its figures are those of the result files."""
 
 import json
-import re
 from pathlib import Path
 
-import numpy as np
-import pytest
+from tests.doc_pages import ROOT, code_of, move_into_world
 
-import crossknn as ck
-
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "choosing-a-strategy.md").read_text(encoding="utf-8")
 SETS = ("scifact", "acl25k")
-WORDS = ["river", "ice", "snow", "lake", "bread", "oven", "freeze", "top", "water", "cold", "winter", "flour"]
 
 
 def read(name):
@@ -59,29 +53,10 @@ def test_what_the_order_of_hits_is_worth():
         assert figures == list(map(percent, wanted))
 
 
-@pytest.fixture
-def corpus(tmp_path, monkeypatch):
-    """Items in the current folder, and small functions in place of the models."""
-    texts = [f"{a} and {b} in {c}" for a in WORDS for b in WORDS[:4] for c in ("winter", "summer")]
-    lines = [json.dumps({"_id": f"d{row}", "text": text}) for row, text in enumerate(texts)]
-    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
-    monkeypatch.chdir(tmp_path)
-
-    def score(pairs):
-        return [len(set(query.split()) & set(item.split())) + len(item) / 100 for query, item in pairs]
-
-    def encode(texts):
-        return np.array([[text.count(word) + 0.01 for word in WORDS] for text in texts], np.float32).reshape(
-            -1, len(WORDS)
-        )
-
-    monkeypatch.setattr(ck, "CrossEncoder", lambda _: ck.function_scorer(score))
-    monkeypatch.setattr(ck, "SentenceEncoder", lambda _: ck.function_encoder(encode))
-
-
-def test_the_code_of_the_page_runs_as_it_stands(corpus, capsys):
+def test_the_code_of_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    move_into_world(tmp_path, monkeypatch)
     names = {}
-    exec("\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)), names)
+    exec(code_of("docs/choosing-a-strategy.md"), names)
     assert len(names["hits"].trace) == 50
     assert len(capsys.readouterr().out.splitlines()) == 51
     assert Path("rounds.png").stat().st_size > 10_000

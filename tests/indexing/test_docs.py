@@ -1,13 +1,12 @@
 """The code of docs/indexing.md runs as it stands, with small functions in place of the models."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 
 import crossknn as ck
+from tests.doc_pages import blocks
 
-PAGE = Path(__file__).parents[2] / "docs" / "indexing.md"
+BLOCKS = [text for language, text in blocks("docs/indexing.md") if language == "python"]
+(DISTILLING,) = [block for block in BLOCKS if "ck.distill(" in block]  # needs a real encoder
 WORDS = ["river", "ice", "snow", "lake", "bread", "oven", "freeze", "top", "water", "cold", "winter", "flour"]
 
 
@@ -30,9 +29,25 @@ def test_the_code_of_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ck, "SentenceEncoder", lambda _: ck.function_encoder(vectors_of, fingerprint="counts"))
 
     names = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
-        exec(block, names)
+    for block in BLOCKS:
+        if block != DISTILLING:
+            exec(block, names)
 
     assert "items never scored" in capsys.readouterr().out
     assert len(names["hits"]) == 10
     assert len(ck.Index.load("corpus.ck")) == len(texts)
+
+
+def test_distilling_runs_on_a_cpu_too(encoder_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {
+        "ck": ck,
+        "items": ck.Items([f"{word} and {other}" for word in WORDS for other in WORDS[:4]]),
+        "scorer": ck.function_scorer(count_words, fingerprint="words"),
+        "encoder": ck.SentenceEncoder(encoder_folder, device="cpu"),
+        "train": WORDS,
+    }
+    exec(DISTILLING.replace("cuda", "cpu"), names)
+    before, after = map(float, capsys.readouterr().out.split())
+    assert after <= before  # the best epoch is kept, and the first may be it
+    names["index"].check_models(encoder=ck.SentenceEncoder("my-encoder", device="cpu"))
