@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 EXAMPLE_FOLDER = Path("crossknn-demo")  # that of `crossknn demo`
 EXAMPLE_SENSES = 3_000
+OWN_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 def serve(
@@ -55,6 +57,10 @@ def serve(
         typer.Option(envvar="CROSSKNN_API_KEY", help="What clients must send: Authorization: Bearer KEY."),
     ] = None,
     public_info: Annotated[bool, typer.Option("--public-info", help="/info and /metrics need no key.")] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name that clients call it by, beside localhost. Matters on loopback without a key."),
+    ] = None,
     scorer: ScorerOption = DEFAULT_SCORER,
     encoder: Annotated[
         str, typer.Option(help="Dual encoder: a hub name, a local folder, 'embedded' (needs no hub), or 'none'.")
@@ -90,7 +96,7 @@ def serve(
     Logs go to standard error, one JSON object per line. An index that is replaced is taken without a pause.
     """
     _check_extra()
-    from crossknn.serve.server import bind
+    from crossknn.serve.server import bind, is_loopback
     from crossknn.serve.settings import Limits, Settings
 
     limits = Limits(
@@ -118,6 +124,8 @@ def serve(
     # Threads that wait by spinning make each other many times slower where many of them work.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # read when torch is first imported
     with bind(host, port) as bound:
+        if is_loopback(bound) and api_key is None:
+            settings = replace(settings, hosts=(*OWN_HOSTS, host, *(allow_host or ())))
         if example and corpus is not None:
             raise InputError("give a corpus or --example, one of the two.")
         with Steps(lines=True) as progress:

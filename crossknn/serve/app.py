@@ -48,6 +48,7 @@ ERRORS: Final[dict[int | str, dict[str, Any]]] = {
         400: "A request that cannot be used.",
         401: "A missing or wrong API key.",
         413: "A body or text past its limit.",
+        421: "A name that the server is not called by.",
         422: "A body of another shape.",
         429: "Too many requests: come back after Retry-After seconds.",
         500: "The scorer failed on this request.",

@@ -22,6 +22,7 @@ from crossknn.serve.refusals import Refusal, refusal_of, too_large
 from crossknn.serve.settings import Settings
 
 SANE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+PORT: Final = re.compile(r":\d*$")
 OPEN: Final = ("/", "/healthz", "/readyz", "/docs", "/openapi.json")
 LEFT: Final = 499  # logged where a client did not wait for its answer
 POLICY: Final = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
@@ -46,6 +47,7 @@ class Gate:
         passage = _Passage(send, _choose_id(headers))
         scope["passage"] = passage
         try:
+            self._check_host(headers)
             self._check_key(scope["method"], scope["path"], headers)
             await self._app(scope, self._limited(headers, receive), passage.send)
         except ClientLeft:
@@ -56,6 +58,11 @@ class Gate:
             await passage.refuse(error, scope, receive)
         finally:
             self._record(scope, passage, time.monotonic() - start)
+
+    def _check_host(self, headers: Headers) -> None:
+        name = PORT.sub("", headers.get("host", "")).lower()
+        if self._settings.hosts is not None and name not in self._settings.hosts:
+            raise Refusal(421, "wrong_host", f"this server is not called {name!a:.80}: see --allow-host.")
 
     def _check_key(self, method: str, path: str, headers: Headers) -> None:
         key = self._settings.api_key

@@ -50,6 +50,8 @@ class Settings:
     grace           seconds that running requests have to end when the server does
     api_key         what clients must send, if anything
     public_info     whether /info and /metrics need no key
+    hosts           names by which clients may call the server (their header Host); None is any. Without a key this
+                    keeps web pages of others out, which may have a name of theirs lead to this machine
     log_queries     whether logs hold queries and the messages of errors, which may name texts
     """
 
@@ -62,6 +64,7 @@ class Settings:
     grace: float = 30.0
     api_key: str | None = field(default=None, repr=False)
     public_info: bool = False
+    hosts: tuple[str, ...] | None = None
     log_queries: bool = False
 
     def __post_init__(self) -> None:

@@ -276,6 +276,15 @@ def test_without_an_encoder_reranking_is_what_there_is():
         assert exact["hits"][0]["text"] == max(TEXTS, key=lambda text: true_score("river ice", text))
 
 
+@pytest.mark.parametrize("path", ["/", "/info", "/healthz"])
+def test_only_its_own_names_are_answered(path):
+    with opened(hosts=("localhost", "[::1]")) as service, serving(service) as url, httpx.Client(base_url=url) as client:
+        for name in ("localhost", "LOCALHOST:8000", "[::1]", "[::1]:80"):
+            assert client.get(path, headers={"Host": name}).status_code == 200
+        for name in ("evil.example", "localhost.evil.example:8000", ""):
+            assert "--allow-host" in refused(client.get(path, headers={"Host": name}), 421, "wrong_host")
+
+
 def test_a_key_is_wanted_where_there_is_one():
     key = {"authorization": "Bearer s3cret"}
     with opened(api_key="s3cret") as service, serving(service) as url, httpx.Client(base_url=url) as client:

@@ -84,6 +84,27 @@ def test_what_cannot_be_served_is_said(monkeypatch, capsys, corpus, tmp_path):
         assert (code, "cannot be used (Address already in use). Give another --host or --port" in message) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("options", "hosts"),
+    [
+        ([], ("localhost", "127.0.0.1", "[::1]", "127.0.0.1")),
+        (["--allow-host", "search.example"], ("localhost", "127.0.0.1", "[::1]", "127.0.0.1", "search.example")),
+        (["--api-key", "s3cret"], None),
+        (["--host", "0.0.0.0"], None),
+    ],
+)
+def test_on_loopback_without_a_key_it_answers_to_its_own_names(monkeypatch, corpus, options, hosts):
+    given = []
+    monkeypatch.delenv("CROSSKNN_API_KEY", raising=False)
+    monkeypatch.setattr("crossknn.cli.serve.load_scorer", lambda *_, **__: None)
+    monkeypatch.setattr("crossknn.cli.serve._open", lambda *parts, **_: given.append(parts[3]))
+    monkeypatch.setattr("crossknn.cli.serve._run", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["crossknn", "serve", str(corpus), "--encoder", "none", "--port", "0", *options])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert given[0].hosts == hosts
+
+
 def test_a_missing_extra_is_named(monkeypatch, capsys, corpus):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     code, message = fail(monkeypatch, capsys, corpus)
