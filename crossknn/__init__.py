@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from crossknn.errors import RetrieverError as RetrieverError
     from crossknn.errors import ScorerError as ScorerError
     from crossknn.errors import StrategyError as StrategyError
+    from crossknn.errors import TooLate as TooLate
     from crossknn.evaluate.compare import Contender as Contender
     from crossknn.evaluate.compare import compare as compare
     from crossknn.evaluate.compare import exact_truth as exact_truth
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from crossknn.types import Proposal as Proposal
     from crossknn.types import Retriever as Retriever
     from crossknn.types import Scorer as Scorer
+    from crossknn.types import SharedScorer as SharedScorer
     from crossknn.types import VectorSearch as VectorSearch
     from crossknn.vectors.exact import ExactSearch as ExactSearch
 
@@ -91,6 +93,7 @@ _HOMES = {
     "RetrieverError": "crossknn.errors",
     "ScorerError": "crossknn.errors",
     "StrategyError": "crossknn.errors",
+    "TooLate": "crossknn.errors",
     "Contender": "crossknn.evaluate.compare",
     "compare": "crossknn.evaluate.compare",
     "exact_truth": "crossknn.evaluate.compare",
@@ -141,6 +144,7 @@ _HOMES = {
     "Proposal": "crossknn.types",
     "Retriever": "crossknn.types",
     "Scorer": "crossknn.types",
+    "SharedScorer": "crossknn.types",
     "VectorSearch": "crossknn.types",
     "ExactSearch": "crossknn.vectors.exact",
 }

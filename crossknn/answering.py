@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
+from crossknn.errors import TooLate
 from crossknn.items import Items
 from crossknn.scorers.checked import score_pairs
 from crossknn.strategies.base import Answer
@@ -74,9 +75,13 @@ class Answerer:
         done, stopped = 0, None
         while done < len(rows) and stopped is None:
             part = order[done : done + self._slice_size()]
-            found[part] = self._score(queries[part], rows[part])
-            done += len(part)
-            stopped = self._stop_reason() if done < len(rows) else None
+            try:
+                found[part] = self._score(queries[part], rows[part])
+            except TooLate:
+                stopped = "deadline"
+            else:
+                done += len(part)
+                stopped = self._stop_reason() if done < len(rows) else None
         for line, values in zip(scores, np.split(found, np.cumsum([len(part) for part in parts])[:-1]), strict=True):
             line[ranks] = values
         kept += np.bincount(queries[order[:done]], minlength=len(asks))

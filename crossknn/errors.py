@@ -5,7 +5,8 @@
     ├── ModelNotFound     a model that is neither a local folder nor reachable by its hub name
     ├── MissingExtra      an optional dependency that is not installed; carries its pip line
     ├── ScorerError       a scorer that returned too few, too many, NaN or infinite scores; names the pair
-    │   └── PartialScores a scorer that failed after some of the pairs; carries their scores
+    │   ├── PartialScores a scorer that failed after some of the pairs; carries their scores
+    │   └── TooLate       a scorer whose answer did not come before the search's deadline
     ├── EncoderError      an encoder that returned vectors of the wrong shape or with NaN in them
     ├── RetrieverError    a retriever that proposed rows that do not exist, twice, or outside the filter
     └── StrategyError     a strategy that asked for a row twice, outside the filter, or past its budget
@@ -52,6 +53,10 @@ class PartialScores(ScorerError):
     def __reduce__(self) -> tuple[object, ...]:
         """What another process makes the same error of."""
         return type(self), (str(self), self.fingerprint, self.queries, self.items, self.scores)
+
+
+class TooLate(ScorerError):
+    """Scores did not come before the deadline of the search that wanted them; the search ends with what it has."""
 
 
 class EncoderError(CrossKnnError):

@@ -301,7 +301,7 @@ class Searcher:
         ends: float | None = None,
         cancelled: threading.Event | None = None,
     ) -> Answerer:
-        scorer, turn = self._take_turn(cancelled)
+        scorer, turn = self._take_turn(cancelled, ends)
         return Answerer(
             scorer,
             self.items,
@@ -313,10 +313,12 @@ class Searcher:
             total_calls=total_calls,
         )
 
-    def _take_turn(self, cancelled: threading.Event | None) -> tuple[Scorer, AbstractContextManager[object]]:
+    def _take_turn(
+        self, cancelled: threading.Event | None, ends: float | None
+    ) -> tuple[Scorer, AbstractContextManager[object]]:
         """The scorer for one search, and what to enter before it is called."""
         if isinstance(self.scorer, SharedScorer):
-            return self.scorer.for_caller(cancelled), nullcontext()
+            return self.scorer.for_caller(cancelled, ends), nullcontext()
         return self.scorer, self._scoring
 
     def _space(self, queries: Sequence[str], proposed: Proposed, allowed: Mask | None, k: int | None) -> Space:

@@ -60,8 +60,12 @@ class Scorer(Protocol):
 class SharedScorer(Protocol):
     """A scorer that merges the calls of many threads itself: a searcher does not call it by one thread at a time."""
 
-    def for_caller(self, cancelled: threading.Event | None = None) -> Scorer:
-        """The scorer of one caller; what it asked for is given up, with an error, once `cancelled` is set."""
+    def for_caller(self, cancelled: threading.Event | None = None, ends: float | None = None) -> Scorer:
+        """The scorer of one caller.
+
+        What it asked for is given up with an error once `cancelled` is set, and with `TooLate` where it does not come
+        soon after `ends`, by `time.monotonic`.
+        """
 
 
 @runtime_checkable

@@ -12,12 +12,13 @@ from itertools import pairwise
 import numpy as np
 
 from crossknn.checks import check_positive
-from crossknn.errors import InputError, ScorerError
+from crossknn.errors import InputError, ScorerError, TooLate
 from crossknn.scorers.checked import score_pairs
 from crossknn.types import Scorer, Scores
 
 MAX_PAIRS = 512  # of a batch
 TIMEOUT = 60.0  # seconds after which a scorer counts as stalled
+LATE = 1.0  # seconds after its caller's deadline that a score may come
 TICK = 0.1  # seconds between two looks of a waiting caller at what might end its wait
 
 log = logging.getLogger(__name__)
@@ -93,26 +94,31 @@ class MergingScorer:
         began = self._began
         return began is not None and time.monotonic() - began > self.timeout
 
-    def for_caller(self, cancelled: threading.Event | None = None) -> Scorer:
-        """The scorer of one caller; its pairs leave the queue once `cancelled` is set."""
-        return _Caller(self, cancelled)
+    def for_caller(self, cancelled: threading.Event | None = None, ends: float | None = None) -> Scorer:
+        """The scorer of one caller; its pairs leave the queue once `cancelled` is set, or a second after `ends`."""
+        return _Caller(self, cancelled, ends)
 
     def score(
-        self, queries: Sequence[str], items: Sequence[str], *, cancelled: threading.Event | None = None
+        self,
+        queries: Sequence[str],
+        items: Sequence[str],
+        *,
+        cancelled: threading.Event | None = None,
+        ends: float | None = None,
     ) -> Scores:
         """The scores of the pairs, when all of them are there."""
         if len(queries) != len(items):
             raise InputError(f"queries and items must pair up. Got {len(queries)} and {len(items)} instead.")
         if not len(queries):
             return np.empty(0, np.float32)
-        self._check(cancelled)
+        self._check(cancelled, ends)
         ask = _Ask(queries, items)
         with self._changed:
             self._asks.append(ask)
             self._changed.notify()
         try:
             while not ask.done.wait(TICK):
-                self._check(cancelled)
+                self._check(cancelled, ends)
         finally:
             self._withdraw(ask)
             self._on_wait(time.monotonic() - ask.began)
@@ -126,12 +132,14 @@ class MergingScorer:
             self._closed = True
             self._changed.notify()
 
-    def _check(self, cancelled: threading.Event | None) -> None:
+    def _check(self, cancelled: threading.Event | None, ends: float | None) -> None:
         """An error where waiting is in vain."""
         if cancelled is not None and cancelled.is_set():
             raise CallerLeft("the caller has left.")
         if self._closed:
             raise ScorerStalled("the service ends.")
+        if ends is not None and time.monotonic() > ends + LATE:
+            raise TooLate("the scores did not come in time.")
         if self.stalled:
             raise ScorerStalled(f"the scorer has not answered for more than {self.timeout:g} seconds.")
 
@@ -256,13 +264,14 @@ class _Caller:
 
     merging: MergingScorer
     cancelled: threading.Event | None
+    ends: float | None
 
     @property
     def fingerprint(self) -> str:
         return self.merging.fingerprint
 
     def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
-        return self.merging.score(queries, items, cancelled=self.cancelled)
+        return self.merging.score(queries, items, cancelled=self.cancelled, ends=self.ends)
 
 
 def _foreign(error: BaseException) -> ScorerError:

@@ -72,6 +72,26 @@ def test_a_scorer_that_hangs_makes_the_service_unready_until_it_answers(scorer):
         assert post(url, query="ice").status_code == 200
 
 
+class HangsAfterItsFirstBatch(WatchedScorer):
+    def score(self, queries, items):
+        if self.batches:
+            self.open.clear()
+        return super().score(queries, items)
+
+
+def test_a_deadline_holds_though_the_scorer_hangs():
+    scorer = HangsAfterItsFirstBatch()
+    with opened(scorer=scorer) as service, serving(service) as url:
+        start = time.monotonic()
+        answer = post(url, query="ice", budget=20, strategy={"name": "axn", "rounds": 2}, deadline=1)
+        assert 1 < time.monotonic() - start < 10
+        (result,) = answer.json()["results"]
+        assert (answer.status_code, result["stopped"], result["calls"]) == (200, "deadline", 10)
+        assert len(result["hits"]) == 10
+        assert service.scorer.waiting_pairs == 0
+        scorer.open.set()
+
+
 def test_too_many_requests_are_told_when_to_come_back(scorer):
     with (
         opened(scorer=scorer, running=2, waiting=1) as service,
