@@ -159,12 +159,21 @@ def going_on() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+@contextmanager
+def naming_any_model() -> Iterator[None]:
+    """Errors about models that an index was not built with, with the option that helps instead of the argument."""
+    try:
+        yield
+    except InputError as error:
+        if "pass check_models=False" not in str(error):
+            raise
+        raise InputError(str(error).replace("pass check_models=False", "give --any-model")) from error
+
+
 def check_models(index: Index, *, scorer: Scorer, encoder: Encoder | None) -> None:
     """An error unless these are the models of the index."""
-    try:
+    with naming_any_model():
         index.check_models(scorer=scorer, encoder=encoder)
-    except InputError as error:
-        raise InputError(str(error).replace("pass check_models=False", "give --any-model")) from error
 
 
 def check_device(device: str | None) -> None:

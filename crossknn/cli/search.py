@@ -25,13 +25,19 @@ from crossknn.cli.common import (
     Steps,
     TextFieldOption,
     batches,
-    check_models,
-    load_encoder,
     load_scorer,
+    naming_any_model,
     one_line,
     out,
     print_json,
     read_items,
+)
+from crossknn.cli.corpus import (
+    SearchEncoderOption,
+    VectorsOption,
+    check_corpus,
+    item_vectors,
+    load_search_encoder,
 )
 from crossknn.cli.explain import PictureOption, check_picture, explain, write_picture
 from crossknn.errors import InputError
@@ -106,13 +112,8 @@ def search(
         typer.Option(help="axn, tour: estimate α and β on 100 of these queries (10,000 calls), once per run."),
     ] = None,
     scorer: ScorerOption = DEFAULT_SCORER,
-    encoder: Annotated[
-        str, typer.Option(help="Dual encoder: a hub name, a local folder, 'embedded' (needs no hub), or 'none'.")
-    ] = DEFAULT_ENCODER,
-    vectors: Annotated[
-        Path | None,
-        typer.Option(help="File (.npy) of the items' vectors: used if it exists, else written for next time."),
-    ] = None,
+    encoder: SearchEncoderOption = DEFAULT_ENCODER,
+    vectors: VectorsOption = None,
     filter_ids: Annotated[Path | None, typer.Option(help="File of ids, one per line: only these may be found.")] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds per batch of queries; then the best so far.")] = None,
     stop_at: Annotated[
@@ -136,7 +137,7 @@ def search(
 ) -> None:
     """Search CORPUS with a cross-encoder."""
     for_items = {"--vectors": vectors, "--train-queries": train_queries, "--id-field": id_field}
-    is_index = _check_corpus(corpus, {**for_items, "--text-field": text_field}, {"--any-model": any_model})
+    is_index = check_corpus(corpus, {**for_items, "--text-field": text_field}, {"--any-model": any_model})
     wanted = _read_queries(queries or [], queries_file)
     check_picture(picture, wanted, exact=strategy is StrategyName.exact)
     chosen = _make_strategy(
@@ -161,7 +162,7 @@ def search(
         searcher = _make_searcher(
             source,
             scorer=load_scorer(scorer, device=device, dtype=dtype, cache=cache),
-            encoder=None if encoder == "none" else load_encoder(encoder, device=device),
+            encoder=load_search_encoder(encoder, device=device),
             vectors=vectors,
             any_model=any_model,
             device=device,
@@ -182,16 +183,6 @@ def search(
                 found += some
     for hits in found:
         _print_hits(hits, searcher.items, explained=explained)
-
-
-def _check_corpus(corpus: Path, for_items: dict[str, Any], for_index: dict[str, Any]) -> bool:
-    """Whether it is an index; an error where an option is given that does not go with what it is."""
-    is_index = (corpus / "index.json").is_file()
-    given = [option for option, value in (for_items if is_index else for_index).items() if value]
-    if given:
-        what, other = ("an index", "items") if is_index else ("no index", "an index")
-        raise InputError(f"{corpus} is {what}, and {given[0]} goes with {other} only. Leave it out.")
-    return is_index
 
 
 def _load_index(folder: Path) -> Index:
@@ -247,29 +238,20 @@ def _make_searcher(
     device: str | None,
     progress: Progress,
 ) -> Searcher:
-    from crossknn.encoders.corpus import encode_items
     from crossknn.items import Items
     from crossknn.searcher import Searcher
 
-    array: Any = None
-    if not isinstance(source, Items):
-        if not any_model:
-            check_models(source, scorer=scorer, encoder=encoder)
-    elif vectors is not None:
-        if encoder is None:
-            raise InputError(
-                "--vectors needs an --encoder: query vectors must come from the model of the item vectors."
-            )
-        array = encode_items(source, encoder, path=vectors, progress=progress)
-    return Searcher(
-        source,
-        scorer=scorer,
-        encoder=encoder,
-        vectors=array,
-        device=device,
-        check_models=not any_model,
-        progress=progress,
-    )
+    array = item_vectors(source, encoder, vectors, progress) if isinstance(source, Items) else None
+    with naming_any_model():
+        return Searcher(
+            source,
+            scorer=scorer,
+            encoder=encoder,
+            vectors=array,
+            device=device,
+            check_models=not any_model,
+            progress=progress,
+        )
 
 
 def _read_queries(given: list[str], path: Path | None) -> list[str]:

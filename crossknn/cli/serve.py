@@ -23,11 +23,18 @@ from crossknn.cli.common import (
     ScorerOption,
     Steps,
     TextFieldOption,
-    check_models,
-    load_encoder,
     load_scorer,
+    naming_any_model,
     read_items,
     say,
+)
+from crossknn.cli.corpus import (
+    SearchEncoderOption,
+    VectorsOption,
+    check_corpus,
+    is_index,
+    item_vectors,
+    load_search_encoder,
 )
 from crossknn.errors import InputError
 
@@ -62,13 +69,8 @@ def serve(
         typer.Option(help="A name that clients call it by, beside localhost. Matters on loopback without a key."),
     ] = None,
     scorer: ScorerOption = DEFAULT_SCORER,
-    encoder: Annotated[
-        str, typer.Option(help="Dual encoder: a hub name, a local folder, 'embedded' (needs no hub), or 'none'.")
-    ] = DEFAULT_ENCODER,
-    vectors: Annotated[
-        Path | None,
-        typer.Option(help="File (.npy) of the items' vectors: used if it exists, else written for next time."),
-    ] = None,
+    encoder: SearchEncoderOption = DEFAULT_ENCODER,
+    vectors: VectorsOption = None,
     any_model: AnyModelOption = False,
     id_field: IdFieldOption = None,
     text_field: TextFieldOption = None,
@@ -133,9 +135,13 @@ def serve(
                 service = _open_example(settings, device=device, progress=progress)
             else:
                 service = _open(
-                    _check_corpus(corpus, vectors=vectors, any_model=any_model, fields=(id_field, text_field)),
+                    _check_corpus(
+                        corpus,
+                        {"--vectors": vectors, "--id-field": id_field, "--text-field": text_field},
+                        {"--any-model": any_model},
+                    ),
                     load_scorer(scorer, device=device, dtype=dtype, cache=cache),
-                    None if encoder == "none" else load_encoder(encoder, device=device),
+                    load_search_encoder(encoder, device=device),
                     settings,
                     vectors=vectors,
                     any_model=any_model,
@@ -154,20 +160,11 @@ def _check_extra() -> None:
         import_extra(module, extra="serve")
 
 
-def _check_corpus(corpus: Path | None, *, vectors: Path | None, any_model: bool, fields: tuple[Any, ...]) -> Path:
-    """The corpus, if the other options go with it."""
+def _check_corpus(corpus: Path | None, for_items: dict[str, Any], for_index: dict[str, Any]) -> Path:
     if corpus is None:
         raise InputError("give a corpus or an index to serve, or --example to try it.")
-    if _is_index(corpus):
-        if vectors or any(fields):
-            raise InputError(f"{corpus} is an index: --vectors, --id-field and --text-field go with items only.")
-    elif any_model:
-        raise InputError(f"{corpus} is no index, and --any-model goes with an index only. Leave it out.")
+    check_corpus(corpus, for_items, for_index)
     return corpus
-
-
-def _is_index(corpus: Path) -> bool:
-    return (corpus / "index.json").is_file()
 
 
 def _open(
@@ -183,22 +180,15 @@ def _open(
     device: str | None,
     progress: Progress,
 ) -> Service:
-    from crossknn.encoders.corpus import encode_items
-    from crossknn.index import Index
     from crossknn.serve.service import Service
 
-    options: dict[str, Any] = {"scorer": scorer, "encoder": encoder, "settings": settings, "device": device}
-    if _is_index(corpus):
-        if not any_model:
-            check_models(Index.load(corpus), scorer=scorer, encoder=encoder)
-        return Service(corpus, check_models=not any_model, progress=progress, **options)
-    if vectors is not None and encoder is None:
-        raise InputError("--vectors needs an --encoder: query vectors must come from the model of the item vectors.")
+    options: dict[str, Any] = {"scorer": scorer, "encoder": encoder, "settings": settings}
+    options |= {"device": device, "progress": progress}
+    if is_index(corpus):
+        with naming_any_model():
+            return Service(corpus, check_models=not any_model, **options)
     items = read_items(corpus, id_field=id_field, text_fields=text_fields, progress=progress)
-    array = None
-    if vectors is not None and encoder is not None:
-        array = encode_items(items, encoder, path=vectors, progress=progress)
-    return Service(items, vectors=array, progress=progress, **options)
+    return Service(items, vectors=item_vectors(items, encoder, vectors, progress), **options)
 
 
 def _open_example(settings: Settings, *, device: str | None, progress: Progress) -> Service:
