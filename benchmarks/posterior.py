@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -38,6 +38,7 @@ from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.posterior import Posterior
 from crossknn.strategies.rerank import Rerank
+from crossknn.types import Scores
 
 KS, BUDGETS, ROUNDS = (1, 10, 100), (25, 50, 100, 200, 500), 10
 RETRIEVERS, MIXES = ("dense", "bm25", "fused"), (0.0, 0.5, 0.8)
@@ -171,12 +172,23 @@ def search(
     task: Task,
     searcher: Searcher,
     make: Callable[[int], Strategy],
-    cells: list[tuple[int, int]] | tuple[tuple[int, int], ...],
+    cells: Sequence[tuple[int, int]],
 ) -> Shares:
-    truth = truth_rows(task.scores, max(KS))
+    return search_queries(task.queries, task.scores, searcher, make, cells)
+
+
+def search_queries(
+    queries: Sequence[str],
+    scores: Scores,
+    searcher: Searcher,
+    make: Callable[[int], Strategy],
+    cells: Sequence[tuple[int, int]],
+) -> Shares:
+    """The share of each query's exact top k that is found within each budget, in percent."""
+    truth = truth_rows(scores, max(k for k, _ in cells))
     shares: Shares = {}
     for budget in sorted({budget for _, budget in cells}):
-        found = chain.from_iterable(search_together(searcher, task.queries, make(budget), k=budget))
+        found = chain.from_iterable(search_together(searcher, queries, make(budget), k=budget))
         rows = [rows_of(hits) for hits in found]
         shares |= {(k, b): 100 * top_k_recall(truth, rows, k) for k, b in cells if b == budget}
     return shares

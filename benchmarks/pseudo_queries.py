@@ -18,16 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.posterior import ROUNDS, Shares, means
+from benchmarks.posterior import ROUNDS, Shares, means, search_queries
 from benchmarks.scoring_speed import surroundings
 from benchmarks.sets import Set, add_options, open_scorer, read_set
 from benchmarks.signals import compare
 from crossknn.encoders.corpus import encode_items
 from crossknn.encoders.sentence import SentenceEncoder
-from crossknn.evaluate.compare import rows_of
 from crossknn.evaluate.known import KnownScores
-from crossknn.evaluate.measures import top_k_recall
-from crossknn.evaluate.truth import exact_scores, truth_rows
+from crossknn.evaluate.truth import exact_scores
 from crossknn.index import Index
 from crossknn.searcher import Searcher
 from crossknn.strategies.posterior import Posterior
@@ -74,13 +72,8 @@ def read_options() -> argparse.Namespace:
 
 
 def find(data: Set, searcher: Searcher, scores: np.ndarray, *, rerank: bool = False) -> Shares:
-    truth = truth_rows(scores, max(k for k, _ in CELLS))
     make = partial(Rerank, retriever="fused") if rerank else partial(Posterior, rounds=ROUNDS)
-    shares: Shares = {}
-    for budget in sorted({budget for _, budget in CELLS}):
-        rows = [rows_of(hits) for hits in searcher.search_many(data.test.texts, k=budget, strategy=make(budget))]
-        shares |= {(k, b): 100 * top_k_recall(truth, rows, k) for k, b in CELLS if b == budget}
-    return shares
+    return search_queries(data.test.texts, scores, searcher, make, CELLS)
 
 
 if __name__ == "__main__":
