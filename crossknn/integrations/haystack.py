@@ -19,14 +19,8 @@ from crossknn.items import Items
 from crossknn.optional import missing_extra
 from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.searcher import Filter, Searcher
-from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
-from crossknn.strategies.cur import AdaCur, AnnCur
-from crossknn.strategies.exact import Exact
-from crossknn.strategies.gar import Gar
-from crossknn.strategies.posterior import Posterior
-from crossknn.strategies.rerank import Rerank
-from crossknn.strategies.tour import Tour
+from crossknn.strategies.named import STRATEGIES
 from crossknn.types import Encoder, Scorer
 
 try:
@@ -35,7 +29,7 @@ try:
 except ImportError as error:
     raise missing_extra("haystack", error, extra="haystack") from error
 
-STRATEGIES: Final = {kind.__name__: kind for kind in (AdaCur, AnnCur, Axn, Exact, Gar, Posterior, Rerank, Tour)}
+KINDS: Final = {STRATEGIES[name].__name__: STRATEGIES[name] for name in sorted(STRATEGIES)}  # as files name them
 
 
 @dataclass(frozen=True)
@@ -243,7 +237,7 @@ def _content_of(document: Document) -> str:
 def _strategy_as_dict(strategy: Strategy | None) -> dict[str, Any] | None:
     if strategy is None:
         return None
-    if type(strategy) not in STRATEGIES.values():
+    if type(strategy) not in KINDS.values():
         raise InputError(f"only crossknn's own strategies can be written down. Got {strategy!r}.")
     return {"name": type(strategy).__name__, **asdict(strategy)}  # type: ignore[call-overload]
 
@@ -253,9 +247,10 @@ def _strategy_from_dict(data: dict[str, Any] | None) -> Strategy | None:
         return None
     settings = dict(data)
     name = settings.pop("name", None)
-    if name not in STRATEGIES:
-        raise InputError(f"strategy must have a name, one of {', '.join(STRATEGIES)}. Got {name!r} instead.")
-    return STRATEGIES[name](**settings)
+    if name not in KINDS:
+        raise InputError(f"strategy must have a name, one of {', '.join(KINDS)}. Got {name!r} instead.")
+    strategy: Strategy = KINDS[name](**settings)
+    return strategy
 
 
 def _filter_as_list(filter: Filter | None) -> list[str] | None:

@@ -11,25 +11,10 @@ from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_ty
 from crossknn.errors import InputError
 from crossknn.searcher import Searcher
 from crossknn.serve.requests import StrategyName
-from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
-from crossknn.strategies.cur import AdaCur, AnnCur
 from crossknn.strategies.exact import Exact
-from crossknn.strategies.gar import Gar
-from crossknn.strategies.posterior import Posterior
-from crossknn.strategies.rerank import Rerank
-from crossknn.strategies.tour import Tour
+from crossknn.strategies.named import STRATEGIES
 
-KINDS: Final[Mapping[StrategyName, Any]] = {
-    "posterior": Posterior,
-    "rerank": Rerank,
-    "axn": Axn,
-    "anncur": AnnCur,
-    "adacur": AdaCur,
-    "tour": Tour,
-    "gar": Gar,
-    "exact": Exact,
-}
 # A request has fields of its own for two of these, and a wild learning rate leads to numbers past all bounds.
 HIDDEN: Final = ("budget", "estimates", "stop_at", "learning_rate")
 TYPES: Final[Mapping[type, str]] = {int: "integer", float: "number", str: "string", bool: "boolean"}
@@ -71,7 +56,7 @@ def _read(hint: Any) -> tuple[type, bool]:
 
 def make_strategy(name: StrategyName, given: Mapping[str, Any], *, budget: int, most: int) -> Strategy:
     """The strategy of this name; no number of neighbours is above `most`, the largest budget."""
-    known = settings_of(KINDS[name])
+    known = settings_of(STRATEGIES[name])
     for setting, value in given.items():
         if setting not in known:
             takes = f"takes {', '.join(known)}" if known else "takes no settings"
@@ -82,7 +67,7 @@ def make_strategy(name: StrategyName, given: Mapping[str, Any], *, budget: int, 
     if name == "exact":
         return Exact()
     rounds = {"rounds": min(known["rounds"].default, budget)} if "rounds" in known else {}
-    strategy: Strategy = KINDS[name](budget=budget, **{**rounds, **given})
+    strategy: Strategy = STRATEGIES[name](budget=budget, **{**rounds, **given})
     return strategy
 
 
@@ -90,7 +75,7 @@ def offered(searcher: Searcher, most: int) -> list[dict[str, Any]]:
     """The strategies that this searcher can run with budgets of at most `most`, as /info tells them."""
     factors = None if searcher.index is None else searcher.index.factors
     has_cur = factors is not None and factors.kind == "cur"
-    fits: dict[StrategyName, bool] = {
+    fits = {
         "rerank": True,
         "gar": searcher.index is not None or searcher.encoder is not None,
         "exact": len(searcher.items) <= most,
@@ -101,7 +86,9 @@ def offered(searcher: Searcher, most: int) -> list[dict[str, Any]]:
         "adacur": has_cur,
     }
     return [
-        {"name": name, "title": kind.__name__, "settings": _told(kind)} for name, kind in KINDS.items() if fits[name]
+        {"name": name, "title": kind.__name__, "settings": _told(kind)}
+        for name, kind in STRATEGIES.items()
+        if fits[name]
     ]
 
 
