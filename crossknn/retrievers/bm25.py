@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -77,7 +78,7 @@ class Bm25:
         return [top_rows(self.scores(query), n, allowed) for query in queries]
 
     def _build_index(self, documents: _Documents, token_of: dict[str, int]) -> Any:
-        bm25s = import_extra("bm25s", extra="retrievers")
+        bm25s = _import("bm25s")
         index = bm25s.BM25(k1=self.k1, b=self.b, method=self.method, backend="numpy")
         index.index(_Tokenized(documents, token_of), create_empty_token=False, show_progress=False)
         return index
@@ -108,7 +109,7 @@ def _read_stopwords(stopwords: str | Sequence[str] | None) -> frozenset[str]:
         return frozenset()
     if not isinstance(stopwords, str):
         return frozenset(word.lower() for word in stopwords)
-    tokenization = import_extra("bm25s.tokenization", extra="retrievers")
+    tokenization = _import("bm25s.tokenization")
     try:
         return frozenset(tokenization.Tokenizer(stopwords=stopwords).stopwords)
     except ValueError as error:
@@ -149,3 +150,14 @@ def _tokenize(words: _Words, blocks: Iterable[list[str]], token_of: dict[str, in
             tokens.extend([token_of.setdefault(stem, len(token_of)) for stem in stems])
             ends.append(len(tokens))
     return _Documents(np.asarray(tokens, np.int32), np.asarray(ends, np.int64))
+
+
+def _import(module: str) -> Any:
+    """A module of bm25s, without jax: to import that takes most of a GPU's memory, and nothing here would use it."""
+    if "jax" in sys.modules or "bm25s" in sys.modules:
+        return import_extra(module, extra="retrievers")
+    sys.modules["jax"] = None  # type: ignore[assignment]  # an ImportError to who imports it now
+    try:
+        return import_extra(module, extra="retrievers")
+    finally:
+        del sys.modules["jax"]

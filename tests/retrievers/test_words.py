@@ -1,7 +1,10 @@
 """BM25 and TF-IDF against formulas written out by hand."""
 
 import math
+import os
 import pickle
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -114,3 +117,17 @@ def test_tfidf_settings_are_checked():
         TfIdf(input="filename")
     with pytest.raises(InputError, match=r"TfIdf could not be fitted with .*norm"):
         TfIdf(norm="l7").fit(Items(TEXTS))
+
+
+def test_bm25_does_not_import_jax_which_would_take_the_memory_of_a_gpu(tmp_path):
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("print('jax is imported')")
+    code = "from crossknn import Bm25, Items; Bm25().fit(Items(['a river froze'])); print('fitted'); import jax"
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.splitlines() == ["fitted", "jax is imported"]
