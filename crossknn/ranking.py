@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,17 @@ def order_rows(rows: Rows, scores: NDArray[Any]) -> Proposal:
     """These rows as a proposal: largest score first, ties to the lower row."""
     order = np.lexsort((rows, -scores))
     return Proposal(rows[order].astype(np.int64, copy=False), scores[order].astype(np.float32))
+
+
+def fuse(proposals: Sequence[Proposal], *, constant: float) -> Proposal:
+    """All rows of these proposals by reciprocal rank: the sum of 1 / (constant + rank), ranks from 1."""
+    rows = np.unique(np.concatenate([proposal.rows for proposal in proposals]))
+    shares = np.zeros((len(rows), len(proposals)))
+    for column, proposal in enumerate(proposals):
+        ranks = np.arange(1, len(proposal) + 1)
+        shares[np.searchsorted(rows, proposal.rows), column] = 1 / (constant + ranks)
+    # Summed in order of size, so that the same ranks from other proposals tie to the last bit.
+    return order_rows(rows, np.sort(shares, axis=1).sum(axis=1))
 
 
 def places_in(proposal: Proposal, rows: Rows) -> Rows:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from crossknn.errors import InputError
-from crossknn.ranking import order_rows
+from crossknn.ranking import fuse
 from crossknn.retrievers.checks import check_fitted, check_name, check_request
 from crossknn.types import NOTHING, Mask, Proposal, Retriever
 
@@ -68,21 +68,12 @@ class Fused:
             lists = [member.retrieve(asked, depth, allowed=allowed) for member in self.retrievers]
             still_short = []
             for place, members in zip(short, zip(*lists, strict=True), strict=True):
-                fused[place] = _append(fused[place], self._fuse(members))
+                fused[place] = _append(fused[place], fuse(members, constant=self.constant))
                 exhausted = all(len(proposal) < depth for proposal in members) or depth >= n_items
                 if len(fused[place]) < n and not exhausted:
                     still_short.append(place)
             short, depth = still_short, depth * 2
         return [proposal.first(n) for proposal in fused]
-
-    def _fuse(self, members: Sequence[Proposal]) -> Proposal:
-        rows = np.unique(np.concatenate([proposal.rows for proposal in members]))
-        shares = np.zeros((len(rows), len(members)))
-        for column, proposal in enumerate(members):
-            ranks = np.arange(1, len(proposal) + 1)
-            shares[np.searchsorted(rows, proposal.rows), column] = 1 / (self.constant + ranks)
-        # Summed in order of size, so that the same ranks from other members tie to the last bit.
-        return order_rows(rows, np.sort(shares, axis=1).sum(axis=1))
 
 
 def _append(head: Proposal, deeper: Proposal) -> Proposal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Final
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from crossknn.checks import check_share
 from crossknn.errors import InputError
 from crossknn.prior import DEPTH, Prior, columns_of
+from crossknn.ranking import fuse
 from crossknn.strategies.base import Ask, Flow, Settings, Space
 from crossknn.strategies.belief import Belief
 from crossknn.strategies.quest import Quest, add_deviations, best_rows
@@ -17,15 +19,19 @@ from crossknn.strategies.rounds import ask_in_rounds, check_rounds, share_of_rou
 from crossknn.types import NOTHING, Scores
 
 NEAR: Final = 1_000  # of a retriever's best, that a general prior takes its scale from
+HEDGE: Final = 0.1  # of every round but the first goes, with a fitted prior, to what retrievers find best:
+BEST: Final = 10  # so many rows by reciprocal rank,
+CONSTANT: Final = 60  # plus which a rank counts
 
 
 @dataclass(frozen=True, repr=False)
 class Posterior(Settings):
     """Takes the rows of largest expected score, given a prior and all scores of the query so far.
 
-    The prior is that of an index built with `prior=True`, whose order the first round takes. Without one, the first
-    round is that of a retriever, and a general prior on the scale of the query's own scores takes over. Where a query's
-    scores so far fit what retrievers say clearly better than they fit the model, its next round takes the best of the
+    The prior is that of an index built with `prior=True`, whose order the first round takes; a tenth of each later
+    round goes to what retrievers find best together, should the prior have put it low. Without one, the first round is
+    that of a retriever, and a general prior on the scale of the query's own scores takes over. Where a query's scores
+    so far fit what retrievers say clearly better than they fit the model, its next round takes the best of the
     searcher's default retriever instead.
 
     budget      calls per query, spread evenly over the rounds
@@ -49,8 +55,7 @@ class Posterior(Settings):
     def flow(self, space: Space) -> Flow:
         if self.stop_at is not None and space.k is None:
             raise InputError("stop_at needs to know how many items are wanted: search with k.")
-        first, beliefs = self._begin(space)
-        quests = [Quest(*both) for both in zip(beliefs, first.proposals, strict=True)]
+        first, quests = self._begin(space)
 
         def choose(number: int) -> Ask:
             expected = _expect(space, quests)
@@ -65,20 +70,23 @@ class Posterior(Settings):
         _expect_recall(space, quests, expected)
         return expected if self.estimates else None
 
-    def _begin(self, space: Space) -> tuple[Ask, list[Belief]]:
-        """The first round, and what is believed about each query before it."""
+    def _begin(self, space: Space) -> tuple[Ask, list[Quest]]:
+        """The first round, and the search of each query with what is believed before it."""
         items, share = space.item_vectors(), share_of_round(1, budget=self.budget, rounds=self.rounds, spent=0)
         names = space.signals if space.prior is None else space.prior.signals
-        lists = [space.propose(name, min(DEPTH, space.items))[1] for name in names]
-        columns = [columns_of(proposals, space.items) for proposals in zip(*lists, strict=True)]
+        said = list(zip(*(space.propose(name, min(DEPTH, space.items))[1] for name in names), strict=True))
+        columns = [columns_of(proposals, space.items) for proposals in said]
         if space.prior is not None:
             beliefs = [Belief(space.prior, mine, items.dim) for mine in columns]
             best = [best_rows(belief.mean, NOTHING.rows, share, space.allowed) for belief in beliefs]
-            return Ask([add_deviations(*both, items) for both in zip(best, beliefs, strict=True)], "prior"), beliefs
+            first = [add_deviations(*both, items) for both in zip(best, beliefs, strict=True)]
+            hedges = [fuse([one.first(NEAR) for one in mine], constant=CONSTANT).rows[:BEST] for mine in said]
+            return Ask(first, "prior"), [Quest(*parts) for parts in zip(beliefs, first, hedges, strict=True)]
         name, proposals = space.propose(self.first, max(NEAR, share))
         priors = [Prior.general(names, mine, one.rows) for mine, one in zip(columns, proposals, strict=True)]
         beliefs = [Belief(prior, mine, items.dim) for prior, mine in zip(priors, columns, strict=True)]
-        return Ask([proposal.first(share) for proposal in proposals], name), beliefs
+        first = [proposal.first(share) for proposal in proposals]
+        return Ask(first, name), [Quest(*both) for both in zip(beliefs, first, strict=True)]
 
     def _share(self, number: int, quest: Quest) -> int:
         """How many rows a round asks for: none where nothing was found before, or enough is expected to be."""
@@ -92,7 +100,7 @@ class Posterior(Settings):
         """The best of the model for every query, or of the default retriever where the model does not fit."""
         items, names, proposals = space.item_vectors(), [], []
         for number, (one, line, share) in enumerate(zip(quests, expected, shares, strict=True)):
-            name, before = "posterior", None
+            name, before = "posterior", one.hedge_with(ceil(HEDGE * share))
             if share and one.is_unfit():
                 name, lists = space.propose(None, self.budget)
                 before = lists[number].rows

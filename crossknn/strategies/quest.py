@@ -26,25 +26,31 @@ class Quest:
     """The search of one query.
 
     first   what its first round asked for, and `asked` each round after it
+    hedge   rows that are to be scored whatever the model says, a few in every round
     recall  the expected share of its top k among what was scored, when it was last asked for
     """
 
     belief: Belief
     first: Proposal
+    hedge: Rows = field(default_factory=lambda: NOTHING.rows)
     asked: list[Proposal] = field(default_factory=list)
     scored: Scored = field(default_factory=Scored)
     recall: float | None = None
     _known: int = -1  # scores that `recall` was expected from
 
     def ask(
-        self, expected: Scores, n: int, items: VectorSearch, allowed: Mask | None, before: Rows | None = None
+        self, expected: Scores, n: int, items: VectorSearch, allowed: Mask | None, before: Rows = NOTHING.rows
     ) -> Proposal:
         """The `n` best rows that are not scored yet: first those `before` the others, then by what is expected."""
-        front = NOTHING.rows if before is None else before[~np.isin(before, self.scored.rows)][:n]
+        front = before[~np.isin(before, self.scored.rows)][:n]
         others = best_rows(expected, np.concatenate([self.scored.rows, front]), n - len(front), allowed)
         rows = np.concatenate([front, others.rows])
         self.asked.append(add_deviations(Proposal(rows, expected[rows]), self.belief, items))
         return self.asked[-1]
+
+    def hedge_with(self, n: int) -> Rows:
+        """The first `n` rows of the hedge that are not scored yet."""
+        return self.hedge[~np.isin(self.hedge, self.scored.rows)][:n]
 
     def is_unfit(self) -> bool:
         """Whether retrievers alone explain the scores better than the model, or order them better than it did."""
