@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from crossknn.encoders.precomputed import PrecomputedEncoder as PrecomputedEncoder
     from crossknn.encoders.precomputed import load_vectors as load_vectors
     from crossknn.encoders.sentence import SentenceEncoder as SentenceEncoder
+    from crossknn.engines.ray import RayEngine as RayEngine
     from crossknn.errors import CrossKnnError as CrossKnnError
     from crossknn.errors import EncoderError as EncoderError
+    from crossknn.errors import EngineError as EngineError
     from crossknn.errors import InputError as InputError
     from crossknn.errors import MissingExtra as MissingExtra
     from crossknn.errors import ModelNotFound as ModelNotFound
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     from crossknn.strategies.rerank import Rerank as Rerank
     from crossknn.strategies.tour import Tour as Tour
     from crossknn.types import Encoder as Encoder
+    from crossknn.types import Engine as Engine
     from crossknn.types import Proposal as Proposal
     from crossknn.types import Retriever as Retriever
     from crossknn.types import Scorer as Scorer
@@ -84,8 +87,10 @@ _HOMES = {
     "PrecomputedEncoder": "crossknn.encoders.precomputed",
     "load_vectors": "crossknn.encoders.precomputed",
     "SentenceEncoder": "crossknn.encoders.sentence",
+    "RayEngine": "crossknn.engines.ray",
     "CrossKnnError": "crossknn.errors",
     "EncoderError": "crossknn.errors",
+    "EngineError": "crossknn.errors",
     "InputError": "crossknn.errors",
     "MissingExtra": "crossknn.errors",
     "ModelNotFound": "crossknn.errors",
@@ -141,6 +146,7 @@ _HOMES = {
     "Rerank": "crossknn.strategies.rerank",
     "Tour": "crossknn.strategies.tour",
     "Encoder": "crossknn.types",
+    "Engine": "crossknn.types",
     "Proposal": "crossknn.types",
     "Retriever": "crossknn.types",
     "Scorer": "crossknn.types",

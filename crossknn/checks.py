@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from crossknn.errors import InputError
+from crossknn.types import Engine
 
 
 def check_positive(name: str, value: object) -> None:
@@ -17,6 +18,12 @@ def check_seed(value: object) -> None:
     """An error unless `value` is a whole number that is not negative."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise InputError(f"seed must be a whole number of at least 0. Got {value!r} instead.")
+
+
+def check_engine(value: object) -> None:
+    """An error unless `value` is an engine."""
+    if not isinstance(value, Engine):
+        raise InputError(f"engine must be an Engine, such as RayEngine(…). Got {value!r} instead.")
 
 
 def check_share(name: str, value: object) -> None:

@@ -8,6 +8,7 @@
     │   ├── PartialScores a scorer that failed after some of the pairs; carries their scores
     │   └── TooLate       a scorer whose answer did not come before the search's deadline
     ├── EncoderError      an encoder that returned vectors of the wrong shape or with NaN in them
+    ├── EngineError       a cluster whose workers do not start, or are lost again and again
     ├── RetrieverError    a retriever that proposed rows that do not exist, twice, or outside the filter
     └── StrategyError     a strategy that asked for a row twice, outside the filter, or past its budget
 
@@ -61,6 +62,10 @@ class TooLate(ScorerError):
 
 class EncoderError(CrossKnnError):
     """An encoder broke its contract."""
+
+
+class EngineError(CrossKnnError):
+    """Workers did not start, or were lost again and again."""
 
 
 class RetrieverError(CrossKnnError):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from crossknn.checks import check_positive
 from crossknn.encoders.corpus import encode_items
+from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError
 from crossknn.fingerprints import is_unnamed
 from crossknn.indexing.arrays import read_arrays, write_arrays
@@ -28,7 +29,7 @@ from crossknn.items import Items
 from crossknn.normalization import Normalization
 from crossknn.prior import SIGNALS, Prior
 from crossknn.scorers.timed import Timed
-from crossknn.types import Encoder, Progress, Retriever, Scorer
+from crossknn.types import Encoder, Engine, Progress, Retriever, Scorer
 
 VECTORS = "vectors"
 BIAS, TRAITS = "bias", "traits"  # of a prior
@@ -93,6 +94,7 @@ class Index:
         chunk: int = CHUNK,
         seed: int = 0,
         device: str | None = None,
+        engine: Engine = LOCAL,
         progress: Progress | None = None,
     ) -> Self:
         """Score some pairs of train queries and items, and fit item vectors to them.
@@ -109,6 +111,8 @@ class Index:
         work_dir  keeps scores and vectors. A build that was interrupted goes on from there, loses at most `chunk`
                   calls, and ends with the same index; later builds with the same scorer reuse its scores
         device    where vectors are searched and fitted: "cpu" (default) or "cuda"
+        engine    where items are encoded and pairs scored: in this process, or as `RayEngine(…)` says. The index is
+                  the same
         progress  called as `progress(step, done, total)`
         """
         build = Build(
@@ -125,6 +129,7 @@ class Index:
             chunk=chunk,
             seed=seed,
             device=device,
+            engine=engine,
             progress=progress,
         )
         return cls.of(build.run(), scorer, encoder)

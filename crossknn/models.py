@@ -42,6 +42,11 @@ def find_model(name: str | os.PathLike[str], *, kind: str) -> Path:
     return _find_on_hub(source)
 
 
+def portable_name(source: str, folder: Path) -> str:
+    """What another process opens the same model by: the path of a folder, or the name of one that was found by it."""
+    return str(folder.absolute()) if Path(source).expanduser() == folder else source
+
+
 def _find_embedded(kind: str) -> Path:
     if kind == "AutoModelForSequenceClassification":
         return EMBEDDED_CROSS_ENCODER

@@ -5,17 +5,31 @@ Each `check_*` raises `AssertionError` with a sentence that says which promise w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from crossknn.errors import InputError
-from crossknn.types import Encoder, Proposal, Retriever, Rows, Scorer, Scores, VectorSearch
+from crossknn.types import (
+    ApartSearch,
+    Encoder,
+    Engine,
+    Job,
+    Mask,
+    Proposal,
+    Retriever,
+    Rows,
+    Scorer,
+    Scores,
+    Vectors,
+    VectorSearch,
+)
 
-__all__ = ["MatrixScorer", "check_encoder", "check_retriever", "check_scorer", "check_vector_search"]
+__all__ = ["MatrixScorer", "check_encoder", "check_engine", "check_retriever", "check_scorer", "check_vector_search"]
 
 
 class MatrixScorer:
@@ -145,7 +159,68 @@ def check_vector_search(search: VectorSearch, vectors: NDArray[Any], *, toleranc
     left[[0, n_items - 1]] = False
     for proposal in search.search(queries, n_items, exclude=exclude, allowed=allowed):
         _want(sorted(proposal.rows) == list(np.flatnonzero(left)), "all rows allowed and not excluded, and no others")
+    if isinstance(search, ApartSearch):
+        _check_apart(search, queries, truth, allowed, exclude, tolerance)
     _want(search.search(np.empty((0, search.dim), np.float32), 3) == [], "no queries must give no proposals")
+
+
+def _check_apart(
+    search: ApartSearch, queries: Vectors, truth: Scores, allowed: Mask, exclude: list[Rows], tolerance: float
+) -> None:
+    """What is apart has its products, allowed or not, and is not found."""
+    n_items = truth.shape[1]
+    apart: list[Rows] = [np.arange(number, n_items, 3) for number in range(len(queries))]
+    found, products = search.search_apart(queries, n_items, apart, exclude=exclude, allowed=allowed)
+    for proposal, rows, mine, wanted in zip(found, apart, products, truth, strict=True):
+        _want_close(mine, wanted[rows], tolerance, "products must be those of the rows that are apart, in their order")
+        left = np.setdiff1d(np.flatnonzero(allowed), np.concatenate([rows, exclude[0]]))
+        _want(sorted(proposal.rows) == list(left), "rows that are apart must not be found, and all others must")
+
+
+def check_engine(engine: Engine, scorer: Scorer, queries: Sequence[str], items: Sequence[str]) -> None:
+    """Hold `engine` to its contract, with jobs that score every item for one of these queries (at least two)."""
+    _want(len(queries) >= 2, "check_engine needs at least two queries")
+    engine.check(scorer)
+    _want(list(engine.run(_score, scorer, [])) == [], "no jobs must give no results")
+    jobs: list[Job] = [(7 * number, (query, list(items))) for number, query in enumerate(queries)]
+    found = list(engine.run(_score, scorer, jobs))
+    _want(sorted(number for number, _ in found) == [number for number, _ in jobs], "every job must be done once")
+    for number, scores in found:
+        wanted = _score(scorer, *dict(jobs)[number])
+        _want(bool(np.array_equal(scores, wanted)), "a result must be that of its job, and the same as in this process")
+    _check_taking(engine, scorer, jobs[0][1])
+    error = None
+    try:
+        list(engine.run(_fail, scorer, jobs))
+    except Exception as raised:
+        error = raised
+    _want(type(error) is ArithmeticError and str(error) == scorer.fingerprint, "an error must be raised as it is")
+
+
+def _check_taking(engine: Engine, scorer: Scorer, arguments: tuple[Any, ...]) -> None:
+    """Of jobs without end only some are taken, and there may be an end at any time."""
+    taken = 0
+
+    def endless() -> Iterator[Job]:
+        nonlocal taken
+        for number in count():
+            taken += 1
+            yield number, arguments
+
+    results = engine.run(_score, scorer, endless())
+    _want(len(list(islice(results, 3))) == 3, "results must come while there are jobs left")
+    results.close()
+    before = taken
+    _want(before < 10_000, "jobs must be taken as there is room for them")
+    _want(list(results) == [] and taken == before, "a closed engine must not go on")
+
+
+def _score(scorer: Scorer, query: str, items: list[str]) -> Scores:
+    return scorer.score([query] * len(items), items)
+
+
+def _fail(scorer: Scorer, *_: object) -> None:
+    raise ArithmeticError(scorer.fingerprint)
 
 
 def _check_proposals(proposals: list[Proposal], queries: int, n: int, allowed: NDArray[np.bool_]) -> None:

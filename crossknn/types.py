@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,3 +125,43 @@ class VectorSearch(Protocol):
 
     def estimates(self, queries: NDArray[Any]) -> Scores:
         """(queries, items) float32: the inner product with every item."""
+
+
+@runtime_checkable
+class ApartSearch(VectorSearch, Protocol):
+    """A search that looks at all vectors, and can tell the inner products of some in the same pass."""
+
+    def search_apart(
+        self,
+        queries: NDArray[Any],
+        n: int,
+        apart: Sequence[Rows] | None,
+        *,
+        exclude: Sequence[Rows] | None = None,
+        allowed: Mask | None = None,
+    ) -> tuple[list[Proposal], list[Scores]]:
+        """`search` among the rows that are not `apart`, and each query's inner products with those that are."""
+
+
+Job = tuple[int, tuple[Any, ...]]
+"""Its number, and what a function is called with beside the model."""
+
+Model = TypeVar("Model", bound=Scorer | Encoder)
+Result = TypeVar("Result")
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Where the models of a build run. `crossknn.testing.check_engine` holds an implementation to this."""
+
+    def check(self, *models: Scorer | Encoder) -> None:
+        """An error if these models cannot run there; called before anything is paid for."""
+
+    def run(
+        self, function: Callable[..., Result], model: Model, jobs: Iterable[Job]
+    ) -> Generator[tuple[int, Result], None, None]:
+        """The number and the result of `function(model, *arguments)` of every job, as they are done, in any order.
+
+        Jobs are taken as there is room for them, so they may be made as they are asked for. An error of the function
+        is raised as it is, after the results that have come by then. Closing the generator ends all work.
+        """

@@ -26,6 +26,7 @@ RUN_ELSEWHERE = {
     "docs/evaluating.md": "evaluate/test_docs.py",
     "docs/indexing.md": "indexing/test_docs.py",
     "docs/reproduce.md": "evaluate/test_reproduce.py",
+    "docs/scaling.md": "engines/test_ray_models.py",
 }
 COMMAND = typer.main.get_command(app)
 SHELL = ("", "bash", "console", "sh", "shell")

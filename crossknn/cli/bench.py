@@ -35,6 +35,7 @@ from crossknn.cli.common import (
     say,
     work_dir_of,
 )
+from crossknn.cli.engine import AddressOption, EngineName, EngineOption, WorkersOption, make_engine
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
@@ -179,6 +180,9 @@ def set_(
         Path | None,
         typer.Option("--work-dir", help="Folder that keeps scores and vectors. Default: SET.work, beside a folder."),
     ] = None,
+    engine: EngineOption = EngineName.local,
+    address: AddressOption = None,
+    workers: WorkersOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = Dtype.auto,
     json_file: JsonFileOption = None,
@@ -188,7 +192,8 @@ def set_(
     """Compare strategies on a set of texts: every query is scored with every item first.
 
     Interrupt it any time: running it again goes on where it was. CUR (anncur, adacur) runs where
-    --index-calls-per-item is given, with as many anchor queries.
+    --index-calls-per-item is given, with as many anchor queries. With --engine ray the machines of a cluster make the
+    calls of exact search.
     """
     from crossknn.evaluate.bench import Bench
     from crossknn.evaluate.tasks import read_set, score_task
@@ -202,6 +207,7 @@ def set_(
         if value is not None and not tune:
             raise InputError(f"{option} goes with --tune only. Got {value!r} without it.")
     work = work_dir or _work_dir_of(source)
+    place = make_engine(engine, address=address, workers=workers, scorer=scorer, device=device)
     with Steps(keep=True, lines=True) as steps, going_on():
         progress = from_nothing(steps)
         task = read_set(
@@ -223,7 +229,7 @@ def set_(
         if task.dev is not None:
             count, items = len(task.dev.queries), len(task.items)
             say(f"Tuning scores {count:,} dev queries with all {items:,} items: {count * items:,} calls, once.")
-        bench = Bench(score_task(task, progress=steps), **learning, device=device, progress=progress)
+        bench = Bench(score_task(task, engine=place, progress=steps), **learning, device=device, progress=progress)
         given = {"--strategies": strategies, "--budgets": budgets, "--k": ks, "--rounds": rounds, "--seed": seed}
         given |= {"--index-calls-per-item": calls_per_item, "--queries": queries, "--split": split}
         given |= {"--train-split": train_split, "--train-queries": train_queries}

@@ -36,6 +36,7 @@ from crossknn.cli.common import (
     say,
     work_dir_of,
 )
+from crossknn.cli.engine import AddressOption, EngineName, EngineOption, WorkersOption, make_engine
 from crossknn.cli.index import count_bytes, describe_index
 from crossknn.errors import InputError
 
@@ -127,6 +128,9 @@ def build(
     worker: Annotated[
         str | None, typer.Option(metavar="I/N", help="Score only part I of N, from 1/N to N/N, and stop.")
     ] = None,
+    engine: EngineOption = EngineName.local,
+    address: AddressOption = None,
+    workers: WorkersOption = None,
     seed: SeedOption = 0,
     id_field: IdFieldOption = None,
     text_field: TextFieldOption = None,
@@ -136,8 +140,9 @@ def build(
 ) -> None:
     """Build an index of CORPUS: score pairs of train queries and items, and fit item vectors to them.
 
-    Interrupt it any time: running it again goes on where it was. Several workers may score at once, each with its
-    own --worker; when they are done, run it once more without.
+    Interrupt it any time: running it again goes on where it was. With --engine ray the machines of a cluster encode
+    and score. Without, several processes may score at once, each with its own --worker; when they are done, run it
+    once more without.
     """
     from crossknn.index import Index
     from crossknn.indexing.folder import check_target
@@ -147,10 +152,13 @@ def build(
     if work.resolve() == folder.resolve():
         raise InputError(f"--work-dir must be another folder than the index. Got {work} for both.")
     part = None if worker is None else _read_worker(worker)
+    if part is not None and engine is EngineName.ray:
+        raise InputError("--worker is for processes without a cluster: leave it or --engine ray out.")
+    place = make_engine(engine, address=address, workers=workers, scorer=scorer, device=device)
     method = _make_method(factors, preset=preset, anchors=anchors, seed=seed)
     chosen = _make_sampling(factors, sampling, per_item=per_item, per_query=per_query, retriever=retriever, seed=seed)
     settings: dict[str, Any] = {"factors": method, "sampling": chosen, "seed": seed, "device": device, "chunk": chunk}
-    settings |= {"queries": _read_queries(queries), "work_dir": work, "prior": prior}
+    settings |= {"queries": _read_queries(queries), "work_dir": work, "prior": prior, "engine": place}
     if signals:
         settings["signals"] = _read_signals(signals, prior=prior)
     with Steps() as progress:
@@ -298,7 +306,7 @@ def _score_part(items: Items, part: tuple[int, int], settings: dict[str, Any], *
 
     build = Build(items, **settings)
     build.score(part)
-    calls, work, worker = build.scorer.calls, settings["work_dir"], f"{part[0] + 1} of {part[1]}"
+    calls, work, worker = build.calls_made, settings["work_dir"], f"{part[0] + 1} of {part[1]}"
     if as_json:
         print_json([{"worker": worker, "calls_made": calls, "work_dir": str(work)}])
     else:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
@@ -12,11 +14,13 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn.checks import check_engine
 from crossknn.encoders.checks import check_vectors
+from crossknn.engines.local import LOCAL
 from crossknn.errors import EncoderError, InputError
 from crossknn.files import sync, taking_turns, write_whole
 from crossknn.fingerprints import is_unnamed
-from crossknn.types import Encoder, Progress
+from crossknn.types import Encoder, Engine, Job, Progress, Rows, Vectors
 
 if TYPE_CHECKING:
     from crossknn.items import Items
@@ -33,9 +37,10 @@ def encode_items(
     path: str | Path | None = None,
     block: int = 1024,
     dtype: str = "float16",
+    engine: Engine = LOCAL,
     progress: Progress | None = None,
 ) -> NDArray[Any]:
-    """(items, dim) vectors of every item, `block` texts at a time.
+    """(items, dim) vectors of every item, `block` texts at a time, encoded where the `engine` says.
 
     With `path`, a `.npy` file, they are written there and come back memory-mapped. An interrupted run
     goes on after the last whole block; a file that is already whole is only opened, and of several processes
@@ -47,7 +52,8 @@ def encode_items(
         raise InputError(f"dtype must be one of {', '.join(DTYPES)}. Got {dtype!r} instead.")
     if isinstance(block, bool) or not isinstance(block, int) or block < 1:
         raise InputError(f"block must be an integer of at least 1. Got {block!r} instead.")
-    run = _Run(items, encoder, block, np.dtype(dtype), progress)
+    check_engine(engine)
+    run = _Run(items, encoder, block, np.dtype(dtype), engine, progress)
     return run.into_memory() if path is None else _into_file(run, Path(path))
 
 
@@ -55,7 +61,7 @@ def count_encoded(items: Items, encoder: Encoder, *, path: str | Path, dtype: st
     """How many rows `encode_items` with this path would not encode again; refuses the same files."""
     path = Path(path)
     partial, sidecar = _beside(path)
-    state = _resume(_Run(items, encoder, 1, np.dtype(dtype), None), path, partial, sidecar)
+    state = _resume(_Run(items, encoder, 1, np.dtype(dtype), LOCAL, None), path, partial, sidecar)
     return state.rows if path.exists() else state.done if partial.exists() else 0
 
 
@@ -65,12 +71,12 @@ class _Run:
     encoder: Encoder
     block: int
     dtype: np.dtype[Any]
+    engine: Engine
     progress: Progress | None
 
     def into_memory(self) -> NDArray[Any]:
         vectors = np.empty((len(self.items), self.dim()), self.dtype)
-        for start in range(0, len(vectors), self.block):
-            part = self.encode(start, vectors.shape[1])
+        for start, part in self.encode(0, vectors.shape[1]):
             vectors[start : start + len(part)] = part
         return vectors
 
@@ -78,16 +84,38 @@ class _Run:
         """Encoders tell their dimension by the shape they give to no texts."""
         return int(check_vectors(self.encoder.encode_items([]), []).shape[1])
 
-    def encode(self, start: int, dim: int) -> NDArray[Any]:
-        """The vectors of one block of rows, as they are stored."""
-        texts = self.items.texts_of(np.arange(start, min(start + self.block, len(self.items))))
-        vectors = np.empty((len(texts), dim), np.float32)
-        order = np.argsort([len(text) for text in texts], kind="stable")  # texts of like length waste less padding
-        for first in range(0, len(texts), PIECE):
-            piece = order[first : first + PIECE]
-            chosen = [texts[at] for at in piece]
-            vectors[piece] = check_vectors(self.encoder.encode_items(chosen), chosen, dim=dim)
-            self.report(start + first + len(piece))
+    def encode(self, first: int, dim: int) -> Generator[tuple[int, NDArray[Any]], None, None]:
+        """Blocks of vectors as they are stored, each with its first row, from row `first` on, as they are done."""
+        pieces: dict[int, Rows] = {}
+        blocks: dict[int, tuple[Vectors, list[int]]] = {}  # with the sizes of the pieces that have come
+        done = first
+        with closing(self.engine.run(_encode_texts, self.encoder, self._jobs(first, dim, pieces))) as encoded:
+            for number, vectors in encoded:
+                rows = pieces.pop(number)
+                start = first + (int(rows[0]) - first) // self.block * self.block
+                size = min(self.block, len(self.items) - start)
+                block, sizes = blocks.setdefault(start, (np.empty((size, dim), np.float32), []))
+                block[rows - start] = vectors
+                sizes.append(len(rows))
+                done += len(rows)
+                self.report(done)
+                if sum(sizes) == size:
+                    del blocks[start]
+                    yield start, self._as_stored(block)
+
+    def _jobs(self, first: int, dim: int, pieces: dict[int, Rows]) -> Iterator[Job]:
+        """Texts that are encoded together; `pieces` is told the rows of each job."""
+        number = 0
+        for start in range(first, len(self.items), self.block):
+            texts = self.items.texts_of(np.arange(start, min(start + self.block, len(self.items))))
+            order = np.argsort([len(text) for text in texts], kind="stable")  # texts of like length waste less padding
+            for at in range(0, len(texts), PIECE):
+                places = order[at : at + PIECE]
+                pieces[number] = start + places
+                yield number, ([texts[place] for place in places], dim)
+                number += 1
+
+    def _as_stored(self, vectors: Vectors) -> NDArray[Any]:
         with np.errstate(over="ignore"):
             stored = vectors.astype(self.dtype)
         if not np.isfinite(stored).all():
@@ -97,6 +125,10 @@ class _Run:
     def report(self, done: int) -> None:
         if self.progress is not None:
             self.progress(STEP, done, len(self.items))
+
+
+def _encode_texts(encoder: Encoder, texts: list[str], dim: int) -> Vectors:
+    return check_vectors(encoder.encode_items(texts), texts, dim=dim)
 
 
 @dataclass(frozen=True)
@@ -165,7 +197,7 @@ def _resume(run: _Run, path: Path, partial: Path, sidecar: Path) -> _State:
 
 
 def _write_rows(run: _Run, partial: Path, sidecar: Path, state: _State) -> None:
-    """Write the rows that are missing; each block is on disk before the sidecar counts it."""
+    """Write the rows that are missing; a block is on disk before the sidecar counts it, and so are all before it."""
     header = _header(state)
     done = state.done if partial.exists() else 0
     row_bytes = state.dim * np.dtype(state.dtype).itemsize
@@ -175,12 +207,16 @@ def _write_rows(run: _Run, partial: Path, sidecar: Path, state: _State) -> None:
         file.write(header)
         _flush(file)
         _write_state(sidecar, state, done)
-        file.seek(len(header) + done * row_bytes)
-        for start in range(done, state.rows, run.block):
-            part = run.encode(start, state.dim)
-            file.write(part.tobytes())
-            _flush(file)
-            _write_state(sidecar, state, start + len(part))
+        ends: dict[int, int] = {}  # by first row, of blocks that came before their turn
+        with closing(run.encode(done, state.dim)) as blocks:
+            for start, part in blocks:
+                file.seek(len(header) + start * row_bytes)
+                file.write(part.tobytes())
+                _flush(file)
+                ends[start] = start + len(part)
+                while done in ends:
+                    done = ends.pop(done)
+                _write_state(sidecar, state, done)
 
 
 def _header(state: _State) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from crossknn.attention import attention_of_any_shape
 from crossknn.encoders.checks import check_vectors
 from crossknn.errors import InputError, ModelNotFound
-from crossknn.models import EMBEDDED, find_model, no_progress_bars
+from crossknn.models import EMBEDDED, find_model, no_progress_bars, portable_name
 from crossknn.optional import import_extra
 from crossknn.types import Vectors
 
@@ -59,10 +59,30 @@ class SentenceEncoder:
         self.folder = find_model(_full_name(name_or_folder), kind="SentenceTransformer")
         self.normalize = normalize
         self._prompts = {"query": query_prompt, "document": item_prompt}
+        self._device, self._given_batch_size = device, batch_size
         self._model = _load(library, self.folder, device, dtype)
         self.max_tokens = _limit_tokens(self._model, max_tokens)
         self.batch_size = batch_size or BATCH_SIZE.get(self._model.device.type, BATCH_SIZE["cpu"])
         self.dim = int(check_vectors(self._encode("query", ["dimension"]), ["dimension"]).shape[1])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets the model's name and all settings, and opens it itself."""
+        opened = partial(
+            type(self),
+            portable_name(self.name, self.folder),
+            device=self._device,
+            dtype=self._dtype,
+            batch_size=self._given_batch_size,
+            normalize=self.normalize,
+            query_prompt=self._prompts["query"],
+            item_prompt=self._prompts["document"],
+            max_tokens=self.max_tokens,
+        )
+        return opened, ()
+
+    @property
+    def _dtype(self) -> str:
+        return str(next(self._model.parameters()).dtype).removeprefix("torch.")
 
     @cached_property
     def fingerprint(self) -> str:
@@ -70,7 +90,7 @@ class SentenceEncoder:
             "normalize": self.normalize,
             "prompts": self._prompts,
             "max_tokens": self.max_tokens,
-            "dtype": str(next(self._model.parameters()).dtype),
+            "dtype": f"torch.{self._dtype}",
         }
         digest = sha256(json.dumps(settings, sort_keys=True).encode())
         for name, content in _hash_files(self.folder):

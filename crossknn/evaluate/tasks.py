@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from crossknn.encoders.precomputed import PrecomputedEncoder
+from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError
 from crossknn.evaluate.datasets import Dataset
 from crossknn.evaluate.known import FittedOnce, KnownRanking, KnownScores
@@ -24,7 +25,7 @@ from crossknn.normalization import Normalization
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.scorers.cached import Cached
 from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder
-from crossknn.types import Encoder, Progress, Retriever, Scorer, Scores, Vectors
+from crossknn.types import Encoder, Engine, Progress, Retriever, Scorer, Scores, Vectors
 
 SPEED_PAIRS: Final = 300  # different ones that the scorer's speed is measured on
 MOST_DEV: Final = 100  # dev queries of a folder of scores
@@ -192,8 +193,10 @@ def count_held_out(train: int, most: int) -> int:
     return max(1, min(most, train // 5))
 
 
-def score_task(task: Task, *, progress: Progress | None = None) -> Task:
+def score_task(task: Task, *, engine: Engine = LOCAL, progress: Progress | None = None) -> Task:
     """The task with all scores of its queries: queries × items calls, or what the work folder has of them.
+
+    The `engine` says where these calls are made.
 
     Searches then look scores up, and the scorer's time is computed from its speed, measured here on 300 pairs; where
     there are fewer, nobody knows it.
@@ -201,11 +204,12 @@ def score_task(task: Task, *, progress: Progress | None = None) -> Task:
     if task.work_dir is None:
         raise InputError("exact scores need a work folder to be kept in. Got none.")
     folder = task.work_dir / "exact"
-    scores = exact_scores(task.items, task.queries, task.builder, folder, progress=progress)
+    scores = exact_scores(task.items, task.queries, task.builder, folder, engine=engine, progress=progress)
     lines, dev = _lines(task.queries, scores), task.dev
     if dev is not None:
         report = None if progress is None else partial(_report_dev, progress)
-        dev = Dev(dev.queries, exact_scores(task.items, dev.queries, task.builder, folder, progress=report))
+        found = exact_scores(task.items, dev.queries, task.builder, folder, engine=engine, progress=report)
+        dev = Dev(dev.queries, found)
         lines |= _lines(dev.queries, dev.scores)
     known = KnownScores(lines, task.items.texts, fingerprint=task.builder.fingerprint)
     return replace(task, scores=scores, scorer=known, dev=dev, speed=_measure_speed(task))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final
 
 import numpy as np
 
-from crossknn.checks import check_positive
+from crossknn.checks import check_engine, check_positive
+from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError
 from crossknn.files import taking_turns, write_whole
 from crossknn.fingerprints import is_unnamed
@@ -24,7 +26,7 @@ from crossknn.hits import Hit, Hits
 from crossknn.items import Items
 from crossknn.ranking import top_rows
 from crossknn.scorers.checked import score_pairs
-from crossknn.types import Progress, Rows, Scorer, Scores
+from crossknn.types import Engine, Job, Progress, Rows, Scorer, Scores
 
 STEP: Final = "exact scores"
 FORMAT: Final = 1
@@ -41,6 +43,7 @@ def exact_scores(
     folder: str | Path,
     *,
     block: int | None = None,
+    engine: Engine = LOCAL,
     progress: Progress | None = None,
 ) -> Scores:
     """(queries, items) the score of every pair, memory-mapped from a file in `folder`.
@@ -49,13 +52,15 @@ def exact_scores(
     goes on after its last whole block, a finished one makes no call; of several processes at once one scores
     and the others wait. A folder may hold many matrices: the file is named by a hash of the items, the queries
     and the scorer. What is there is verified first; what the disk has changed is scored again, with a warning.
+    The `engine` says where pairs are scored; the file is the same.
     """
     _check_queries(queries)
+    check_engine(engine)
     if is_unnamed(scorer.fingerprint):
         raise InputError("the scorer has no name to store scores under: give function_scorer a fingerprint.")
     if block is not None:
         check_positive("block", block)
-    run = _Run(items, queries, scorer, block or max(1, BLOCK_PAIRS // len(items)), progress)
+    run = _Run(items, queries, scorer, block or max(1, BLOCK_PAIRS // len(items)), engine, progress)
     path = Path(folder) / f"{run.key}.npy"
     if not _is_complete(run, path):
         with ExitStack() as turn:
@@ -94,6 +99,7 @@ class _Run:
     queries: Sequence[str]
     scorer: Scorer
     block: int
+    engine: Engine
     progress: Progress | None
 
     @cached_property
@@ -123,13 +129,28 @@ class _Run:
         """Where the scores of a query begin in the file."""
         return len(self.header) + query * len(self.items) * 4
 
-    def score(self, query: int) -> bytes:
-        """The scores of one query as they are stored; they do not depend on which queries share a block."""
-        scores = np.empty(len(self.items), "<f4")
-        for first in range(0, len(scores), PIECE):
-            texts = self.items.texts_of(np.arange(first, min(first + PIECE, len(scores))))
-            scores[first : first + PIECE] = score_pairs(self.scorer, [self.queries[query]] * len(texts), texts)
-        return scores.tobytes()
+    def score(self, queries: Sequence[int]) -> Generator[tuple[int, bytes], None, None]:
+        """Each query and its scores as they are stored, as they are done.
+
+        Which pairs share a call does not depend on the other queries.
+        """
+        starts = range(0, len(self.items), PIECE)
+        parts: dict[int, dict[int, Scores]] = {}  # of queries that are not done
+        with closing(self.engine.run(score_pairs, self.scorer, self._jobs(queries, starts))) as scored:
+            for number, scores in scored:
+                query, place = divmod(number, len(starts))
+                found = parts.setdefault(query, {})
+                found[place] = scores
+                if len(found) == len(starts):
+                    del parts[query]
+                    yield query, b"".join(found[at].astype("<f4").tobytes() for at in range(len(starts)))
+
+    def _jobs(self, queries: Sequence[int], starts: range) -> Iterator[Job]:
+        """The texts of each call, numbered by query and by place among its calls."""
+        for query in queries:
+            for place, first in enumerate(starts):
+                texts = self.items.texts_of(np.arange(first, min(first + PIECE, len(self.items))))
+                yield query * len(starts) + place, ([self.queries[query]] * len(texts), texts)
 
     def report(self, done: int) -> None:
         if self.progress is not None:
@@ -157,12 +178,12 @@ def _complete(run: _Run, path: Path) -> None:
     missing = [query for query, digest in enumerate(digests) if digest is None]
     known = len(digests) - len(missing)
     run.report(known)
-    for first in range(0, len(missing), run.block):
-        block = missing[first : first + run.block]
-        scored = {query: run.score(query) for query in block}
-        with _disk_errors(path.parent):
-            _write(run, path, scored, digests)
-        run.report(known + first + len(block))
+    with closing(run.score(missing)) as scored:
+        while block := dict(islice(scored, run.block)):
+            with _disk_errors(path.parent):
+                _write(run, path, block, digests)
+            known += len(block)
+            run.report(known)
 
 
 def _open(run: _Run, path: Path, digests: list[str | None]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -14,9 +14,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn.checks import check_positive, check_seed, check_signals
+from crossknn.checks import check_engine, check_positive, check_seed, check_signals
 from crossknn.encoders.checks import check_vectors
 from crossknn.encoders.corpus import encode_items
+from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError
 from crossknn.fingerprints import is_unnamed
 from crossknn.indexing.cur import Cur, all_pairs
@@ -36,8 +37,7 @@ from crossknn.retrievers.dense import Dense
 from crossknn.retrievers.fused import Fused
 from crossknn.retrievers.tfidf import TfIdf
 from crossknn.scorers.checked import score_pairs
-from crossknn.scorers.timed import Timed
-from crossknn.types import Encoder, Progress, Proposal, Retriever, Scorer, Vectors
+from crossknn.types import Encoder, Engine, Job, Progress, Proposal, Retriever, Scorer, Vectors
 from crossknn.vectors.exact import ExactSearch
 
 PSEUDO_QUERIES = 500
@@ -128,16 +128,19 @@ class Build:
         chunk: int = CHUNK,
         seed: int = 0,
         device: str | None = None,
+        engine: Engine = LOCAL,
         progress: Progress | None = None,
     ) -> None:
         if not isinstance(items, Items):
             raise InputError(f"items must be Items, as from Items.from_path(…). Got {type(items).__name__} instead.")
         check_positive("chunk", chunk)
         check_seed(seed)
+        check_engine(engine)
         _check_parts(scorer, encoder, factors, keeps_vectors=work_dir is not None)
         self.items = items
-        self.scorer = Timed(scorer)
+        self.scorer = scorer
         self.encoder = encoder
+        self.calls_made = 0
         self.cut_from_items = queries is None
         self._method = factors
         self._prior = prior
@@ -154,7 +157,9 @@ class Build:
         self._work = None if work_dir is None else Path(work_dir)
         self._chunk = chunk
         self._device = device
+        self._engine = engine
         self._progress = progress
+        engine.check(scorer, encoder)
         self.seconds: dict[str, float] = {}
 
     def run(self) -> Built:
@@ -182,7 +187,7 @@ class Build:
             queries=len(self.queries),
             cut_from_items=self.cut_from_items,
             calls=len(entries),
-            calls_made=self.scorer.calls,
+            calls_made=self.calls_made,
             coverage=Coverage.of(entries.pairs),
             factors=None if factors is None else factors.kind,
             fit=fit,
@@ -204,8 +209,13 @@ class Build:
                 work_dir=self._work,
                 chunk=self._chunk,
                 part=part,
+                engine=self._engine,
+                on_calls=self._count_calls,
                 progress=self._progress,
             )
+
+    def _count_calls(self, calls: int) -> None:
+        self.calls_made += calls
 
     @cached_property
     def vectors(self) -> NDArray[Any]:
@@ -214,7 +224,7 @@ class Build:
             path = self.vectors_path
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            return encode_items(self.items, self.encoder, path=path, progress=self._progress)
+            return encode_items(self.items, self.encoder, path=path, engine=self._engine, progress=self._progress)
 
     @property
     def vectors_path(self) -> Path | None:
@@ -348,22 +358,34 @@ def score_build(
     work_dir: Path | None,
     chunk: int = CHUNK,
     part: tuple[int, int] = (0, 1),
+    engine: Engine = LOCAL,
+    on_calls: Callable[[int], None] | None = None,
     progress: Progress | None = None,
 ) -> Entries:
     """The entries of `pairs`, kept in the score log of the work folder where there is one."""
     if work_dir is not None:
         log = ScoreLog.open(work_dir / "scores", scorer=scorer.fingerprint)
-        return score_pairs_into(log, pairs, queries, items, scorer, chunk=chunk, part=part, progress=progress)
+        where: dict[str, Any] = {"engine": engine, "on_calls": on_calls, "progress": progress}
+        return score_pairs_into(log, pairs, queries, items, scorer, chunk=chunk, part=part, **where)
     if part != (0, 1):
         raise InputError("several workers need a work_dir that they share. Got none.")
-    scores = np.empty(len(pairs), np.float32)
+    scores, done = np.empty(len(pairs), np.float32), 0
+    with closing(engine.run(score_pairs, scorer, _cut_calls(pairs, queries, items, chunk))) as scored:
+        for start, some in scored:
+            scores[start : start + len(some)] = some
+            done += len(some)
+            if on_calls is not None:
+                on_calls(len(some))
+            if progress is not None:
+                progress(STEP, done, len(pairs))
+    return Entries(pairs, scores)
+
+
+def _cut_calls(pairs: Pairs, queries: Sequence[str], items: Items, chunk: int) -> Iterator[Job]:
+    """The texts of each call, numbered by its first pair."""
     for start in range(0, len(pairs), chunk):
         some = pairs.take(slice(start, start + chunk))
-        texts = [queries[number] for number in some.queries.tolist()]
-        scores[start : start + len(some)] = score_pairs(scorer, texts, items.texts_of(some.rows))
-        if progress is not None:
-            progress(STEP, start + len(some), len(pairs))
-    return Entries(pairs, scores)
+        yield start, ([queries[number] for number in some.queries.tolist()], items.texts_of(some.rows))
 
 
 def _check_queries(queries: object) -> None:

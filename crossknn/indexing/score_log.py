@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from crossknn.checks import check_positive
+from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError
 from crossknn.fingerprints import is_unnamed
 from crossknn.indexing.entries import Entries, Pairs
@@ -41,7 +43,7 @@ from crossknn.indexing.score_plan import (
     to_json,
 )
 from crossknn.scorers.checked import score_pairs
-from crossknn.types import Progress, Rows, Scorer, Scores
+from crossknn.types import Engine, Job, Progress, Rows, Scorer, Scores
 
 if TYPE_CHECKING:
     from crossknn.items import Items
@@ -159,6 +161,8 @@ def score_pairs_into(
     *,
     chunk: int = 8192,
     part: tuple[int, int] = (0, 1),
+    engine: Engine = LOCAL,
+    on_calls: Callable[[int], None] | None = None,
     progress: Progress | None = None,
 ) -> Entries:
     """The entries of `pairs`, in their order; what the log does not hold is scored, `chunk` pairs a call, and kept.
@@ -170,28 +174,23 @@ def score_pairs_into(
     Worker `i` of `n` passes `part=(i, n)`: it scores every n-th chunk, and gets the entries of these and of what
     is reused. A last call without `part` scores what a worker may have left out, and returns everything.
 
+    The `engine` says where pairs are scored; chunks are written here. `on_calls` is told the pairs of each call.
+
     Needs about 50 bytes per pair at its peak, beside `pairs`, and 36 per query and item. On disk a pair takes 27.
     """
     _check(log, pairs, queries, items, scorer, chunk, part)
     wanted = Wanted(pairs, Codes(hash_texts(queries)), Codes(hash_texts(items.texts)))
     plan = _settle(log, wanted, chunk)
-    work = _Work(log, plan, wanted, queries, items, scorer)
     missing = wanted.missing()
-    kept = log._chunks_of(plan)
     numbers = range(part[0], -(-len(missing) // chunk), part[1])
-    calls = [(number, missing[number * chunk : (number + 1) * chunk]) for number in numbers]
-    done = len(pairs) - len(missing)
-    total = done + sum(len(which) for _, which in calls)
-    for number, which in calls:  # what is kept first: a damaged file shows before hours of scoring
-        if number in kept:
-            wanted.put(which, work.read(kept[number], which))
-            done += len(which)
-    _report(progress, done, total)
-    for number, which in calls:
-        if number not in kept:
-            wanted.put(which, work.score(number, which))
-            done += len(which)
-            _report(progress, done, total)
+    calls = {number: missing[number * chunk : (number + 1) * chunk] for number in numbers}
+    work = _Work(log, plan, wanted, queries, items, calls, done=len(pairs) - len(missing), progress=progress)
+    work.take_kept()
+    with closing(engine.run(score_pairs, scorer, work.jobs())) as scored:
+        for number, scores in scored:
+            if on_calls is not None:
+                on_calls(len(scores))
+            work.keep(number, scores)
     return wanted.entries()
 
 
@@ -214,30 +213,53 @@ def _settle(log: ScoreLog, wanted: Wanted, chunk: int) -> Plan:
     return plan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Work:
     log: ScoreLog
     plan: Plan
     wanted: Wanted
     queries: Sequence[str]
     items: Items
-    scorer: Scorer
+    calls: dict[int, Rows]  # by number of their chunk, those that are still to be made
+    done: int  # pairs
+    progress: Progress | None
+    total: int = 0
 
-    def score(self, number: int, which: Rows) -> Scores:
-        """Score one chunk and keep it, unless another worker has done it, or does so in the meantime."""
+    def __post_init__(self) -> None:
+        self.total = self.done + sum(map(len, self.calls.values()))
+
+    def take_kept(self) -> None:
+        """Read the chunks that are there: a damaged one shows before hours of scoring."""
         kept = self.log._chunks_of(self.plan)
-        if number not in kept:
-            pairs = self.wanted.pairs.take(which)
-            texts = [self.queries[query] for query in pairs.queries.tolist()]
-            scores = score_pairs(self.scorer, texts, self.items.texts_of(pairs.rows))
-            kept = self.log._chunks_of(self.plan)
-            if number not in kept:
-                chunk = Chunk(*self.wanted.texts(which), scores)
-                write_chunk(self.log.folder, chunk, plan=self.plan.name, number=number, scorer=self.log.scorer)
-                return scores
-        return self.read(kept[number], which)
+        for number in [number for number in self.calls if number in kept]:
+            self._take(number, self._read(kept[number], self.calls[number]))
+        self._report()
 
-    def read(self, name: str, which: Rows) -> Scores:
+    def jobs(self) -> Iterator[Job]:
+        """The texts of each call, unless another worker has made it in the meantime."""
+        for number, which in list(self.calls.items()):
+            name = self.log._chunks_of(self.plan).get(number)
+            if name is None:
+                pairs = self.wanted.pairs.take(which)
+                texts = [self.queries[query] for query in pairs.queries.tolist()]
+                yield number, (texts, self.items.texts_of(pairs.rows))
+            else:
+                self._take(number, self._read(name, which))
+                self._report()
+
+    def keep(self, number: int, scores: Scores) -> None:
+        """Write one chunk, unless another worker has done so in the meantime."""
+        which = self.calls[number]
+        name = self.log._chunks_of(self.plan).get(number)
+        if name is None:
+            chunk = Chunk(*self.wanted.texts(which), scores)
+            write_chunk(self.log.folder, chunk, plan=self.plan.name, number=number, scorer=self.log.scorer)
+        else:
+            scores = self._read(name, which)
+        self._take(number, scores)
+        self._report()
+
+    def _read(self, name: str, which: Rows) -> Scores:
         """The scores of a chunk that is there."""
         chunk = self.log.read(name)
         queries, items = self.wanted.texts(which)
@@ -245,10 +267,13 @@ class _Work:
             raise InputError(f"{self.log.folder / name}: wanted the pairs of its plan, got others. {AGAIN}")
         return chunk.scores
 
+    def _take(self, number: int, scores: Scores) -> None:
+        self.wanted.put(self.calls.pop(number), scores)
+        self.done += len(scores)
 
-def _report(progress: Progress | None, done: int, total: int) -> None:
-    if progress is not None:
-        progress(STEP, done, total)
+    def _report(self) -> None:
+        if self.progress is not None:
+            self.progress(STEP, self.done, self.total)
 
 
 def _check(

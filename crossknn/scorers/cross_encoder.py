@@ -51,8 +51,11 @@ class CrossEncoder(ModelScorer):
         self.label = choose_label(pretrained.model.config, label)
         self.shortened = shorten_last_layer(pretrained.model)
 
-    def _score_settings(self) -> dict[str, Any]:
+    def _own_settings(self) -> dict[str, Any]:
         return {"label": self.label}
+
+    def _score_settings(self) -> dict[str, Any]:
+        return self._own_settings()
 
     def _read_scores(self, batch: PairSpans) -> Any:
         return self._pretrained.model(**batch.inputs).logits[:, self.label].float()

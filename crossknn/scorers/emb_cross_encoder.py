@@ -137,8 +137,11 @@ class EmbCrossEncoder(ModelScorer):
                     f"{describe(int(without[0]))}."
                 )
 
+    def _own_settings(self) -> dict[str, Any]:
+        return asdict(self.pooling)
+
     def _score_settings(self) -> dict[str, Any]:
-        return {"pooling": asdict(self.pooling)}
+        return {"pooling": self._own_settings()}
 
     def _read_scores(self, batch: PairSpans) -> Any:
         states = self._pretrained.model(**batch.inputs).last_hidden_state.float()  # (pairs, longest, dim)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from crossknn.attention import attention_of_any_shape
 from crossknn.errors import InputError, ScorerError
+from crossknn.models import portable_name
 from crossknn.optional import import_extra
 from crossknn.scorers.checked import check_scores, describe_pair
 from crossknn.scorers.pair_batches import Limits, LongItems, Passes, best_of_passes, cut_batches, plan_passes
@@ -82,12 +83,20 @@ class ModelScorer:
         self.batch_tokens = batch_tokens or BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])
         if self.batch_tokens < 1 or stored_tokens < 1:
             raise InputError("batch_tokens and stored_tokens must be at least 1.")
+        self._memory = {"batch_tokens": batch_tokens, "stored_tokens": stored_tokens}
         self._queries = TokenStore(tokenize, max_tokens=stored_tokens)
         self._items = TokenStore(tokenize, max_tokens=stored_tokens)
         self._embeddings = int(pretrained.model.get_input_embeddings().num_embeddings)
         self._lock = Lock()
         self._warned = False
         self.counts = Work()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets the model's name and all settings, and opens it itself."""
+        opened = self._pretrained
+        settings = {"device": opened.wanted_device, "dtype": self.dtype, **asdict(self.limits), **self._memory}
+        kind: Callable[..., ModelScorer] = type(self)  # a subclass takes a name
+        return partial(kind, portable_name(opened.source, opened.folder), **settings, **self._own_settings()), ()
 
     @property
     def device(self) -> Any:
@@ -247,6 +256,10 @@ class ModelScorer:
                 passes.queries_cut,
                 self.limits.max_length,
             )
+
+    def _own_settings(self) -> dict[str, Any]:
+        """What only the subclass was made with."""
+        return {}
 
     def _score_settings(self) -> dict[str, Any]:
         """A subclass's settings that change scores, for the fingerprint."""

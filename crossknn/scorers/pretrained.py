@@ -33,6 +33,7 @@ class Pretrained:
     tokenizer: Any
     backend: Any  # never cuts, never pads, shared with nobody
     device: Any
+    wanted_device: Any  # what the user gave; None: whatever there is
     dtype: str
     folder: Path
     source: str  # what the user gave: a folder, a hub name or "embedded"
@@ -54,7 +55,8 @@ def load_pretrained(name: str | os.PathLike[str], *, kind: str, device: Any, dty
     backend = backend_class.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()
-    return Pretrained(model.eval().requires_grad_(False).to(place), tokenizer, backend, place, dtype, folder, source)
+    model = model.eval().requires_grad_(False).to(place)
+    return Pretrained(model, tokenizer, backend, place, device, dtype, folder, source)
 
 
 def choose_dtype(dtype: str, device_type: str) -> str:
