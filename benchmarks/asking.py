@@ -33,8 +33,8 @@ from crossknn.searcher import Searcher
 from crossknn.strategies import posterior
 from crossknn.strategies.base import Ask, Space
 from crossknn.strategies.posterior import Posterior
-from crossknn.strategies.quest import Quest
-from crossknn.types import Rows, Scores
+from crossknn.strategies.quest import Expected, Quest
+from crossknn.types import Rows
 
 CELLS = ((1, 25), (1, 100), (10, 50), (10, 100), (100, 500))
 GROWTHS = (0.6, 0.8, 1.3, 1.8)
@@ -111,13 +111,13 @@ class Mixed(Posterior):
 
     part: float = 0.0
 
-    def _ask(self, space: Space, quests: list[Quest], expected: list[Scores], shares: list[int]) -> Ask:
-        items, proposals = space.item_vectors(), []
-        for one, line, share in zip(quests, expected, shares, strict=True):
+    def _ask(self, space: Space, quests: list[Quest], expected: list[Expected], shares: list[int]) -> Ask:
+        profiles, proposals = space.item_profiles(), []
+        for one, mine, share in zip(quests, expected, shares, strict=True):
             hedge, count = one.hedge_with(ceil(posterior.HEDGE * share)), round(self.part * share)
             others = from_neighbours(space, one, self.budget) if count else np.empty(0, np.int64)
             others = others[~np.isin(others, [*one.scored.rows, *hedge])][:count]
-            proposals.append(one.ask(line, share, items, space.allowed, np.concatenate([hedge, others])))
+            proposals.append(one.ask(mine, share, profiles, np.concatenate([hedge, others])))
         return Ask(proposals, "mixed")
 
 

@@ -43,6 +43,7 @@ class Matrix:
             propose=propose,
             query_vectors=lambda: self.query_vectors,
             item_vectors=lambda: self.vectors,
+            item_profiles=lambda: self.vectors,
             normalization=normalization,
         )
 

@@ -95,6 +95,7 @@ class World:
             propose=propose,
             query_vectors=lambda: self.queries[:queries],
             item_vectors=lambda: self.vectors,
+            item_profiles=lambda: self.vectors,
             normalization=Normalization(),
             k=10,
         )
@@ -102,12 +103,12 @@ class World:
 
 def measure(world: World, queries: int, budget: int, times: int) -> dict[str, Any]:
     """Milliseconds per query and round, and how many times a round of `Axn` that is."""
-    plain = world.space(queries)
+    plain, profiles = world.space(queries), world.vectors.beside(*world.prior.beside)
     sides: dict[str, tuple[Strategy, Space]] = {
         "Rerank": (Rerank(budget, "dense"), plain),
         "Axn": (Axn(budget, ROUNDS), plain),
         "Posterior, no index": (Posterior(budget, ROUNDS), plain),
-        "Posterior": (Posterior(budget, ROUNDS), replace(plain, prior=world.prior)),
+        "Posterior": (Posterior(budget, ROUNDS), replace(plain, prior=world.prior, item_profiles=lambda: profiles)),
     }
     took = {name: min(outside(world, *side) for _ in range(times)) for name, side in sides.items()}
     per_round = {name: 1000 * seconds / queries / (1 if name == "Rerank" else ROUNDS) for name, seconds in took.items()}

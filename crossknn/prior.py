@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, Self
 
 import numpy as np
@@ -20,7 +21,37 @@ VECTOR, COLUMN, CONSTANT, NOISE = 0.3, 0.1, 1.0, 0.2  # variances of a general p
 ARRAYS: Final = ("center", "spread", "weights", "variances", "inductive")
 PLAIN: Final = ("intercept", "noise", "low", "rise", "most")
 
-Columns = NDArray[np.float32]  # (items, signals × 2)
+Columns = NDArray[np.float32]  # (rows, signals × 2)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What retrievers say about one query.
+
+    rows     those that one of them proposes, lowest first
+    columns  (rows + 1, signals × 2) of each of them, and last of all others, which count alike
+    """
+
+    rows: Rows
+    columns: Columns
+
+    @classmethod
+    def of(cls, proposals: Sequence[Proposal]) -> Self:
+        """From what each retriever proposes."""
+        rows, places = np.unique(np.concatenate([proposal.rows for proposal in proposals]), return_inverse=True)
+        ends = np.cumsum([len(proposal) for proposal in proposals])[:-1]
+        ranks = [np.full(len(rows) + 1, len(proposal)) for proposal in proposals]
+        for mine, where in zip(ranks, np.split(places, ends), strict=True):
+            mine[where] = np.arange(len(where))
+        return cls(rows, columns_at(proposals, ranks))
+
+    def places(self, rows: Rows) -> Rows:
+        """Where in `columns` these rows are."""
+        spots = np.searchsorted(self.rows, rows)
+        if not len(self.rows):
+            return spots
+        found = self.rows[np.minimum(spots, len(self.rows) - 1)] == rows
+        return np.where(found, spots, len(self.rows))
 
 
 @dataclass(frozen=True)
@@ -64,22 +95,22 @@ class Prior:
     fitted: bool = True
 
     @classmethod
-    def general(cls, signals: Sequence[str], columns: Columns, near: Rows) -> Self:
+    def general(cls, signals: Sequence[str], said: Said, near: Rows) -> Self:
         """What may be believed of any cross-encoder about one query, without a score: retrievers are right on average.
 
         Columns are brought to mean 0 and deviation 1 over the `near` rows, the best of the first retriever, or over all
-        where it has none.
+        that were proposed where it has none.
         """
-        some = (columns[near] if len(near) else columns).astype(np.float64)
-        spread, width = some.std(0), columns.shape[1]
+        some = (said.columns[said.places(near)] if len(near) else said.columns).astype(np.float64)
+        spread, width = some.std(0), some.shape[1]
         return cls(
             signals=tuple(signals),
             center=some.mean(0),
             spread=np.where(spread < 1e-6, 1.0, spread),
             weights=np.full(width, 1 / width),
             intercept=0.0,
-            bias=np.zeros(len(columns), np.float32),
-            traits=np.zeros((len(columns), 0), np.float32),
+            bias=np.empty(0, np.float32),
+            traits=np.empty((0, 0), np.float32),
             inductive=np.zeros(0),
             variances=np.array([VECTOR, *[COLUMN] * width, 0.0, CONSTANT]),
             noise=NOISE,
@@ -93,27 +124,35 @@ class Prior:
     def vector_variance(self) -> float:
         return float(self.variances[0])
 
-    def expect(self, columns: Columns) -> tuple[Scores, Scores]:
-        """(items,) m_q and γ_q, from what the retrievers say about one query."""
+    @property
+    def beside(self) -> tuple[Columns, Columns]:
+        """What it knows of every item beside its vector: (items, TRAITS) and (items, 1), traits and biases."""
+        return self.traits, self.bias[:, None]
+
+    def say(self, columns: Columns) -> Scores:
+        """(rows,) what the retrievers let expect of a query's scores: m but for the biases."""
         weights = self.weights / self.spread
         said: Scores = columns @ weights.astype(np.float32) + np.float32(self.intercept - self.center @ weights)
-        return said + self.bias, self.deviation(said)
+        return said
 
     def deviation(self, said: NDArray[Any]) -> NDArray[Any]:
         """γ, where the retrievers' part of the mean is `said`."""
         return grow(said, low=self.low, rise=self.rise, most=self.most)
 
-    def features(self, columns: Columns) -> Columns:
-        """(items, columns + 2) φ_q but for the item vectors and the traits."""
-        scales = np.sqrt(self.variances[1:])
-        spread = float(self.bias.std()) or 1.0
-        return np.column_stack(
-            [
-                (columns - self.center.astype(np.float32)) * (scales[:-2] / self.spread).astype(np.float32),
-                self.bias * np.float32(scales[-2] / spread),
-                np.full(len(columns), scales[-1], np.float32),
-            ]
-        )
+    def show(self, columns: Columns) -> Columns:
+        """(rows, columns) the features that are made of what retrievers say."""
+        scales = np.sqrt(self.variances[1:-2]) / self.spread
+        return (columns - self.center.astype(np.float32)) * scales.astype(np.float32)
+
+    @cached_property
+    def bias_scale(self) -> float:
+        """By which a bias becomes a feature."""
+        return float(np.sqrt(self.variances[-2]) / (self.bias.std() or 1.0)) if len(self.bias) else 0.0
+
+    @property
+    def constant(self) -> float:
+        """The feature that all items have alike."""
+        return float(np.sqrt(self.variances[-1]))
 
     def take(self, rows: Rows) -> Self:
         """The same prior for these items only."""
@@ -146,17 +185,12 @@ def grow(said: NDArray[Any], *, low: float, rise: float, most: float) -> NDArray
     return np.minimum(1 + rise * np.maximum(said - low, 0), most)
 
 
-def columns_of(proposals: Sequence[Proposal], items: int) -> Columns:
-    """(items, signals × 2): what each retriever's proposal says about every item.
+def columns_at(proposals: Sequence[Proposal], ranks: Sequence[Rows]) -> Columns:
+    """(rows, signals × 2): what each retriever's proposal says about rows with these places in it.
 
     By retriever its estimate, where large ones count as their logarithm, and how early it comes. What was not
-    proposed counts as the last that was.
+    proposed, and has its length for a place (`ranking.places_in`), counts as the last that was.
     """
-    return columns_at(proposals, [_ranks_of(proposal, items) for proposal in proposals])
-
-
-def columns_at(proposals: Sequence[Proposal], ranks: Sequence[Rows]) -> Columns:
-    """The same for some rows, given their place in each proposal (`ranking.places_in`)."""
     return np.concatenate([_columns(*both) for both in zip(proposals, ranks, strict=True)], axis=1)
 
 
@@ -165,13 +199,6 @@ def estimates_at(proposal: Proposal, places: Rows) -> Scores:
     if not len(proposal):
         return np.zeros(len(places), np.float32)
     return np.append(proposal.estimates, proposal.estimates[-1])[places]
-
-
-def _ranks_of(proposal: Proposal, items: int) -> Rows:
-    """(items,) what `places_in` gives for every row, at once."""
-    ranks = np.full(items, len(proposal))
-    ranks[proposal.rows] = np.arange(len(proposal))
-    return ranks
 
 
 def _columns(proposal: Proposal, ranks: Rows) -> Columns:

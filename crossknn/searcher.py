@@ -39,6 +39,7 @@ from crossknn.strategies.rerank import Rerank
 from crossknn.trace import join
 from crossknn.types import Encoder, Mask, Progress, Retriever, Rows, Scorer, SharedScorer, Vectors, VectorSearch
 from crossknn.vectors.exact import ExactSearch
+from crossknn.vectors.wider import Wider
 
 if TYPE_CHECKING:
     import torch
@@ -110,6 +111,7 @@ class Searcher:
         self._vectors = None if vectors is None else self._as_search(vectors)
         self._factors = None if self.index is None else self.index.factors
         self._fitted_vectors = None if self._factors is None else self._as_search(self._factors.items)
+        self._profiles: VectorSearch | None = None
         self._own = {retriever.name: retriever for retriever in retrievers}
         self._signals = self._choose_signals(signals)
         self._fitted: dict[str, Retriever] = {}
@@ -327,7 +329,8 @@ class Searcher:
             items=len(self.items),
             propose=proposed,
             query_vectors=(lambda: self._fitted_queries(queries)) if self.has_query_vectors else None,
-            item_vectors=lambda: self._fitted_vectors or self._item_vectors(),
+            item_vectors=self._searched_vectors,
+            item_profiles=self._item_profiles,
             allowed=allowed,
             normalization=self.normalization,
             prior=None if self.index is None else self.index.prior,
@@ -425,6 +428,23 @@ class Searcher:
                 encoder = self._need_encoder("a search with item vectors")
                 self._vectors = self._as_search(encode_items(self.items, encoder, progress=self._progress))
             return self._vectors
+
+    def _searched_vectors(self) -> VectorSearch:
+        """What strategies search: the vectors learned from scores, or the encoder's."""
+        return self._fitted_vectors or self._item_vectors()
+
+    def _item_profiles(self) -> VectorSearch:
+        """The same with what the prior knows of every item beside them."""
+        prior = None if self.index is None else self.index.prior
+        if prior is None:
+            return self._searched_vectors()
+        with self._making:
+            if self._profiles is None:
+                vectors = self._searched_vectors()
+                self._profiles = (
+                    vectors.beside(*prior.beside) if isinstance(vectors, ExactSearch) else Wider(vectors, *prior.beside)
+                )
+            return self._profiles
 
     def _as_search(self, vectors: VectorSearch | NDArray[Any] | torch.Tensor) -> VectorSearch:
         search = vectors if isinstance(vectors, VectorSearch) else ExactSearch(vectors, device=self._device)

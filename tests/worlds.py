@@ -50,6 +50,7 @@ class World:
             propose=propose,
             query_vectors=lambda: query_vectors,
             item_vectors=lambda: ExactSearch(self.vectors),
+            item_profiles=lambda: ExactSearch(self.vectors).beside(*(self.prior.beside if self.prior else ())),
             allowed=allowed,
             normalization=self.normalization,
             prior=self.prior,

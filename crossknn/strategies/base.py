@@ -39,11 +39,12 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Space:
-    """What a strategy may look at: the sizes, the filter, and three sources of numbers.
+    """What a strategy may look at: the sizes, the filter, and the sources of numbers.
 
     `propose(retriever, n)` gives the rows a named retriever proposes for every query (None: the
     searcher's default) and that retriever's name; `query_vectors()` the dual encoder's vectors of
-    the queries (None where there is no encoder); `item_vectors()` the search over the items' vectors.
+    the queries (None where there is no encoder); `item_vectors()` the search over the items' vectors, and
+    `item_profiles()` that over their profiles: the vectors with what the prior, if any, knows of an item beside them.
     `signals` names the retrievers whose evidence a model of the scores uses where `prior` names none, and `k` is how
     many items are wanted, where the search knows.
     A strategy that learns from scores does so inside `with space.solving:`, which takes the time of it, and one that
@@ -55,6 +56,7 @@ class Space:
     propose: Callable[[str | None, int], tuple[str, list[Proposal]]]
     query_vectors: Callable[[], Vectors] | None
     item_vectors: Callable[[], VectorSearch]
+    item_profiles: Callable[[], VectorSearch]
     allowed: Mask | None = None
     normalization: Normalization | None = None
     prior: Prior | None = None

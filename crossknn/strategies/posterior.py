@@ -10,13 +10,13 @@ import numpy as np
 
 from crossknn.checks import check_share
 from crossknn.errors import InputError
-from crossknn.prior import DEPTH, Prior, columns_of
+from crossknn.prior import DEPTH, Prior, Said
 from crossknn.ranking import fuse
 from crossknn.strategies.base import Ask, Flow, Settings, Space
 from crossknn.strategies.belief import Belief
-from crossknn.strategies.quest import Quest, add_deviations, best_rows
-from crossknn.strategies.rounds import ask_in_rounds, check_rounds, share_of_round
-from crossknn.types import NOTHING, Scores
+from crossknn.strategies.quest import Expected, Quest, add_deviations, shortlist
+from crossknn.strategies.rounds import ask_in_rounds, check_rounds, search_apart, share_of_round
+from crossknn.types import NOTHING, Scores, Vectors
 
 NEAR: Final = 1_000  # of a retriever's best, that a general prior takes its scale from
 HEDGE: Final = 0.1  # of every round but the first goes, with a fitted prior, to what retrievers find best:
@@ -58,34 +58,33 @@ class Posterior(Settings):
         first, quests = self._begin(space)
 
         def choose(number: int) -> Ask:
-            expected = _expect(space, quests)
-            if self.stop_at is not None:
-                _expect_recall(space, quests, expected)
+            most = max(self._share(number, one) for one in quests)
+            expected = _expect(space, quests, 2 * most, recall=self.stop_at is not None)
             return self._ask(space, quests, expected, [self._share(number, one) for one in quests])
 
         yield from ask_in_rounds(first, [one.scored for one in quests], self.rounds, choose)
-        if not self.estimates and space.k is None:
-            return None
-        expected = _expect(space, quests)
-        _expect_recall(space, quests, expected)
-        return expected if self.estimates else None
+        if space.k is not None:
+            _expect(space, quests, 0, recall=True)
+        return _expect_all(space, quests) if self.estimates else None
 
     def _begin(self, space: Space) -> tuple[Ask, list[Quest]]:
         """The first round, and the search of each query with what is believed before it."""
-        items, share = space.item_vectors(), share_of_round(1, budget=self.budget, rounds=self.rounds, spent=0)
+        dim, share = space.item_vectors().dim, share_of_round(1, budget=self.budget, rounds=self.rounds, spent=0)
         names = space.signals if space.prior is None else space.prior.signals
-        said = list(zip(*(space.propose(name, min(DEPTH, space.items))[1] for name in names), strict=True))
-        columns = [columns_of(proposals, space.items) for proposals in said]
+        lists = list(zip(*(space.propose(name, min(DEPTH, space.items))[1] for name in names), strict=True))
+        said = [Said.of(proposals) for proposals in lists]
         if space.prior is not None:
-            beliefs = [Belief(space.prior, mine, items.dim) for mine in columns]
-            best = [best_rows(belief.mean, NOTHING.rows, share, space.allowed) for belief in beliefs]
-            first = [add_deviations(*both, items) for both in zip(best, beliefs, strict=True)]
-            hedges = [fuse([one.first(NEAR) for one in mine], constant=CONSTANT).rows[:BEST] for mine in said]
-            return Ask(first, "prior"), [Quest(*parts) for parts in zip(beliefs, first, hedges, strict=True)]
-        name, proposals = space.propose(self.first, max(NEAR, share))
-        priors = [Prior.general(names, mine, one.rows) for mine, one in zip(columns, proposals, strict=True)]
-        beliefs = [Belief(prior, mine, items.dim) for prior, mine in zip(priors, columns, strict=True)]
-        first = [proposal.first(share) for proposal in proposals]
+            quests = [Quest(Belief(space.prior, one, dim)) for one in said]
+            expected = _expect(space, quests, share)
+            for quest, mine, proposals in zip(quests, expected, lists, strict=True):
+                best = mine.best(share, without=NOTHING.rows)
+                quest.first = add_deviations(best, quest.belief, space.item_profiles())
+                quest.hedge = fuse([one.first(NEAR) for one in proposals], constant=CONSTANT).rows[:BEST]
+            return Ask([quest.first for quest in quests], "prior"), quests
+        name, found = space.propose(self.first, max(NEAR, share))
+        priors = [Prior.general(names, one, proposal.rows) for one, proposal in zip(said, found, strict=True)]
+        beliefs = [Belief(prior, one, dim) for prior, one in zip(priors, said, strict=True)]
+        first = [proposal.first(share) for proposal in found]
         return Ask(first, name), [Quest(*both) for both in zip(beliefs, first, strict=True)]
 
     def _share(self, number: int, quest: Quest) -> int:
@@ -96,37 +95,59 @@ class Posterior(Settings):
             return 0
         return share_of_round(number, budget=self.budget, rounds=self.rounds, spent=spent)
 
-    def _ask(self, space: Space, quests: list[Quest], expected: list[Scores], shares: list[int]) -> Ask:
+    def _ask(self, space: Space, quests: list[Quest], expected: list[Expected], shares: list[int]) -> Ask:
         """The best of the model for every query, or of the default retriever where the model does not fit."""
-        items, names, proposals = space.item_vectors(), [], []
-        for number, (one, line, share) in enumerate(zip(quests, expected, shares, strict=True)):
+        profiles, names, proposals = space.item_profiles(), [], []
+        for number, (one, mine, share) in enumerate(zip(quests, expected, shares, strict=True)):
             name, before = "posterior", one.hedge_with(ceil(HEDGE * share))
             if share and one.is_unfit():
                 name, lists = space.propose(None, self.budget)
                 before = lists[number].rows
             names.append(name)
-            proposals.append(one.ask(line, share, items, space.allowed, before))
+            proposals.append(one.ask(mine, share, profiles, before))
         return Ask(proposals, names)
 
 
-def _expect(space: Space, quests: list[Quest]) -> list[Scores]:
-    """The expected scores of all items for every query, after its scores so far."""
-    items = space.item_vectors()
+def _expect(space: Space, quests: list[Quest], n: int, *, recall: bool = False) -> list[Expected]:
+    """What is expected of every query's scores, after those so far: of the best `n` rows at least.
+
+    With `recall` the space is told how much of each query's top k is expected to be found.
+    """
+    profiles, queries = space.item_profiles(), _learn(space, quests)
+    if recall and space.k is not None:
+        n = max(n, shortlist(min(space.k, space.reachable)))
+    others, products = search_apart(
+        profiles,
+        queries,
+        n,
+        [one.belief.rows for one in quests],
+        exclude=[one.scored.rows for one in quests],
+        allowed=space.allowed,
+    )
+    expected = [one.expect(best, mine) for one, best, mine in zip(quests, others, products, strict=True)]
+    if recall and space.k is not None:
+        with space.solving:
+            space.expected_recall[:] = [
+                one.expect_recall(space.k, space.reachable, mine, profiles)
+                for one, mine in zip(quests, expected, strict=True)
+            ]
+    return expected
+
+
+def _learn(space: Space, quests: list[Quest]) -> Vectors:
+    """(queries, dim) what items' profiles are multiplied with, after what each query was told so far."""
+    profiles = space.item_profiles()
     with space.solving:
         for one in quests:
-            fresh = one.scored.rows[len(one.belief) :]
-            if len(fresh):
-                one.belief.learn(fresh, items.take(fresh), one.scored.scores[len(one.belief) :])
-    along = items.estimates(np.stack([one.belief.vector for one in quests]))
-    if space.prior is not None:
-        along += np.stack([one.belief.tastes for one in quests]) @ space.prior.traits.T
-    return [one.belief.expect(line) for one, line in zip(quests, along, strict=True)]
+            one.learn(profiles)
+    return np.stack([one.belief.query for one in quests])
 
 
-def _expect_recall(space: Space, quests: list[Quest], expected: list[Scores]) -> None:
-    """Tell the space how much of each query's top k is expected to be found, where it knows k."""
-    k = space.k
-    if k is not None:
-        with space.solving:
-            recalls = [one.expect_recall(space, k, line) for one, line in zip(quests, expected, strict=True)]
-        space.expected_recall[:] = recalls
+def _expect_all(space: Space, quests: list[Quest]) -> list[Scores]:
+    """The expected scores of all items for every query."""
+    products = space.item_profiles().estimates(_learn(space, quests))
+    for one, line in zip(quests, products, strict=True):
+        proposed = one.belief.expect_proposed(line[one.belief.rows])
+        line[:] = one.belief.expect_others(line)
+        line[one.belief.rows] = proposed
+    return list(products)

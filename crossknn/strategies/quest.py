@@ -7,13 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from crossknn.ranking import top_rows
-from crossknn.strategies.base import Space
+from crossknn.ranking import order_rows, top_rows
 from crossknn.strategies.belief import Array, Belief
 from crossknn.strategies.expected_recall import expected_recall, scale_errors
 from crossknn.strategies.fit import order_worse
 from crossknn.strategies.rounds import Scored
-from crossknn.types import NOTHING, Mask, Proposal, Rows, Scores, VectorSearch
+from crossknn.types import NOTHING, Proposal, Rows, Scores, VectorSearch
 
 SHORTLIST: Final = 1_000  # of the rows not scored, that are looked at to expect recall,
 PER_WANTED: Final = 5  # out of so many for every item that is wanted, where that is more
@@ -31,21 +30,33 @@ class Quest:
     """
 
     belief: Belief
-    first: Proposal
+    first: Proposal = NOTHING
     hedge: Rows = field(default_factory=lambda: NOTHING.rows)
     asked: list[Proposal] = field(default_factory=list)
     scored: Scored = field(default_factory=Scored)
     recall: float | None = None
     _known: int = -1  # scores that `recall` was expected from
 
-    def ask(
-        self, expected: Scores, n: int, items: VectorSearch, allowed: Mask | None, before: Rows = NOTHING.rows
-    ) -> Proposal:
+    def learn(self, profiles: VectorSearch) -> None:
+        """Correct what is believed by what was scored since."""
+        known = len(self.belief)
+        rows = self.scored.rows[known:]
+        if len(rows):
+            self.belief.learn(rows, profiles.take(rows), self.scored.scores[known:])
+
+    def expect(self, others: Proposal, products: Scores) -> Expected:
+        """From the best products of all rows that retrievers do not propose, and those of all that they do."""
+        proposed = Proposal(self.belief.rows, self.belief.expect_proposed(products))
+        return Expected(proposed, Proposal(others.rows, self.belief.expect_others(others.estimates)))
+
+    def ask(self, expected: Expected, n: int, profiles: VectorSearch, before: Rows = NOTHING.rows) -> Proposal:
         """The `n` best rows that are not scored yet: first those `before` the others, then by what is expected."""
-        front = before[~np.isin(before, self.scored.rows)][:n]
-        others = best_rows(expected, np.concatenate([self.scored.rows, front]), n - len(front), allowed)
-        rows = np.concatenate([front, others.rows])
-        self.asked.append(add_deviations(Proposal(rows, expected[rows]), self.belief, items))
+        rows = before[~np.isin(before, self.scored.rows)][:n]
+        front = Proposal(rows, self.belief.expect(rows, profiles.take(rows)))
+        others = expected.best(n - len(front), without=np.concatenate([self.scored.rows, rows]))
+        rows = np.concatenate([front.rows, others.rows])
+        asked = Proposal(rows, np.concatenate([front.estimates, others.estimates]))
+        self.asked.append(add_deviations(asked, self.belief, profiles))
         return self.asked[-1]
 
     def hedge_with(self, n: int) -> Rows:
@@ -56,23 +67,23 @@ class Quest:
         """Whether retrievers alone explain the scores better than the model, or order them better than it did."""
         if self.belief.advantage() < UNFIT and self.belief.agrees():
             return True
-        rows, scores = self.scored.rows[len(self.first) :], self.scored.scores[len(self.first) :]
+        scores = self.scored.scores[len(self.first) :]
         estimates = np.concatenate([NOTHING.estimates, *(proposal.estimates for proposal in self.asked)])
-        return order_worse(estimates, self.belief.mean[rows], scores) > WORSE
+        return order_worse(estimates, self.belief.means[len(self.first) :], scores) > WORSE
 
-    def expect_recall(self, space: Space, k: int, expected: Scores) -> float:
+    def expect_recall(self, k: int, reachable: int, expected: Expected, profiles: VectorSearch) -> float:
         """The expected share of the top `k` among the scored rows; computed once for the same scores."""
         if self.recall is None or self._known != len(self.scored.rows):
-            self._known, wanted = len(self.scored.rows), min(k, space.reachable)
+            self._known, wanted = len(self.scored.rows), min(k, reachable)
             found = wanted and self._known
-            self.recall = self._expect_recall(space, wanted, expected) if found else float(not wanted)
+            self.recall = self._expect_recall(wanted, expected, profiles) if found else float(not wanted)
         return self.recall
 
-    def _expect_recall(self, space: Space, wanted: int, expected: Scores) -> float:
-        each = -(-PER_WANTED * wanted // SHORTLIST)
-        left = best_rows(expected, self.scored.rows, each * SHORTLIST, space.allowed)
+    def _expect_recall(self, wanted: int, expected: Expected, profiles: VectorSearch) -> float:
+        each = each_of(wanted)
+        left = expected.best(shortlist(wanted), without=self.scored.rows)
         rows = left.rows[::each]
-        plain = self.belief.deviations(rows, space.item_vectors().take(rows))
+        plain = self.belief.deviations(rows, profiles.take(rows))
         means, deviations = self.belief.temper(left.estimates[::each], plain)
         best = np.sort(self.scored.scores)[::-1][:wanted]
         return expected_recall(best, wanted, means, scale_errors(self._errors()) * deviations, each=each)
@@ -89,12 +100,32 @@ class Quest:
         return errors
 
 
-def best_rows(expected: Scores, scored: Rows, n: int, allowed: Mask | None) -> Proposal:
-    """The `n` allowed rows of largest expectation that are not scored yet."""
-    left = expected.copy()
-    left[scored] = -np.inf
-    return top_rows(left, n, allowed)
+@dataclass(frozen=True)
+class Expected:
+    """What is expected of a query's scores: of all rows that retrievers propose, and of the best of all others."""
+
+    proposed: Proposal  # by row
+    others: Proposal
+
+    def best(self, n: int, *, without: Rows) -> Proposal:
+        """The `n` rows of largest expectation but for these; where `n` is more than was asked for, maybe not all."""
+        left = self.proposed.estimates.copy()
+        left[np.isin(self.proposed.rows, without)] = -np.inf
+        near = top_rows(left, n)
+        others = ~np.isin(self.others.rows, without)
+        rows = np.concatenate([self.proposed.rows[near.rows], self.others.rows[others]])
+        return order_rows(rows, np.concatenate([near.estimates, self.others.estimates[others]])).first(n)
 
 
-def add_deviations(proposal: Proposal, belief: Belief, items: VectorSearch) -> Proposal:
-    return replace(proposal, deviations=belief.deviations(proposal.rows, items.take(proposal.rows)))
+def shortlist(wanted: int) -> int:
+    """How many of the rows not scored are looked at, to expect how many of the `wanted` best they are."""
+    return each_of(wanted) * SHORTLIST
+
+
+def each_of(wanted: int) -> int:
+    """How many rows each of those stands for that are looked at."""
+    return -(-PER_WANTED * wanted // SHORTLIST)
+
+
+def add_deviations(proposal: Proposal, belief: Belief, profiles: VectorSearch) -> Proposal:
+    return replace(proposal, deviations=belief.deviations(proposal.rows, profiles.take(proposal.rows)))

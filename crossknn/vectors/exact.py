@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,20 +36,25 @@ class ExactSearch:
 
     def __init__(self, vectors: NDArray[Any] | torch.Tensor, *, device: str | None = None) -> None:
         self._torch = import_extra("torch", extra="models")
-        tensor = self._as_tensor(vectors)
-        if tensor.ndim != 2 or not tensor.shape[1]:
-            raise InputError(f"vectors must have shape (items, dim). Got {tuple(tensor.shape)} instead.")
         self.device = self._torch.device(device or "cpu")
-        self.dim: int = tensor.shape[1]
-        self._vectors: torch.Tensor = tensor.to(self.device) if self._fits(tensor) else tensor
-        self._step = max(1, STEP_BYTES.get(self.device.type, STEP_BYTES["cpu"]) // (4 * self.dim))
+        self._parts = [self._place(vectors)]
+        self.dim: int = self._parts[0].shape[1]
+
+    def beside(self, *columns: NDArray[Any]) -> ExactSearch:
+        """The same search where every vector goes on with these columns, each (items, some); nothing is copied."""
+        wider = copy(self)
+        wider._parts = [*self._parts, *(self._place(part) for part in columns if part.shape[1])]
+        wider.dim = sum(part.shape[1] for part in wider._parts)
+        if any(len(part) != len(self) for part in wider._parts):
+            raise InputError(f"columns beside the vectors must have a line for every item ({len(self)}).")
+        return wider
 
     def __len__(self) -> int:
-        return len(self._vectors)
+        return len(self._parts[0])
 
     def take(self, rows: Rows) -> Vectors:
-        index = self._torch.as_tensor(np.asarray(rows, np.int64)).to(self._vectors.device)
-        return _to_numpy(self._vectors[index].float())
+        index = self._torch.as_tensor(np.asarray(rows, np.int64))
+        return _to_numpy(self._torch.cat([part[index.to(part.device)].float() for part in self._parts], 1))
 
     def estimates(self, queries: NDArray[Any]) -> Scores:
         wanted = self._check_queries(queries)
@@ -66,31 +73,48 @@ class ExactSearch:
         exclude: Sequence[Rows] | None = None,
         allowed: Mask | None = None,
     ) -> list[Proposal]:
+        return self.search_apart(queries, n, None, exclude=exclude, allowed=allowed)[0]
+
+    def search_apart(
+        self,
+        queries: NDArray[Any],
+        n: int,
+        apart: Sequence[Rows] | None,
+        *,
+        exclude: Sequence[Rows] | None = None,
+        allowed: Mask | None = None,
+    ) -> tuple[list[Proposal], list[Scores]]:
+        """`search` among the rows that are not `apart`, and the inner products with those that are, in one pass."""
         wanted = self._check_queries(queries)
-        if exclude is not None and len(exclude) != len(wanted):
-            raise InputError(
-                f"exclude must hold one array of rows per query ({len(wanted)}). Got {len(exclude)} instead."
-            )
+        for name, given in (("exclude", exclude), ("apart", apart)):
+            if given is not None and len(given) != len(wanted):
+                raise InputError(
+                    f"{name} must hold one array of rows per query ({len(wanted)}). Got {len(given)} instead."
+                )
         if allowed is not None and len(allowed) != len(self):
             raise InputError(f"allowed must hold one value per item ({len(self)}). Got {len(allowed)} instead.")
         proposals: list[Proposal] = []
+        products: list[Scores] = []
         for first in range(0, len(wanted), BLOCK_QUERIES):
-            stop = first + BLOCK_QUERIES
-            excluded = _as_pairs(exclude[first:stop]) if exclude is not None else None
-            proposals += self._search_batch(wanted[first:stop], min(n, len(self)), excluded, allowed)
-        return proposals
+            part = slice(first, first + BLOCK_QUERIES)
+            hidden = _Pairs.of(exclude[part] if exclude is not None else ())
+            known = _Pairs.of(apart[part] if apart is not None else ())
+            proposals += self._search_batch(wanted[part], min(n, len(self)), hidden, known, allowed)
+            products += known.split()
+        return proposals, products
 
     def _search_batch(
-        self, queries: torch.Tensor, n: int, excluded: tuple[Rows, Rows] | None, allowed: Mask | None
+        self, queries: torch.Tensor, n: int, hidden: _Pairs, known: _Pairs, allowed: Mask | None
     ) -> list[Proposal]:
         torch = self._torch
         best = torch.empty((len(queries), 0), device=self.device)
         rows = torch.empty((len(queries), 0), dtype=torch.int64, device=self.device)
         for start, stop in self._blocks():
-            if allowed is not None and not allowed[start:stop].any():
+            if allowed is not None and not allowed[start:stop].any() and not known.within(start, stop).any():
                 continue
             products = self._products(queries, start, stop)
-            self._mask(products, start, stop, excluded, allowed)
+            self._keep(products, start, stop, known)
+            self._mask(products, start, stop, hidden, allowed)
             block_best, block_rows = self._top(products, n)
             # Rows of earlier blocks are lower, so a stable sort keeps ties in row order.
             best, order = torch.cat([best, block_best], 1).sort(dim=1, descending=True, stable=True)
@@ -100,29 +124,38 @@ class ExactSearch:
 
     def _products(self, queries: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         """(queries, stop - start) float32."""
-        result: torch.Tensor = self._torch.empty((len(queries), stop - start), device=self.device)
-        for first in range(start, stop, self._step):
-            last = min(first + self._step, stop)
-            step = self._vectors[first:last].to(self.device).float()
-            result[:, first - start : last - start] = queries @ step.T
+        result: torch.Tensor = self._torch.zeros((len(queries), stop - start), device=self.device)
+        widths = [part.shape[1] for part in self._parts]
+        for part, mine, width in zip(self._parts, self._torch.split(queries, widths, 1), widths, strict=True):
+            size = max(1, STEP_BYTES.get(self.device.type, STEP_BYTES["cpu"]) // (4 * width))
+            for first in range(start, stop, size):
+                last = min(first + size, stop)
+                step = part[first:last].to(self.device).float()
+                result[:, first - start : last - start] += mine @ step.T
         return result
 
-    def _mask(
-        self, products: torch.Tensor, start: int, stop: int, excluded: tuple[Rows, Rows] | None, allowed: Mask | None
-    ) -> None:
+    def _keep(self, products: torch.Tensor, start: int, stop: int, known: _Pairs) -> None:
+        """Write down the products of what is apart, which then may not be found."""
+        here = known.within(start, stop)
+        if here.any():
+            index = self._index(known, here, start)
+            known.values[here] = _to_numpy(products[index])
+            products.index_put_(index, self._torch.tensor(-self._torch.inf, device=self.device))
+
+    def _mask(self, products: torch.Tensor, start: int, stop: int, hidden: _Pairs, allowed: Mask | None) -> None:
         """Set to −∞ what may not be found."""
         torch = self._torch
         if allowed is not None:
-            hidden = torch.from_numpy(~np.asarray(allowed[start:stop], np.bool_)).to(self.device)
-            products.masked_fill_(hidden, -torch.inf)
-        if excluded is not None:
-            queries, rows = excluded
-            here = (rows >= start) & (rows < stop)
-            index = (
-                torch.from_numpy(queries[here]).to(self.device),
-                torch.from_numpy(rows[here] - start).to(self.device),
-            )
-            products.index_put_(index, torch.tensor(-torch.inf, device=self.device))
+            barred = torch.from_numpy(~np.asarray(allowed[start:stop], np.bool_)).to(self.device)
+            products.masked_fill_(barred, -torch.inf)
+        here = hidden.within(start, stop)
+        if here.any():
+            products.index_put_(self._index(hidden, here, start), torch.tensor(-torch.inf, device=self.device))
+
+    def _index(self, pairs: _Pairs, here: Mask, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where in the products of a block these pairs are."""
+        lines, columns = pairs.queries[here], pairs.rows[here] - start
+        return self._torch.from_numpy(lines).to(self.device), self._torch.from_numpy(columns).to(self.device)
 
     def _top(self, products: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The `n` largest of each line, largest first, ties to the lower row."""
@@ -153,6 +186,13 @@ class ExactSearch:
         tensor: torch.Tensor = self._torch.tensor(array, device=self.device)
         return tensor
 
+    def _place(self, vectors: NDArray[Any] | torch.Tensor) -> torch.Tensor:
+        """The vectors where they are searched, or where they lie if they do not fit there."""
+        tensor = self._as_tensor(vectors)
+        if tensor.ndim != 2 or not tensor.shape[1]:
+            raise InputError(f"vectors must have shape (items, dim). Got {tuple(tensor.shape)} instead.")
+        return tensor.to(self.device) if self._fits(tensor) else tensor
+
     def _as_tensor(self, vectors: NDArray[Any] | torch.Tensor) -> torch.Tensor:
         if isinstance(vectors, np.ndarray):
             if vectors.dtype not in (np.float16, np.float32, np.float64):
@@ -175,11 +215,28 @@ class ExactSearch:
         return tensor.numel() * tensor.element_size() < free // 2
 
 
-def _as_pairs(exclude: Sequence[Rows]) -> tuple[Rows, Rows]:
-    """The excluded rows as flat arrays of query positions and rows."""
-    counts = [len(rows) for rows in exclude]
-    queries = np.repeat(np.arange(len(exclude)), counts)
-    return queries, np.concatenate([np.empty(0, np.int64), *exclude]).astype(np.int64)
+@dataclass
+class _Pairs:
+    """Rows of each query as flat arrays, and a value of each pair."""
+
+    queries: Rows
+    rows: Rows
+    values: Scores
+    counts: list[int]
+
+    @classmethod
+    def of(cls, rows: Sequence[Rows]) -> _Pairs:
+        counts = [len(mine) for mine in rows]
+        flat = np.concatenate([np.empty(0, np.int64), *rows]).astype(np.int64)
+        return cls(np.repeat(np.arange(len(rows)), counts), flat, np.zeros(len(flat), np.float32), counts)
+
+    def within(self, start: int, stop: int) -> Mask:
+        """Which of the pairs have a row in this block."""
+        return (self.rows >= start) & (self.rows < stop)
+
+    def split(self) -> list[Scores]:
+        """The values by query."""
+        return np.split(self.values, np.cumsum(self.counts)[:-1]) if self.counts else []
 
 
 def _finite(rows: Rows, estimates: Scores) -> Proposal:

@@ -9,7 +9,7 @@ from crossknn.errors import InputError
 from crossknn.indexing.entries import Entries
 from crossknn.indexing.prior_fit import fit_prior
 from crossknn.indexing.sampling import PerItem, PerQuery, merge, sample_per_item, sample_per_query
-from crossknn.prior import TRAITS, Prior, columns_of
+from crossknn.prior import TRAITS, Prior, Said
 from crossknn.ranking import top_rows
 
 QUERIES, ITEMS, DIM = 60, 800, 8
@@ -46,7 +46,7 @@ def fit(scores, **options):
 def test_finds_the_law_of_the_scores():
     scores = make_scores()
     prior = fit(scores)
-    said = prior.expect(columns_of([PROPOSED[0]], ITEMS))[0] - prior.bias
+    said = prior.say(Said.of([PROPOSED[0]]).columns[:ITEMS])
     assert np.corrcoef(said, np.arcsinh(SIGNAL[0]))[0, 1] > 0.99
     assert np.corrcoef(prior.bias, BIAS)[0, 1] > 0.85
     assert 0.25 < prior.vector_variance < 1.0
@@ -97,9 +97,8 @@ def test_pairs_near_the_top_count_as_much_as_all_others():
     said = np.maximum(np.arcsinh(SIGNAL) - 1.0, 0) * 4
     scores = said + 0.3 * RNG.normal(size=SIGNAL.shape)
     prior = fit(scores, per_query=40)
-    columns = columns_of([PROPOSED[0]], ITEMS)
     best = PROPOSED[0].rows[:10]
-    expected = prior.expect(columns)[0]
+    expected = prior.say(Said.of([PROPOSED[0]]).columns[:ITEMS]) + prior.bias
     assert expected[best].mean() > 0.6 * scores[0, best].mean()
 
 
@@ -136,10 +135,10 @@ def test_the_same_seed_gives_the_same_prior():
 def test_facts_and_bias_bring_it_back():
     prior = fit(make_scores())
     back = Prior.load(prior.bias, prior.traits, prior.facts())
-    columns = columns_of([PROPOSED[3]], ITEMS)
-    for mine, its in zip(prior.expect(columns), back.expect(columns), strict=True):
-        np.testing.assert_array_equal(mine, its)
-    np.testing.assert_array_equal(prior.features(columns), back.features(columns))
+    columns = Said.of([PROPOSED[3]]).columns
+    np.testing.assert_array_equal(prior.say(columns), back.say(columns))
+    np.testing.assert_array_equal(prior.deviation(prior.say(columns)), back.deviation(back.say(columns)))
+    np.testing.assert_array_equal(prior.show(columns), back.show(columns))
     assert replace(back, bias=prior.bias).facts() == prior.facts()
 
 

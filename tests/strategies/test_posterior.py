@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from crossknn.errors import InputError
-from crossknn.prior import Prior, columns_of
+from crossknn.prior import Prior, Said
+from crossknn.strategies import posterior
 from crossknn.strategies.cholesky import Cholesky
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.posterior import Posterior
 from crossknn.strategies.quest import Quest
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import NOTHING
+from crossknn.vectors.wider import Wider
 from tests.worlds import World, all_rows
 
 
@@ -47,8 +49,9 @@ def features_of(world: World, query: int) -> tuple[np.ndarray, np.ndarray, np.nd
     """m, γ and φ of the world's prior for every item, as plainly as numpy says it."""
     prior = world.prior
     dense = world.vectors @ world.query_vectors[query]
-    ranks = np.empty(len(dense))
-    ranks[np.argsort(-dense, kind="stable")] = np.arange(len(dense))
+    order, ranks = np.argsort(-dense, kind="stable"), np.empty(len(dense))
+    ranks[order] = np.minimum(np.arange(len(dense)), posterior.DEPTH)
+    dense[order[posterior.DEPTH :]] = dense[order[: posterior.DEPTH]].min()
     columns = (np.column_stack([np.arcsinh(dense), -np.log(ranks + 10)]) - prior.center) / prior.spread
     said = columns @ prior.weights + prior.intercept
     gamma = np.clip(1 + prior.rise * (said - prior.low), 1, prior.most)
@@ -68,11 +71,19 @@ def expected_scores(world: World, query: int, rows: list[int]) -> np.ndarray:
     return mean + gamma * (phi @ weights)
 
 
+@pytest.mark.parametrize("search", ["exact", "plain"])
+@pytest.mark.parametrize("depth", [1000, 25, 3])
 @pytest.mark.parametrize(("budget", "rounds"), [(30, 3), (60, 6), (8, 4)])
-def test_equals_a_plain_reading_of_the_formula(budget, rounds):
+def test_equals_a_plain_reading_of_the_formula(budget, rounds, depth, search, monkeypatch):
+    """Also where retrievers propose few rows, and with a search that has no `search_apart`."""
+    monkeypatch.setattr(posterior, "DEPTH", depth)
     world, share = make_world(), budget // rounds
-    for query, found in enumerate(world.run(Posterior(budget, rounds))):
-        hedge = np.argsort(-world.vectors @ world.query_vectors[query], kind="stable")[:10].tolist()
+    space = world.space()
+    if search == "plain":
+        wide = Wider(space.item_vectors(), *world.prior.beside)
+        space = replace(space, item_profiles=lambda: wide)
+    for query, found in enumerate(world.run(Posterior(budget, rounds), space=space)):
+        hedge = np.argsort(-world.vectors @ world.query_vectors[query], kind="stable")[: min(10, depth)].tolist()
         scored: list[int] = []
         for number in range(rounds):
             order = np.argsort(-expected_scores(world, query, scored), kind="stable").tolist()
@@ -247,11 +258,13 @@ def test_settings_that_cannot_be(budget, rounds):
 def test_what_was_not_proposed_counts_as_the_last_that_was():
     world = make_world()
     _, (proposal, *_) = world.space().propose("dense", 30)
-    columns = columns_of([proposal], 300)
+    said = Said.of([proposal])
     left = np.setdiff1d(np.arange(300), proposal.rows)
-    assert len(np.unique(columns[left], axis=0)) == 1
-    assert columns[left[0], 0] == columns[proposal.rows[-1], 0]
-    assert columns[left[0], 1] < columns[:, 1][proposal.rows].min()
+    assert said.rows.tolist() == sorted(proposal.rows)
+    assert set(said.places(left)) == {30}
+    last, other = said.columns[said.places(np.array([proposal.rows[-1], left[0]]))]
+    assert other[0] == last[0]
+    assert other[1] < said.columns[:30, 1].min()
 
 
 def test_the_factor_of_a_matrix_that_grows():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from crossknn.prior import Prior, columns_of
+from crossknn.prior import Prior, Said
 from crossknn.strategies.belief import Belief
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.fit import order_worse, rank_correlation
@@ -127,13 +127,13 @@ def test_rows_of_a_retriever_have_estimates_of_their_scores():
 def test_the_advantage_is_the_ratio_of_two_likelihoods_on_their_best_scales():
     rng = np.random.default_rng(2)
     world = make_world("linear", items=300, dim=8)
-    columns = columns_of([world.space().propose("dense", 300)[1][0]], 300)
-    prior = Prior.general(["dense"], columns, np.arange(300))
-    belief, rows = Belief(prior, columns, 8), rng.permutation(300)[:40]
+    heard = Said.of([world.space().propose("dense", 300)[1][0]])
+    prior = Prior.general(["dense"], heard, np.arange(300))
+    belief, rows = Belief(prior, heard, 8), rng.permutation(300)[:40]
     belief.learn(rows, world.vectors[rows], world.scores[0, rows])
-    said = np.column_stack([prior.features(columns)[rows][:, :2], np.ones(40)])
+    said = np.column_stack([prior.show(heard.columns)[rows], np.ones(40)])
     vectors = 0.3**0.5 * world.vectors[rows]
-    scores, mean = world.scores[0, rows].astype(np.float64), belief.mean[rows].astype(np.float64)
+    scores, mean = world.scores[0, rows].astype(np.float64), belief.means.astype(np.float64)
     residuals = (scores - scores.mean()) / scores.std() - (mean - mean.mean())
 
     def likelihood(covariance):

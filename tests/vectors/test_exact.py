@@ -15,6 +15,7 @@ from crossknn.testing import check_vector_search
 from crossknn.types import VectorSearch
 from crossknn.vectors import exact
 from crossknn.vectors.exact import ExactSearch
+from crossknn.vectors.wider import Wider
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
@@ -69,6 +70,23 @@ def test_ties_go_to_the_lower_row(values, n, block, data):
     wanted = sorted(set(range(len(values))) - banned, key=lambda row: (-values[row], row))[:n]
     assert found.rows.tolist() == wanted
     assert found.estimates.tolist() == [values[row] for row in wanted]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_columns_beside_the_vectors_count_as_part_of_them(device):
+    vectors, columns = random_vectors(dim=5), random_vectors(dim=3, seed=1)
+    narrow = ExactSearch(vectors.astype(np.float16), device=device)
+    wide = narrow.beside(columns[:, :2], np.empty((50, 0), np.float32), columns[:, 2:])
+    check_vector_search(wide, np.concatenate([vectors.astype(np.float16).astype(np.float32), columns], axis=1))
+    assert (narrow.dim, wide.dim) == (5, 8)
+    check_vector_search(Wider(narrow, columns), np.concatenate([vectors.astype(np.float16), columns], axis=1))
+    with pytest.raises(InputError, match=r"must have a line for every item \(50\)"):
+        narrow.beside(columns[:-1])
+
+
+def test_what_is_apart_may_be_in_any_block(monkeypatch):
+    monkeypatch.setattr(exact, "BLOCK_ROWS", 7)
+    check_vector_search(ExactSearch(random_vectors()), random_vectors())
 
 
 def test_memory_mapped_file_is_read_where_it_lies(tmp_path):
