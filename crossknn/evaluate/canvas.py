@@ -13,7 +13,7 @@ from crossknn.evaluate.comparison import Comparison
 from crossknn.optional import import_extra
 
 DPI = 200  # two pixels for each of the page's
-MARKERS = "oDs^vPX<>p"
+MARKERS = "oDs^vPX<>phd8"  # one more than colours, so that pairs of both come again late
 DASHES = (0, (4, 2))
 ALIKE = {"axn, per item": "axn, fitted"}  # two names of one strategy
 ACROSS = 3  # panels in a row, at most
@@ -49,7 +49,7 @@ LIGHT = Theme(
     grid="#e3e7ed",
     series=(
         *("#0072b2", "#d55e00", "#00875f", "#a84b8a", "#8a6d00"),
-        *("#4338ca", "#be123c", "#0891b2", "#78492c", "#65a30d"),
+        *("#4338ca", "#be123c", "#0891b2", "#78492c", "#65a30d", "#d946a6", "#64748b"),
     ),
     parts={"scorer": "#0072b2", "solve": "#a84b8a", "search": "#e69f00"},
 )
@@ -60,7 +60,7 @@ DARK = Theme(
     grid="#2b323d",
     series=(
         *("#56b4e9", "#f28e52", "#35c79a", "#dd94c0", "#e6c229"),
-        *("#a5a0ff", "#ff7d92", "#67e8f9", "#d3a17e", "#a3e635"),
+        *("#a5a0ff", "#ff7d92", "#67e8f9", "#d3a17e", "#a3e635", "#ff9ee0", "#b4c0cf"),
     ),
     parts={"scorer": "#56b4e9", "solve": "#dd94c0", "search": "#e6c229"},
 )
