@@ -1,0 +1,128 @@
+"""A large corpus from end to end: reading, BM25, encoding, scoring, fitting, saving, opening, searching, and recall.
+
+    python -m benchmarks.million <BEIR folder> --scorer <folder> --encoder <folder> --device cuda --exact 10
+
+Builds an index with a prior (8 calls per item) and searches test queries in batches with every strategy. Recall is
+against the exact scores of the first `--exact` of them, each scored with all items. Every step has its seconds and the
+peak of resident memory up to its end; what does not depend on the corpus's size is part of the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.scoring_speed import surroundings
+from benchmarks.sets import Set, add_options, open_scorer, read_set
+from crossknn.encoders.sentence import SentenceEncoder
+from crossknn.evaluate.compare import rows_of
+from crossknn.evaluate.measures import top_k_recall
+from crossknn.evaluate.truth import exact_scores, truth_rows
+from crossknn.index import Index
+from crossknn.searcher import Searcher
+from crossknn.strategies.axn import Axn
+from crossknn.strategies.base import Strategy
+from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.rerank import Rerank
+from crossknn.types import Scorer
+
+KS, BUDGETS, TOGETHER = (1, 10, 100), (100, 500), 64
+
+
+def main() -> None:
+    options = read_options()
+    steps: dict[str, dict[str, float]] = {}
+    report: dict[str, Any] = {**surroundings(options), "steps": steps}
+    with step(steps, "open models"):
+        scorer, encoder = open_scorer(options), SentenceEncoder(options.encoder, device=options.device)
+    with step(steps, "read"):
+        data = read_set(options.set, scorer, options)
+    report |= {"set": data.name, "items": len(data.items), "train_queries": len(data.train.texts)}
+    folder = options.work / f"{data.name}.ck"
+    with step(steps, "build"):
+        index = build(data, scorer, encoder, folder, options)
+    report["build"] = index.report.as_dict()
+    report["bytes"] = sum(path.stat().st_size for path in folder.iterdir())
+    del index
+    with step(steps, "open"):
+        index = Index.load(folder)
+    searcher = Searcher(index, scorer=scorer, encoder=encoder, device=options.device)
+    with step(steps, "prepare"):  # fits BM25, puts vectors where they are searched
+        searcher.prepare()
+    queries = data.test.texts
+    report["searches"] = [search(searcher, queries, one) for one in strategies()]
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    if options.exact:
+        with step(steps, "exact scores"):
+            truth = truth_rows(exact_scores(data.items, queries[: options.exact], scorer, options.work), max(KS))
+        for one, record in zip(strategies(), report["searches"], strict=True):
+            record["recall"] = recall(searcher, queries[: options.exact], truth, one)
+            print(record, flush=True)
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("set", help="a BEIR folder")
+    add_options(parser, train=500, test=TOGETHER)
+    parser.add_argument("--exact", type=int, default=10, help="test queries that are scored with all items")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/million.json"))
+    return parser.parse_args()
+
+
+def build(data: Set, scorer: Scorer, encoder: SentenceEncoder, folder: Path, options: argparse.Namespace) -> Index:
+    index = Index.build(
+        data.items,
+        scorer=scorer,
+        encoder=encoder,
+        queries=data.train.texts,
+        factors=None,
+        prior=True,
+        work_dir=options.work / f"{data.name}.work",
+        device=options.device,
+    )
+    index.save(folder)
+    return index
+
+
+def strategies() -> Iterator[Strategy]:
+    for budget in BUDGETS:
+        yield from (Rerank(budget), Axn(budget, 10), Posterior(budget, 10))
+
+
+def search(searcher: Searcher, queries: list[str], strategy: Strategy) -> dict[str, Any]:
+    """Seconds in and outside the scorer, of queries that are searched together."""
+    began = time.perf_counter()
+    hits = searcher.search_many(queries, k=10, strategy=strategy)
+    took = time.perf_counter() - began
+    record = {"strategy": repr(strategy), "queries": len(queries), "calls": sum(one.calls for one in hits)}
+    record |= {"seconds": round(took, 3), "score_seconds": round(hits[0].score_seconds, 3)}
+    print(record, flush=True)
+    return record
+
+
+def recall(searcher: Searcher, queries: list[str], truth: list[np.ndarray], strategy: Strategy) -> dict[str, float]:
+    assert strategy.budget is not None
+    rows = [rows_of(hits) for hits in searcher.search_many(queries, k=strategy.budget, strategy=strategy)]
+    return {str(k): round(100 * float(top_k_recall(truth, rows, k).mean()), 1) for k in KS}
+
+
+@contextmanager
+def step(steps: dict[str, dict[str, float]], name: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    steps[name] = {"seconds": round(time.perf_counter() - began, 2), "peak_mb": round(peak)}
+    print(name, steps[name], flush=True)
+
+
+if __name__ == "__main__":
+    main()
