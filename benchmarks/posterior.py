@@ -83,6 +83,7 @@ def measure_set(task: Task, options: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     sides["Posterior"] = search(task, bench.search_with(index), partial(Posterior, rounds=ROUNDS), cells)
     print(task.name, f"posterior searched in {time.perf_counter() - began:.0f} s", flush=True)
+    records = [compare_cell(sides, cell) for cell in cells]
     found: dict[str, Any] = {
         "set": task.name,
         "items": len(task.items),
@@ -90,7 +91,8 @@ def measure_set(task: Task, options: argparse.Namespace) -> dict[str, Any]:
         "test_queries": len(task.queries),
         "calls_per_item": round(index.report.coverage.calls_per_item, 2),
         "prior_seconds": round(index.report.seconds["prior"], 2),
-        "cells": [compare_cell(sides, cell) for cell in cells],
+        "cells": records,
+        "calls_saved": {name: calls_saved(records, name) for name in ("Posterior", "Posterior, no index")},
         "settings": {name: means(shares) for name, shares in sides.items()},
     }
     if not options.without_ablations:
@@ -112,6 +114,27 @@ def compare_cell(sides: dict[str, Shares], cell: tuple[int, int]) -> dict[str, A
         record[f"{name} − Rerank, fused"] = values
     print(json.dumps(record, ensure_ascii=False), flush=True)
     return record
+
+
+def calls_saved(records: Sequence[dict[str, Any]], side: str) -> dict[str, float | None]:
+    """How many times the calls of `side` the better of Rerank and Axn needs, to find as much as with each budget.
+
+    Between two budgets, recall is taken as linear in the logarithm of the calls; None where 500 are not enough.
+    """
+    means = {(record["k"], record["budget"]): record for record in records}
+    saved: dict[str, float | None] = {}
+    for k in KS:
+        recalls, calls = [means[k, budget][side]["mean"] for budget in BUDGETS], np.log(BUDGETS)
+        for budget in BUDGETS[2:]:
+            goal = max(means[k, budget][f"best {kind}"]["mean"] for kind in ("Rerank", "Axn"))
+            first = next((place for place, recall in enumerate(recalls) if recall >= goal), None)
+            if first is None:
+                saved[f"{k}@{budget}"] = None
+                continue
+            around = slice(max(first - 1, 0), first + 1)
+            needed = np.exp(np.interp(goal, recalls[around], calls[around]))
+            saved[f"{k}@{budget}"] = round(float(budget / needed), 1)
+    return saved
 
 
 def ablate(bench: Bench) -> Iterator[tuple[str, Shares]]:
