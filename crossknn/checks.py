@@ -20,6 +20,12 @@ def check_seed(value: object) -> None:
         raise InputError(f"seed must be a whole number of at least 0. Got {value!r} instead.")
 
 
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """An error unless `value` is one of these."""
+    if value not in tuple(choices):
+        raise InputError(f"{name} must be one of {', '.join(map(repr, choices))}. Got {value!r} instead.")
+
+
 def check_engine(value: object) -> None:
     """An error unless `value` is an engine."""
     if not isinstance(value, Engine):

@@ -171,8 +171,8 @@ class Index:
             path,
             facts,
             {
-                "items.parquet": self.items.to_parquet,
-                "queries.parquet": Items(self.queries).to_parquet,
+                "items.arrow": self.items.to_arrow,
+                "queries.arrow": Items(self.queries).to_arrow,
                 "vectors.safetensors": lambda file: write_arrays(file, arrays),
             },
         )
@@ -195,8 +195,8 @@ class Index:
     def _open(cls, folder: Folder) -> Self:
         facts = folder.facts
         with _naming(folder):
-            files = [folder.files[name] for name in ("vectors.safetensors", "items.parquet", "queries.parquet")]
-        arrays, items, queries = read_arrays(files[0]), Items.from_parquet(files[1]), Items.from_parquet(files[2])
+            files = [folder.files[name] for name in ("vectors.safetensors", "items.arrow", "queries.arrow")]
+        arrays, items, queries = read_arrays(files[0]), Items.from_arrow(files[1]), Items.from_arrow(files[2])
         with _naming(folder):
             return cls(
                 items,

@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
 from crossknn import readers
+from crossknn.checks import check_choice
 from crossknn.errors import InputError
 from crossknn.readers import MAX_LINE_BYTES, Errors, Fields, Source, as_id, describe
-from crossknn.strings import BLOCK, Column, Lookup, Strings, hash_ids
+from crossknn.strings import BLOCK, Column, Lookup, Strings, hash_ids, map_columns, write_columns
 from crossknn.types import Mask, Progress, Rows
 
 __all__ = ["Items", "Strings"]
@@ -45,15 +46,10 @@ class _Gathered:
     empty_texts: int
 
 
-def _check_choice(option: str, given: object, choices: tuple[str, ...]) -> None:
-    if given not in choices:
-        raise InputError(f"{option} must be one of {', '.join(map(repr, choices))}. Got {given!r} instead.")
-
-
 def _gather(source: Source, *, empty: Empty, errors: Errors, progress: Progress | None) -> _Gathered:
     """Read all records, one block of Python objects at a time."""
-    _check_choice("errors", errors, ("strict", "replace"))
-    _check_choice("empty", empty, ("keep", "skip", "error"))
+    check_choice("errors", errors, ("strict", "replace"))
+    check_choice("empty", empty, ("keep", "skip", "error"))
     ids, texts, hashes, places = Column(), Column(), [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     screen = _Screen(source, empty)
     step = f"read {Path(source.name).name}"
@@ -294,7 +290,7 @@ class Items:
         if not len(gathered.ids):
             raise InputError(f"{source.name}: wanted at least one item, got none. Check that it is the right input.")
         self._ids, self._texts, self._empty_texts = gathered.ids, gathered.texts, gathered.empty_texts
-        self._lookup = Lookup(self._ids, gathered.hashes)
+        self._lookup = Lookup(self._ids, gathered.hashes)  # in the place of the one below
         duplicate = self._lookup.first_duplicate()
         if duplicate is not None:
             first, second = (int(gathered.places[row]) for row in duplicate)
@@ -304,18 +300,36 @@ class Items:
                 "Remove or rename one of the two.",
             )
 
+    @cached_property
+    def _lookup(self) -> Lookup:
+        """Made when an id is first looked for, since hashes are of one process only."""
+        return Lookup(self._ids, np.concatenate([hash_ids(block) for block in self._ids.blocks(BLOCK)]))
+
     def __getstate__(self) -> dict[str, Any]:
         return {"_ids": self._ids, "_texts": self._texts, "_empty_texts": self._empty_texts}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        hashes = [hash_ids(block) for block in self._ids.blocks(BLOCK)]  # other process, other hashes
-        self._lookup = Lookup(self._ids, np.concatenate(hashes))
 
     def to_parquet(self, path: AnyPath) -> None:
         """Write columns `_id` and `text`, which `Items.from_parquet` reads back as they are."""
         table = pa.table({"_id": self._ids.array, "text": self._texts.array})
         pq.write_table(table, Path(path), row_group_size=8 * BLOCK)
+
+    def to_arrow(self, path: AnyPath) -> None:
+        """Write ids and texts as they lie in memory, so that `Items.from_arrow` need not read them."""
+        write_columns(Path(path), {"_id": self._ids, "text": self._texts}, {"empty texts": self._empty_texts})
+
+    @classmethod
+    def from_arrow(cls, path: AnyPath) -> Self:
+        """Items of a file that `to_arrow` wrote, memory-mapped: open at once, and in memory once for all processes."""
+        items = cls.__new__(cls)
+        columns, facts = map_columns(Path(path), ("_id", "text"))
+        items._ids, items._texts = columns
+        items._empty_texts = facts.get("empty texts", 0)
+        return items
+
+    @property
+    def stored_bytes(self) -> int:
+        """What ids and texts take in such a file, but for some hundred bytes."""
+        return int(self._ids.array.nbytes + self._texts.array.nbytes)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -376,7 +390,7 @@ class Items:
 
     def rows_of(self, ids: Iterable[str | int], *, missing: Literal["error", "skip"] = "error") -> Rows:
         """The rows of these ids, in their order; ids that no item has are an error, or left out."""
-        _check_choice("missing", missing, ("error", "skip"))
+        check_choice("missing", missing, ("error", "skip"))
         found = [np.empty(0, np.int64)]
         for block in _id_blocks(ids):
             rows = self._lookup.find(block)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -32,7 +31,6 @@ from crossknn.types import Encoder, Progress, Scorer, Vectors
 
 CALLS, SOME_ITEMS, SOME_QUERIES = 512, 256, 64  # pairs, items and train queries that the models are measured on
 WARM_UP = 16  # texts before that
-STORED_TEXTS = 4096  # whose bytes on disk are measured
 PROBE_QUERIES, PROBE_ITEMS, PROBE_PER_ITEM = 256, 2048, 2  # of the made-up scores that a fit is timed on
 READING = 256  # reading an entry takes ALS as long as so many more entries in its system would
 LOOKED_UP = 20_000_000  # pairs; which of more have a score already is not looked up
@@ -133,7 +131,7 @@ def plan_build(
             scoring=counts[1] * measured.seconds_per_call if counts[1] else 0.0,
             encoding=rows * measured.seconds_per_item + len(way.queries) * measured.seconds_per_query,
             factorising=fits.seconds(way, counts[0]),
-            disk=measured.item_bytes + _parquet_bytes(Items(way.queries)) + way.array_bytes(dim),
+            disk=measured.item_bytes + Items(way.queries).stored_bytes + way.array_bytes(dim),
             memory=way.memory_bytes(dim, counts[0]),
         )
         for way, counts in zip(ways.values(), calls, strict=True)
@@ -334,7 +332,7 @@ class _Measured:
     @cached_property
     def item_bytes(self) -> int:
         """Of ids and texts on disk."""
-        return _parquet_bytes(self._items)
+        return self._items.stored_bytes
 
 
 class _Fits:
@@ -395,13 +393,3 @@ def _describe_sampling(plan: Sampling) -> str:
 def _spread(count: int, wanted: int) -> Any:
     """(wanted,) rows from all over; some several times where there are fewer."""
     return np.linspace(0, count - 1, wanted).astype(np.int64)
-
-
-def _parquet_bytes(items: Items) -> int:
-    """What ids and texts take on disk, from some of them."""
-    rows = _spread(len(items), STORED_TEXTS) if len(items) > STORED_TEXTS else np.arange(len(items))
-    some = Items(items.texts_of(rows), ids=items.ids_of(rows))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "items.parquet"
-        some.to_parquet(path)
-        return round(path.stat().st_size * len(items) / len(rows))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, overload
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from crossknn.errors import InputError
 from crossknn.types import Rows
 
 BLOCK: Final = 8192  # strings that are Python objects at one time
@@ -48,6 +50,13 @@ class Strings(Sequence[str]):
         """The strings of these rows, which must exist."""
         return self.array.take(pa.array(rows)).to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
 
+    def is_whole(self) -> bool:
+        """Whether every string is inside the array's bytes, one behind the other, and there is no gap for none."""
+        _, offset_buffer, data = self.array.buffers()
+        offsets = np.frombuffer(offset_buffer, np.int64)[self.array.offset :][: len(self) + 1]
+        inside = not len(offsets) or (offsets[0] >= 0 and offsets[-1] <= (0 if data is None else data.size))
+        return bool(inside and (offsets[1:] >= offsets[:-1]).all() and not self.array.null_count)
+
     def update(self, digest: Any) -> None:
         """Feed lengths and bytes to a hash: the same for the same strings, however they were gathered."""
         _, offset_buffer, data = self.array.buffers()
@@ -77,6 +86,30 @@ class Column:
         lengths = np.concatenate([np.zeros(1, np.int64), *self._lengths])
         offsets = pa.py_buffer(np.cumsum(lengths))
         return Strings(pa.LargeStringArray.from_buffers(len(lengths) - 1, offsets, self._bytes.getvalue()))
+
+
+def write_columns(path: Path, columns: Mapping[str, Strings], facts: Mapping[str, int]) -> None:
+    """Write strings into an Arrow file as they lie in memory, and some numbers beside them."""
+    batch = pa.record_batch({name: strings.array for name, strings in columns.items()})
+    batch = batch.replace_schema_metadata({name: str(value) for name, value in facts.items()})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def map_columns(path: Path, names: Sequence[str]) -> tuple[list[Strings], dict[str, int]]:
+    """What `write_columns` wrote, memory-mapped. Only where strings begin is looked at, so that none ends elsewhere."""
+    try:
+        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        columns = [Strings(table.column(name).chunk(0)) for name in names]
+        facts = {name.decode(): int(value) for name, value in (table.schema.metadata or {}).items()}
+        whole = all(strings.array.type == pa.large_string() and strings.is_whole() for strings in columns)
+    except (pa.ArrowException, OSError, LookupError, ValueError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise InputError(f"{path}: not a file of items: {error}. Restore it from a copy or build it again.") from error
+    if not whole:
+        raise InputError(f"{path}: damaged: strings overlap or end outside. Restore it from a copy or build it again.")
+    return columns, facts
 
 
 def hash_ids(ids: Collection[str]) -> NDArray[np.int64]:

@@ -35,7 +35,7 @@ PAUSE = 0.006  # seconds after each step, so that kills land between any two
 CHUNK = 400
 QUERIES = [f"query {number}" for number in range(12)]
 ITEMS = Items([f"item {row}" for row in range(2600)])  # three blocks of the encoder
-FILES = ("items.parquet", "queries.parquet", "vectors.safetensors")
+FILES = ("items.arrow", "queries.arrow", "vectors.safetensors")
 PHASES = ("encode items", "scoring", "factorising", "saving")
 
 # Children are forked from a process that has imported this module and nothing has run in: no threads, no waiting.

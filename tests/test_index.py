@@ -364,7 +364,7 @@ def test_verify_reads_all_that_the_index_is_made_of(tmp_path):
         index.verify()
     index.save(tmp_path)
     listed = json.loads((tmp_path / "index.json").read_text())["files"]
-    assert sorted(listed) == ["items.parquet", "queries.parquet", "vectors.safetensors"]
+    assert sorted(listed) == ["items.arrow", "queries.arrow", "vectors.safetensors"]
     size = sum((tmp_path / entry["file"]).stat().st_size for entry in listed.values())
     assert Index.load(tmp_path).verify() == index.verify() == size
 
@@ -760,7 +760,7 @@ def flip(path, at=None):
     path.write_bytes(content)
 
 
-NAMES = ["items.parquet", "queries.parquet", "vectors.safetensors"]
+NAMES = ["items.arrow", "queries.arrow", "vectors.safetensors"]
 
 
 @pytest.fixture(scope="module", params=["als", "inductive"])
@@ -862,8 +862,8 @@ def test_files_of_two_indexes_do_not_make_one(folder, tmp_path):
     setup = Setup()
     setup.build(items=Items(setup.texts[:50])).save(tmp_path / "other")
     manifests = [json.loads((path / "index.json").read_text()) for path in (folder, tmp_path / "other")]
-    manifests[0]["files"]["items.parquet"] = manifests[1]["files"]["items.parquet"]
-    shutil.copy(file_of(tmp_path / "other", "items.parquet"), folder)
+    manifests[0]["files"]["items.arrow"] = manifests[1]["files"]["items.arrow"]
+    shutil.copy(file_of(tmp_path / "other", "items.arrow"), folder)
     (folder / "index.json").write_text(json.dumps(manifests[0]))
     with pytest.raises(InputError, match=r"index.json: damaged: its content is not what its hash says"):
         Index.load(folder)

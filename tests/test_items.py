@@ -741,3 +741,34 @@ def test_memory_is_that_of_the_texts(tmp_path: Path, suffix: str) -> None:
     count, growth = map(int, run_python(PEAK, str(small), str(large)).split())
     assert count == 300_000
     assert growth < 3 * size + 24 * 2**20, f"{growth / 2**20:.0f} MB for a file of {size / 2**20:.0f} MB"
+
+
+class TestArrow:
+    def test_there_and_back_without_reading(self, tmp_path: Path) -> None:
+        items = Items(["x", "", "zü"], ids=["a", "b", "ç"])
+        items.to_arrow(tmp_path / "c.arrow")
+        back = Items.from_arrow(tmp_path / "c.arrow")
+        assert contents(back) == {"a": "x", "b": "", "ç": "zü"}
+        assert (back.empty_texts, back.fingerprint) == (1, items.fingerprint)
+        assert back.rows_of(["ç", "a"]).tolist() == [2, 0]
+        assert pickle.loads(pickle.dumps(back)).rows_of(["b"]).tolist() == [1]
+        mapped = back.texts.array.buffers()[2]
+        assert items.stored_bytes <= (tmp_path / "c.arrow").stat().st_size
+        assert not mapped.is_mutable
+
+    def test_a_file_that_is_none(self, tmp_path: Path) -> None:
+        (tmp_path / "c.arrow").write_bytes(b"not an Arrow file, but long enough to be one")
+        with pytest.raises(InputError, match=r"c.arrow: not a file of items: .* build it again"):
+            Items.from_arrow(tmp_path / "c.arrow")
+        with pytest.raises(FileNotFoundError):
+            Items.from_arrow(tmp_path / "missing.arrow")
+
+    def test_no_string_is_read_from_outside(self, tmp_path: Path) -> None:
+        path = tmp_path / "c.arrow"
+        Items(["one text", "another"], ids=["first", "second"]).to_arrow(path)
+        whole = path.read_bytes()
+        at = whole.index(struct.pack("<qqq", 0, 5, 11))  # where the ids begin and end
+        for ends in ((0, 2**40, 11), (0, 5, 2**40), (-8, 5, 11), (0, 5, 3)):
+            path.write_bytes(whole[:at] + struct.pack("<qqq", *ends) + whole[at + 24 :])
+            with pytest.raises(InputError, match="strings overlap or end outside"):
+                Items.from_arrow(path)
