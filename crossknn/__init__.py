@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from crossknn.errors import PartialScores as PartialScores
     from crossknn.errors import RetrieverError as RetrieverError
     from crossknn.errors import ScorerError as ScorerError
+    from crossknn.errors import StoreError as StoreError
     from crossknn.errors import StrategyError as StrategyError
     from crossknn.errors import TooLate as TooLate
     from crossknn.evaluate.compare import Contender as Contender
@@ -80,6 +81,12 @@ if TYPE_CHECKING:
     from crossknn.types import SharedScorer as SharedScorer
     from crossknn.types import VectorSearch as VectorSearch
     from crossknn.vectors.exact import ExactSearch as ExactSearch
+    from crossknn.vectors.faiss import FaissSearch as FaissSearch
+    from crossknn.vectors.pg_table import PgTable as PgTable
+    from crossknn.vectors.pgvector import PgVectorSearch as PgVectorSearch
+    from crossknn.vectors.ray_shards import ray_shards as ray_shards
+    from crossknn.vectors.recall import recall_against_exact as recall_against_exact
+    from crossknn.vectors.sharded import ShardedSearch as ShardedSearch
 
 _HOMES = {
     "encode_items": "crossknn.encoders.corpus",
@@ -97,6 +104,7 @@ _HOMES = {
     "PartialScores": "crossknn.errors",
     "RetrieverError": "crossknn.errors",
     "ScorerError": "crossknn.errors",
+    "StoreError": "crossknn.errors",
     "StrategyError": "crossknn.errors",
     "TooLate": "crossknn.errors",
     "Contender": "crossknn.evaluate.compare",
@@ -153,6 +161,12 @@ _HOMES = {
     "SharedScorer": "crossknn.types",
     "VectorSearch": "crossknn.types",
     "ExactSearch": "crossknn.vectors.exact",
+    "ShardedSearch": "crossknn.vectors.sharded",
+    "ray_shards": "crossknn.vectors.ray_shards",
+    "FaissSearch": "crossknn.vectors.faiss",
+    "PgTable": "crossknn.vectors.pg_table",
+    "PgVectorSearch": "crossknn.vectors.pgvector",
+    "recall_against_exact": "crossknn.vectors.recall",
 }
 
 __all__ = sorted([*_HOMES, "__version__"])

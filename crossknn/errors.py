@@ -9,6 +9,7 @@
     │   └── TooLate       a scorer whose answer did not come before the search's deadline
     ├── EncoderError      an encoder that returned vectors of the wrong shape or with NaN in them
     ├── EngineError       a cluster whose workers do not start, or are lost again and again
+    ├── StoreError        a database of vectors that cannot be reached, or was lost in the middle of a search
     ├── RetrieverError    a retriever that proposed rows that do not exist, twice, or outside the filter
     └── StrategyError     a strategy that asked for a row twice, outside the filter, or past its budget
 
@@ -66,6 +67,10 @@ class EncoderError(CrossKnnError):
 
 class EngineError(CrossKnnError):
     """Workers did not start, or were lost again and again."""
+
+
+class StoreError(CrossKnnError):
+    """A database of vectors cannot be reached, was lost, or no longer has what a search needs; try again."""
 
 
 class RetrieverError(CrossKnnError):

@@ -37,7 +37,18 @@ from crossknn.strategies.base import Found, Space, Strategy, drive
 from crossknn.strategies.posterior import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.trace import join
-from crossknn.types import Encoder, Mask, Progress, Retriever, Rows, Scorer, SharedScorer, Vectors, VectorSearch
+from crossknn.types import (
+    BesideSearch,
+    Encoder,
+    Mask,
+    Progress,
+    Retriever,
+    Rows,
+    Scorer,
+    SharedScorer,
+    Vectors,
+    VectorSearch,
+)
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.wider import Wider
 
@@ -67,6 +78,8 @@ class Searcher:
                    "bm25". The prior of an index has its own, and needs your retrievers of these names
     rank_weights   how much "score" and each retriever, by its name, count in `rank_by="fused"`; without them the score
                    and the signals count the same. `fit_rank_weights` learns them from judgments
+    store          what searches vectors that are given or made as arrays, those that an index learned, too: a function
+                   of an array, such as `FaissSearch`. By default `ExactSearch` on `device`
     device         where the item vectors are searched: "cpu" (default) or "cuda"
     check_models   refuse a scorer or encoder that the index was not built with
     progress       called as `progress(step, done, total)` while encoding and scoring
@@ -85,6 +98,7 @@ class Searcher:
         normalization: Normalization | None = None,
         signals: Sequence[str] | None = None,
         rank_weights: Mapping[str, float] | None = None,
+        store: Callable[[Any], VectorSearch] | None = None,
         device: str | None = None,
         check_models: bool = True,
         progress: Progress | None = None,
@@ -106,7 +120,7 @@ class Searcher:
         self._encoder = None if encoder is None else _Remembering(encoder)
         self.normalization = normalization
         self.rank_weights = None if rank_weights is None else check_weights(rank_weights)
-        self._device = device
+        self._store = store or partial(ExactSearch, device=device)
         self._progress = progress
         self._vectors = None if vectors is None else self._as_search(vectors)
         self._factors = None if self.index is None else self.index.factors
@@ -441,13 +455,14 @@ class Searcher:
         with self._making:
             if self._profiles is None:
                 vectors = self._searched_vectors()
-                self._profiles = (
-                    vectors.beside(*prior.beside) if isinstance(vectors, ExactSearch) else Wider(vectors, *prior.beside)
-                )
+                wide = vectors.beside if isinstance(vectors, BesideSearch) else partial(Wider, vectors)
+                self._profiles = wide(*prior.beside)
             return self._profiles
 
     def _as_search(self, vectors: VectorSearch | NDArray[Any] | torch.Tensor) -> VectorSearch:
-        search = vectors if isinstance(vectors, VectorSearch) else ExactSearch(vectors, device=self._device)
+        search = vectors if isinstance(vectors, VectorSearch) else self._store(vectors)
+        if not isinstance(search, VectorSearch):
+            raise InputError(f"store must make a VectorSearch of an array. It made {type(search).__name__} instead.")
         if len(search) != len(self.items):
             raise InputError(f"there must be one vector per item ({len(self.items)}). Got {len(search)} instead.")
         return search

@@ -143,6 +143,14 @@ class ApartSearch(VectorSearch, Protocol):
         """`search` among the rows that are not `apart`, and each query's inner products with those that are."""
 
 
+@runtime_checkable
+class BesideSearch(VectorSearch, Protocol):
+    """A search that can have further columns beside its vectors."""
+
+    def beside(self, *columns: NDArray[Any]) -> VectorSearch:
+        """The same search where every vector goes on with these columns, each (items, some)."""
+
+
 Job = tuple[int, tuple[Any, ...]]
 """Its number, and what a function is called with beside the model."""
 

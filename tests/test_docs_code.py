@@ -27,6 +27,7 @@ RUN_ELSEWHERE = {
     "docs/indexing.md": "indexing/test_docs.py",
     "docs/reproduce.md": "evaluate/test_reproduce.py",
     "docs/scaling.md": "engines/test_ray_models.py",
+    "docs/vector-stores.md": "vectors/test_docs.py",
 }
 COMMAND = typer.main.get_command(app)
 SHELL = ("", "bash", "console", "sh", "shell")

@@ -32,13 +32,16 @@ HEAVY = [
     "pyterrier",
     "mteb",
     "ray",
+    "faiss",
+    "psycopg",
+    "pgvector",
 ]
 
 # A module may import from its own layer and from those above it in this list.
 LAYERS = [
     {"errors"},
     {"optional", "normalization", "prior", "types"},
-    {"attention", "checks", "engines", "files", "fingerprints", "models", "ranking", "readers", "strings"},
+    {"apart", "attention", "checks", "engines", "files", "fingerprints", "models", "ranking", "readers", "strings"},
     {"items"},
     {"encoders", "example", "retrievers", "scorers", "strategies", "vectors", "testing"},
     {"answering", "fused_order", "hits", "indexing", "proposed", "rank_weights", "trace"},

@@ -55,7 +55,7 @@ class RayEngine:
 
     def check(self, *models: Scorer | Encoder) -> None:
         """An error unless the cluster is there, has room for a worker, and these models can be sent to it."""
-        ray, _ = self._connect()
+        ray, _ = self.connect()
         for model in models:
             _pickle(ray, model)
 
@@ -67,12 +67,13 @@ class RayEngine:
         first = next(left, None)
         if first is None:
             return
-        ray, room = self._connect()
+        ray, room = self.connect()
         pickled, size = _pickle(ray, model), self.workers or room.workers
         with Crew(ray, room, size=size, in_flight=self.in_flight, start_timeout=self.start_timeout) as crew:
             yield from crew.run(function, pickled, model.fingerprint, chain([first], left))
 
-    def _connect(self) -> tuple[Any, Room]:
+    def connect(self) -> tuple[Any, Room]:
+        """The module `ray`, connected to the cluster, and its room for workers."""
         ray = connect(self.address, timeout=self.connect_timeout)
         return ray, find_room(ray, cpus=self.cpus_per_worker, gpus=self.gpus_per_worker)
 

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from crossknn.apart import search_apart
 from crossknn.checks import check_share
 from crossknn.errors import InputError
 from crossknn.prior import DEPTH, Prior, Said
@@ -15,7 +16,7 @@ from crossknn.ranking import fuse
 from crossknn.strategies.base import Ask, Flow, Settings, Space
 from crossknn.strategies.belief import Belief
 from crossknn.strategies.quest import Expected, Quest, add_deviations, shortlist
-from crossknn.strategies.rounds import ask_in_rounds, check_rounds, search_apart, share_of_round
+from crossknn.strategies.rounds import ask_in_rounds, check_rounds, share_of_round
 from crossknn.types import NOTHING, Scores, Vectors
 
 NEAR: Final = 1_000  # of a retriever's best, that a general prior takes its scale from

@@ -10,7 +10,7 @@ import numpy as np
 from crossknn.checks import check_positive
 from crossknn.errors import InputError
 from crossknn.strategies.base import Ask, Space
-from crossknn.types import ApartSearch, Mask, Proposal, Rows, Scores, Vectors, VectorSearch
+from crossknn.types import Proposal, Rows, Scores, Vectors
 
 EARLY = 10  # a query's own α and β come from its first round, but from at least so many scores
 
@@ -66,20 +66,3 @@ def search_unscored(space: Space, vectors: Vectors, scored: list[Scored], wanted
         vectors, max(wanted), exclude=[one.rows for one in scored], allowed=space.allowed
     )
     return [proposal.first(n) for proposal, n in zip(found, wanted, strict=True)]
-
-
-def search_apart(
-    items: VectorSearch,
-    vectors: Vectors,
-    n: int,
-    apart: list[Rows],
-    *,
-    exclude: list[Rows],
-    allowed: Mask | None,
-) -> tuple[list[Proposal], list[Scores]]:
-    """For each query the `n` rows of largest `u·v` among those not `apart`, and `u·v` of those that are."""
-    if isinstance(items, ApartSearch):
-        return items.search_apart(vectors, n, apart, exclude=exclude, allowed=allowed)
-    both = [np.concatenate(rows) for rows in zip(apart, exclude, strict=True)]
-    products = [items.take(rows) @ vector for rows, vector in zip(apart, vectors, strict=True)]
-    return items.search(vectors, n, exclude=both, allowed=allowed), products

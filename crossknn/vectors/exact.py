@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from crossknn.errors import InputError
 from crossknn.optional import import_extra
 from crossknn.types import Mask, Proposal, Rows, Scores, Vectors
+from crossknn.vectors.checks import check_limits
 
 if TYPE_CHECKING:
     import torch
@@ -86,13 +87,7 @@ class ExactSearch:
     ) -> tuple[list[Proposal], list[Scores]]:
         """`search` among the rows that are not `apart`, and the inner products with those that are, in one pass."""
         wanted = self._check_queries(queries)
-        for name, given in (("exclude", exclude), ("apart", apart)):
-            if given is not None and len(given) != len(wanted):
-                raise InputError(
-                    f"{name} must hold one array of rows per query ({len(wanted)}). Got {len(given)} instead."
-                )
-        if allowed is not None and len(allowed) != len(self):
-            raise InputError(f"allowed must hold one value per item ({len(self)}). Got {len(allowed)} instead.")
+        check_limits(self, len(wanted), allowed=allowed, exclude=exclude, apart=apart)
         proposals: list[Proposal] = []
         products: list[Scores] = []
         for first in range(0, len(wanted), BLOCK_QUERIES):

@@ -4,6 +4,7 @@ import os
 import secrets
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before anything imports Ray
+os.environ.setdefault("RAY_worker_niceness", "0")  # or workers starve beside other tests
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))  # or it would be written to the home folder
 

@@ -1,0 +1,216 @@
+"""FAISS: what is built and kept, limits that must hold, and when all rows are looked at."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from crossknn.errors import InputError
+from crossknn.vectors.exact import ExactSearch
+from crossknn.vectors.faiss import FaissSearch
+from crossknn.vectors.recall import recall_against_exact
+
+ROWS, DIM = 8_000, 20
+
+
+@pytest.fixture(scope="module")
+def vectors():
+    rng = np.random.default_rng(0)
+    centers = rng.normal(size=(40, DIM))
+    return (centers[rng.integers(0, 40, ROWS)] + rng.normal(size=(ROWS, DIM))).astype(np.float16)
+
+
+@pytest.fixture(scope="module")
+def queries():
+    return np.random.default_rng(1).normal(size=(16, DIM)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def hnsw(vectors):
+    return FaissSearch(vectors)
+
+
+@pytest.fixture(scope="module")
+def ivf(vectors):
+    return FaissSearch(vectors, kind="ivf", storage="int8")
+
+
+@pytest.fixture(params=["hnsw", "ivf"])
+def search(request, monkeypatch):
+    """One that looks at all rows only where it found too little."""
+    monkeypatch.setattr(FaissSearch, "_quickest", lambda *_: "faiss")
+    return request.getfixturevalue(request.param)
+
+
+def count_exact(monkeypatch):
+    """How many queries exact search gets, from now on."""
+    seen, plain = [], ExactSearch.search_apart
+
+    def search_apart(self, queries, *args, **options):
+        seen.extend(queries)
+        return plain(self, queries, *args, **options)
+
+    monkeypatch.setattr(ExactSearch, "search_apart", search_apart)
+    return seen
+
+
+def test_more_effort_finds_more(vectors, queries, search):
+    exact, recall = ExactSearch(vectors), {}
+    before = search.effort
+    for effort in (0.1, 1.0, 5.0):
+        search.effort = effort
+        recall[effort] = recall_against_exact(search, exact, queries, 20).mean()
+    search.effort = before
+    assert recall[0.1] < recall[1.0] <= recall[5.0]
+    assert recall[1.0] > 0.9
+
+
+def test_estimates_are_exact_whatever_the_storage(vectors, queries, ivf, monkeypatch):
+    monkeypatch.setattr(FaissSearch, "_quickest", lambda *_: "faiss")
+    exact = ExactSearch(vectors)
+    products = exact.estimates(queries)
+    for line, proposal in zip(products, ivf.search(queries, 20), strict=True):
+        np.testing.assert_allclose(proposal.estimates, line[proposal.rows], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(ivf.estimates(queries), products)
+    np.testing.assert_array_equal(ivf.take(np.array([5, 3])), exact.take(np.array([5, 3])))
+
+
+def test_many_excluded_rows_near_the_top_are_passed(vectors, queries, search, monkeypatch):
+    """As in posterior search, which asks for the best that no retriever proposes."""
+    exact = ExactSearch(vectors)
+    hidden = [one.rows for one in exact.search(queries, 1_000)]
+    wanted = exact.search(queries, 10, exclude=hidden)
+    asked = count_exact(monkeypatch)
+    found = search.search(queries, 10, exclude=hidden)
+    assert not asked
+    assert not any(np.isin(one.rows, rows).any() for one, rows in zip(found, hidden, strict=True))
+    assert np.mean([np.isin(a.rows, b.rows).mean() for a, b in zip(wanted, found, strict=True)]) > 0.9
+
+
+def test_a_filter_holds_and_what_is_left_is_found(vectors, queries, search):
+    exact = ExactSearch(vectors)
+    allowed = np.random.default_rng(2).random(ROWS) < 0.2
+    found, wanted = (one.search(queries, 20, allowed=allowed) for one in (search, exact))
+    assert all(allowed[one.rows].all() and len(one) == 20 for one in found)
+    assert np.mean([np.isin(a.rows, b.rows).mean() for a, b in zip(wanted, found, strict=True)]) > 0.9
+    few = np.zeros(ROWS, np.bool_)
+    few[[7, 70, 700]] = True
+    for proposal, right in zip(
+        search.search(queries, 20, allowed=few), exact.search(queries, 20, allowed=few), strict=True
+    ):
+        assert proposal.rows.tolist() == right.rows.tolist()
+
+
+def test_few_allowed_rows_are_looked_at_one_by_one(vectors, queries, hnsw, monkeypatch):
+    asked = count_exact(monkeypatch)
+    allowed = np.arange(ROWS) % 100 == 0
+    found = hnsw.search(queries, 5, allowed=allowed)
+    assert not asked
+    wanted = ExactSearch(vectors).search(queries, 5, allowed=allowed)
+    assert [one.rows.tolist() for one in found] == [one.rows.tolist() for one in wanted]
+
+
+def test_where_exact_search_is_cheaper_it_is_asked(queries, hnsw, monkeypatch):
+    asked = count_exact(monkeypatch)
+    hnsw.search(queries, 10)
+    assert len(asked) == len(queries)
+
+
+def test_what_finds_too_little_is_searched_exactly(vectors, queries, search, monkeypatch):
+    asked = count_exact(monkeypatch)
+    found = search.search(queries[:2], ROWS + 5)
+    assert [len(one) for one in found] == [ROWS, ROWS]
+    few = search.effort
+    search.effort = 0.001
+    assert all(len(one) == 300 for one in search.search(queries, 300))
+    search.effort = few
+    assert not search.search(queries, 0)[0].rows.size
+    assert 2 < len(asked) <= 2 + len(queries)
+
+
+def test_ties_go_to_the_lower_row(monkeypatch):
+    monkeypatch.setattr(FaissSearch, "_quickest", lambda *_: "faiss")
+    search = FaissSearch(np.ones((300, 4), np.float32), kind="flat")
+    assert search.search(np.ones((1, 4)), 300)[0].rows.tolist() == list(range(300))
+
+
+def test_what_was_built_is_kept_and_opened(vectors, queries, tmp_path, monkeypatch):
+    monkeypatch.setattr(FaissSearch, "_quickest", lambda *_: "faiss")
+    steps = []
+    built = FaissSearch(vectors, kind="ivf", folder=tmp_path, progress=lambda *step: steps.append(step))
+    assert steps == [("index vectors", ROWS, ROWS)]
+    built.beside(np.ones((ROWS, 2), np.float32))
+    assert len(list(tmp_path.glob("*.faiss"))) == len(list(tmp_path.iterdir())) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(FaissSearch, "_build", None)
+        opened = FaissSearch(vectors, kind="ivf", folder=tmp_path)
+    for one, other in zip(built.search(queries, 20), opened.search(queries, 20), strict=True):
+        assert one.rows.tolist() == other.rows.tolist()
+    changed = vectors.copy()
+    changed[-1] += 1
+    for others, settings in ((changed, {}), (vectors, {"seed": 1}), (vectors, {"storage": "int8"})):
+        FaissSearch(others, kind="ivf", folder=tmp_path, **settings)
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_a_damaged_file_is_named(vectors, tmp_path):
+    FaissSearch(vectors[:500], kind="flat", folder=tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:1_000])
+    with pytest.raises(InputError, match=rf"{path.name}: is no file that FAISS can read. Delete it"):
+        FaissSearch(vectors[:500], kind="flat", folder=tmp_path)
+
+
+def test_threads_find_the_same(queries, search):
+    alone = [one.rows.tolist() for one in search.search(queries, 20)]
+    with ThreadPoolExecutor(4) as threads:
+        for found in threads.map(lambda _: search.search(queries, 20), range(8)):
+            assert [one.rows.tolist() for one in found] == alone
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "lsh"}, "kind must be one of 'hnsw', 'ivf', 'flat'. Got 'lsh' instead."),
+        ({"storage": "int4"}, "storage must be one of 'float32', 'float16', 'int8'. Got 'int4' instead."),
+        ({"effort": 0}, "effort must be a number above 0. Got 0 instead."),
+        ({"seed": -1}, "seed must be a whole number of at least 0. Got -1 instead."),
+    ],
+)
+def test_unusable_settings_are_refused(vectors, settings, message):
+    with pytest.raises(InputError) as error:
+        FaissSearch(vectors, **settings)
+    assert str(error.value) == message
+
+
+def test_unusable_vectors_and_requests_are_refused(vectors, hnsw):
+    broken = vectors[:10].copy()
+    broken[3, 3] = np.nan
+    with pytest.raises(InputError, match="the vectors hold NaN or infinity"):
+        FaissSearch(broken)
+    with pytest.raises(InputError, match="the query vectors hold NaN or infinity"):
+        hnsw.search(np.full((1, DIM), np.inf), 3)
+    with pytest.raises(InputError, match=r"query vectors must have shape \(queries, 20\). Got \(1, 7\) instead."):
+        hnsw.search(np.ones((1, 7)), 3)
+    with pytest.raises(InputError, match=r"exclude must hold one array of rows per query \(1\). Got 2 instead."):
+        hnsw.search(np.ones((1, DIM)), 3, exclude=[np.array([1]), np.array([2])])
+    with pytest.raises(InputError, match=rf"allowed must hold one value per item \({ROWS}\). Got 3 instead."):
+        hnsw.search(np.ones((1, DIM)), 3, allowed=np.ones(3, np.bool_))
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "extra"),
+    [
+        ("faiss", "ck.FaissSearch(np.ones((2, 2), np.float32))", "faiss"),
+        ("psycopg", "ck.PgTable('postgresql://nowhere', 'items')", "pgvector"),
+    ],
+)
+def test_a_store_that_is_not_installed_says_which_extra_brings_it(module, code, extra):
+    script = (
+        f"import sys; sys.modules[{module!r}] = None\n"
+        f"import crossknn as ck, numpy as np\ntry:\n    {code}\nexcept ck.MissingExtra as error:\n    print(error)"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip().endswith(f"pip install 'crossknn[{extra}]'")
