@@ -3,10 +3,10 @@
 import os
 import shutil
 import signal
-import time
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing
 from itertools import count, islice, repeat
 from pathlib import Path
