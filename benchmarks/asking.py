@@ -33,7 +33,8 @@ from crossknn.searcher import Searcher
 from crossknn.strategies import posterior
 from crossknn.strategies.base import Ask, Space
 from crossknn.strategies.posterior import Posterior
-from crossknn.strategies.quest import Expected, Quest
+from crossknn.strategies.quests import Expected, Quests
+from crossknn.strategies.rounds import Scored
 from crossknn.types import Rows
 
 CELLS = ((1, 25), (1, 100), (10, 50), (10, 100), (100, 500))
@@ -111,19 +112,17 @@ class Mixed(Posterior):
 
     part: float = 0.0
 
-    def _ask(self, space: Space, quests: list[Quest], expected: list[Expected], shares: list[int]) -> Ask:
-        profiles, proposals = space.item_profiles(), []
-        for one, mine, share in zip(quests, expected, shares, strict=True):
-            hedge, count = one.hedge_with(ceil(posterior.HEDGE * share)), round(self.part * share)
-            others = from_neighbours(space, one, self.budget) if count else np.empty(0, np.int64)
-            others = others[~np.isin(others, [*one.scored.rows, *hedge])][:count]
-            proposals.append(one.ask(mine, share, profiles, np.concatenate([hedge, others])))
-        return Ask(proposals, "mixed")
+    def _ask(self, space: Space, quests: Quests, expected: Expected, shares: list[int]) -> Ask:
+        before = quests.hedge_with([ceil(posterior.HEDGE * share) for share in shares])
+        for hedge, scored, share in zip(before, quests.scored, shares, strict=True):
+            count = round(self.part * share)
+            others = from_neighbours(space, scored, self.budget) if count else np.empty(0, np.int64)
+            hedge += others[~np.isin(others, [*scored.rows, *hedge])][:count].tolist()
+        return Ask(quests.ask(expected, shares, before), "mixed")
 
 
-def from_neighbours(space: Space, quest: Quest, budget: int) -> Rows:
+def from_neighbours(space: Space, scored: Scored, budget: int) -> Rows:
     """The nearest of the best scored item first, then those of the second, one of each in turn."""
-    scored = quest.scored
     best = scored.rows[np.argsort(-scored.scores, kind="stable")[:BEST]]
     items = space.item_vectors()
     near = items.search(items.take(best), budget // ROUNDS + 1, exclude=[scored.rows] * len(best))

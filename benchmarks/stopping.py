@@ -15,13 +15,13 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks.pictures import with_few_colours
 from benchmarks.posterior import CALLS_PER_ITEM, Shares, build, search
 from benchmarks.scoring_speed import surroundings
 from crossknn.evaluate.bench import Bench
@@ -33,7 +33,7 @@ from crossknn.evaluate.truth import truth_rows
 from crossknn.searcher import Searcher
 from crossknn.strategies.base import Flow, Space
 from crossknn.strategies.posterior import Posterior
-from crossknn.strategies.quest import Quest
+from crossknn.strategies.quests import Quests
 from crossknn.types import Rows
 
 KS, BUDGETS, STOPS = (1, 10, 100), (25, 50, 100, 200, 500), (0.8, 0.9, 0.95, 0.99)
@@ -93,28 +93,29 @@ def measure_guard(task: Task, searcher: Searcher) -> tuple[Shares, list[dict[str
         cells = [(k, budget) for k in KS]
         with counting() as unfit:
             shares |= search(task, searcher, Posterior, cells)
-        with patch.object(Quest, "is_unfit", lambda _: False):
+        with patch.object(Quests, "unfit", lambda quests: np.zeros(len(quests), np.bool_)):
             without = search(task, searcher, Posterior, cells)
         added = {f"top {k}": round(float((shares[k, budget] - without[k, budget]).mean()), 2) for k in KS}
-        guarded = round(100 * len(unfit) / len(task.queries), 1)
+        guarded = round(100 * sum(map(len, unfit)) / len(task.queries), 1)
         records.append({"budget": budget, "guarded_percent": guarded, **added})
     return shares, records
 
 
 @contextmanager
-def counting() -> Iterator[dict[int, Quest]]:
-    """The searches that followed a retriever in some round after the first."""
-    unfit: dict[int, Quest] = {}
-    is_unfit = Quest.is_unfit
+def counting() -> Iterator[list[set[int]]]:
+    """For each search of some queries, which of them followed a retriever in some round after the first."""
+    found: dict[int, tuple[Quests, set[int]]] = {}
+    unfit = Quests.unfit
 
-    def count(quest: Quest) -> bool:
-        found = is_unfit(quest)
-        if found:
-            unfit[id(quest)] = quest
-        return found
+    def count(quests: Quests) -> np.ndarray:
+        which = unfit(quests)
+        found.setdefault(id(quests), (quests, set()))[1].update(np.flatnonzero(which).tolist())
+        return which
 
-    with patch.object(Quest, "is_unfit", count):
-        yield unfit
+    followed: list[set[int]] = []
+    with patch.object(Quests, "unfit", count):
+        yield followed
+    followed += [mine for _, mine in found.values()]
 
 
 class Course(NamedTuple):
@@ -220,15 +221,6 @@ def draw(sets: list[dict[str, Any]]) -> bytes:
     labels = [(f"top {k}", style) for k, style in zip(KS, styles, strict=True)]
     canvas.draw_legend([[*labels, ("as expected", right)]])
     return with_few_colours(canvas.render())
-
-
-def with_few_colours(picture: bytes) -> bytes:
-    """The same picture in a third of the bytes."""
-    from PIL import Image
-
-    small = BytesIO()
-    Image.open(BytesIO(picture)).convert("RGB").quantize(64).save(small, "PNG", optimize=True)
-    return small.getvalue()
 
 
 if __name__ == "__main__":

@@ -41,7 +41,20 @@ HEAVY = [
 LAYERS = [
     {"errors"},
     {"optional", "normalization", "prior", "types"},
-    {"apart", "attention", "checks", "engines", "files", "fingerprints", "models", "ranking", "readers", "strings"},
+    {
+        "apart",
+        "attention",
+        "checks",
+        "engines",
+        "files",
+        "fingerprints",
+        "largest",
+        "lines",
+        "models",
+        "ranking",
+        "readers",
+        "strings",
+    },
     {"items"},
     {"encoders", "example", "retrievers", "scorers", "strategies", "vectors", "testing"},
     {"answering", "fused_order", "hits", "indexing", "proposed", "rank_weights", "trace"},
@@ -72,8 +85,8 @@ def test_the_command_line_starts_without_models():
 
 
 def test_strategies_and_searcher_can_be_named_without_models():
-    code = "import sys, crossknn as ck; ck.Searcher, ck.Axn(), ck.Bm25(), ck.CrossEncoder, ck.Items(['a'])"
-    heavy = ["torch", "transformers", "sentence_transformers", "sklearn"]
+    code = "import sys, crossknn as ck; ck.Searcher, ck.Axn(), ck.Bm25(), ck.CrossEncoder, ck.Items(['a']).ids_of([0])"
+    heavy = ["torch", "transformers", "sentence_transformers", "sklearn", "pandas"]
     assert run(f"{code}; print([m for m in {heavy} if m in sys.modules])") == "[]"
 
 

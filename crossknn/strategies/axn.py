@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from crossknn.normalization import Normalization
 from crossknn.ranking import order_rows
 from crossknn.strategies.base import Ask, Flow, Settings, Space
 from crossknn.strategies.rounds import EARLY, Scored, check_rounds, search_unscored, share_of_round
-from crossknn.types import Proposal, Rows, Scores, Vectors
+from crossknn.types import Proposal, Rows, Scores, Vectors, VectorSearch
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,7 +84,7 @@ class Axn(Settings):
 
     def _query_vectors(self, space: Space, states: list[Scored]) -> tuple[Vectors, list[Normalization]]:
         """The vector u of every query (Eq. 5, mixed as in Eq. 7), and the scale its estimates are on."""
-        from crossknn.strategies.regression import solve_query_vector  # imports torch
+        from crossknn.strategies.regression import solve_query_vectors  # imports torch
 
         items = space.item_vectors()
         if self.mix > 0 and space.query_vectors is None:
@@ -91,22 +92,24 @@ class Axn(Settings):
                 "a mix above 0 needs query vectors: an encoder, and item vectors like its own. Or give mix=0."
             )
         parametric = space.query_vectors() if space.query_vectors else None  # u_param
-        vectors, scales = np.zeros((space.queries, items.dim), np.float32), []
         with space.solving:
-            for query, state in enumerate(states):
-                known = items.take(state.rows)
-                guess = None if parametric is None else parametric[query]
-                scales.append(space.normalization or self._own_scale(known, state.scores, guess))
-                if self.mix < 1 and len(state.rows):
-                    vectors[query] = (1 - self.mix) * solve_query_vector(known, scales[-1].normalize(state.scores))
-                if guess is not None:
-                    vectors[query] += self.mix * guess
+            guesses: Sequence[Vectors | None] = [None] * len(states) if parametric is None else list(parametric)
+            scales = [
+                space.normalization or self._own_scale(items, *both) for both in zip(states, guesses, strict=True)
+            ]
+            vectors = np.zeros((space.queries, items.dim), np.float32)
+            if self.mix < 1:
+                goals = [scale.normalize(state.scores) for scale, state in zip(scales, states, strict=True)]
+                vectors = (1 - self.mix) * solve_query_vectors(items, [state.rows for state in states], goals)
+            if parametric is not None:
+                vectors += self.mix * parametric
         return vectors, scales
 
-    def _own_scale(self, vectors: Vectors, scores: Scores, guess: Vectors | None) -> Normalization:
+    def _own_scale(self, items: VectorSearch, state: Scored, guess: Vectors | None) -> Normalization:
         """α and β from this query's own earliest scores, where nobody estimated them on train queries."""
         early = max(self._share(0, 1), EARLY)
-        return Normalization.fit_query(scores[:early], None if guess is None else vectors[:early] @ guess)
+        estimates = None if guess is None else items.take(state.rows[:early]) @ guess
+        return Normalization.fit_query(state.scores[:early], estimates)
 
     def _all_estimates(self, space: Space, states: list[Scored]) -> list[Scores]:
         vectors, scales = self._query_vectors(space, states)

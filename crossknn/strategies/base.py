@@ -188,7 +188,7 @@ class _Gate:
     def __init__(self, budget: int | None, space: Space) -> None:
         self._budget = budget
         self._space = space
-        self._asked: list[list[Rows]] = [[] for _ in range(space.queries)]
+        self._asked: list[set[int]] = [set() for _ in range(space.queries)]
 
     def check(self, ask: Ask) -> None:
         if len(ask.proposals) != self._space.queries:
@@ -197,14 +197,12 @@ class _Gate:
             )
         for query, (proposal, asked, name) in enumerate(zip(ask.proposals, self._asked, ask.proposers, strict=True)):
             self._check_rows(proposal.rows, name)
-            asked.append(proposal.rows)
-            rows = np.concatenate(asked)
-            if len(np.unique(rows)) != len(rows):
+            calls = len(asked) + len(proposal)
+            asked.update(proposal.rows.tolist())
+            if len(asked) != calls:
                 raise StrategyError(f"{name!r} asked to score a row of query {query} twice.")
-            if self._budget is not None and len(rows) > self._budget:
-                raise StrategyError(
-                    f"{name!r} asked for call {len(rows)} of query {query}; its budget is {self._budget}."
-                )
+            if self._budget is not None and calls > self._budget:
+                raise StrategyError(f"{name!r} asked for call {calls} of query {query}; its budget is {self._budget}.")
 
     def _check_rows(self, rows: Rows, proposed_by: str) -> None:
         if not len(rows):

@@ -101,15 +101,10 @@ class AdaCur(Settings):
 
 def _solve(space: Space, scored: list[Scored]) -> Vectors:
     """(queries, dim): `c U` of every query; zeros where nothing was scored."""
-    from crossknn.strategies.regression import solve_query_vector  # imports torch
+    from crossknn.strategies.regression import solve_query_vectors  # imports torch
 
-    items = space.item_vectors()
-    vectors = np.zeros((space.queries, items.dim), np.float32)
     with space.solving:
-        for vector, one in zip(vectors, scored, strict=True):
-            if len(one.rows):
-                vector[:] = solve_query_vector(items.take(one.rows), one.scores)
-    return vectors
+        return solve_query_vectors(space.item_vectors(), [one.rows for one in scored], [one.scores for one in scored])
 
 
 def _all_estimates(space: Space, vectors: Vectors) -> list[Scores]:

@@ -1,57 +1,68 @@
-"""How much of a query's true top k is expected among the rows that were scored."""
+"""How much of each query's true top k is expected among the rows that were scored."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
-from crossknn.types import Scores
-
-STEEP: Final = np.pi / np.sqrt(3)  # of a logistic curve of deviation 1
+STEEP: Final = torch.pi / 3**0.5  # of a logistic curve of deviation 1
 LEVELS: Final = 32  # scores at which rows above them are counted; between them counts are interpolated
 PAST: Final = 0.7  # what a round's errors count, of those of the round after it
 DOUBT: Final = 20.0  # errors as expected that every query begins with
 TINY: Final = 1e-30  # the least deviation
 
-Array = NDArray[np.float64]
 
+def expected_recall(best: Tensor, wanted: int, means: Tensor, deviations: Tensor, *, each: int = 1) -> Tensor:
+    """(queries,) the expected share of the `wanted` best of all rows that is among those scored.
 
-def expected_recall(best: Scores, wanted: int, means: Array, deviations: Array, *, each: int = 1) -> float:
-    """The expected share of the `wanted` best of all rows that is among those scored.
-
-    `best` are the highest scores, at most `wanted` of them, highest first; `means` and `deviations` belong to the rows
-    that were not scored, and `each` of these stands for so many. The r-th of `best` is in the top if at most
-    `wanted` − r of the others are above it. How many are is taken as Poisson distributed; each of them is above with a
-    chance that has heavier tails than the normal distribution's, as scores have.
+    `best` (queries, at most `wanted`) are the highest scores, highest first, −∞ behind the last; `means`, −∞ behind the
+    last, and `deviations` (queries, others) belong to the rows that were not scored, each of which stands for `each`.
+    The r-th of `best` is in the top if at most `wanted` − r of the others are above it. How many are is taken as
+    Poisson distributed; each of them is above with a chance that has heavier tails than the normal distribution's, as
+    scores have.
     """
-    room = wanted - 1 - np.arange(len(best))
-    above = each * _count_above(best.astype(np.float64), means, deviations)
-    return float(_poisson(room, above).sum() / wanted)
+    found = torch.isfinite(best)
+    room = (wanted - torch.arange(best.shape[1], device=best.device)).double().expand(best.shape)
+    above = each * _count_above(best.double(), found.sum(1), means, deviations)
+    chances: Tensor = torch.special.gammaincc(
+        room, above.clamp(min=0)
+    )  # of at most room − 1, of Poisson distributed ones
+    return chances.masked_fill(~found, 0).sum(1) / wanted
 
 
-def _count_above(scores: Array, means: Array, deviations: Array) -> Array:
-    """How many of the others are expected above each of these scores, which fall."""
-    places = np.unique(np.linspace(0, len(scores) - 1, LEVELS).astype(np.int64))
-    levels = scores[places]
-    off = np.clip(STEEP * (levels[:, None] - means) / np.maximum(deviations, TINY), -500, 500)
-    counts: Array = np.interp(np.arange(len(scores)), places, (1 / (1 + np.exp(off))).sum(1))
-    return counts
+def _count_above(scores: Tensor, counts: Tensor, means: Tensor, deviations: Tensor) -> Tensor:
+    """How many of the others are expected above each of these scores, which fall; only the first `counts` are there."""
+    steps = torch.linspace(0, 1, LEVELS, dtype=torch.float64, device=scores.device)
+    places = (steps * (counts[:, None] - 1).clamp(min=0)).floor().long()
+    levels = scores.gather(1, places)[:, :, None]
+    off = STEEP * (levels - means[:, None, :]) / deviations[:, None, :].clamp(min=TINY)
+    above = torch.sigmoid(-off).nan_to_num(0).sum(2)
+    return _interpolate(places, above, scores.shape[1])
 
 
-def _poisson(most: NDArray[np.int64], counts: Array) -> Array:
-    """The chance of at most `most`, where `counts` are expected."""
-    import torch
+def _interpolate(places: Tensor, values: Tensor, width: int) -> Tensor:
+    """(lines, width) these values at their places, which rise, and what is between them in proportion."""
+    wanted = torch.arange(width, device=places.device).expand(len(places), width).contiguous()
+    after = torch.searchsorted(places, wanted, right=True).clamp(max=places.shape[1] - 1)
+    before = (after - 1).clamp(min=0)
+    (left, low), (right, high) = ((places.gather(1, index), values.gather(1, index)) for index in (before, after))
+    share = ((wanted - left) / (right - left).clamp(min=1)).clamp(0, 1)
+    return low + share * (high - low)
 
-    chances: Array = torch.special.gammaincc(torch.from_numpy(most + 1.0), torch.from_numpy(counts)).numpy()
-    return chances
 
+def scale_errors(rounds: Sequence[tuple[Tensor, Tensor]]) -> Tensor | float:
+    """(queries, 1) by how much errors are larger than expected; those of a query's later rounds count more.
 
-def scale_errors(rounds: list[Array]) -> float:
-    """By how much errors are larger than expected, from the standardised ones of each round; later ones count more."""
-    squares, count = DOUBT, DOUBT
-    for age, errors in enumerate(reversed(rounds)):
-        squares += PAST**age * float(errors @ errors)
-        count += PAST**age * len(errors)
-    return float(np.sqrt(squares / count))
+    A round is the standardised errors (queries, some), and which of them there are.
+    """
+    squares: Tensor | float = DOUBT
+    count: Tensor | float = DOUBT
+    weight: Tensor | float = 1.0
+    for errors, known in reversed(rounds):
+        squares = squares + weight * errors.masked_fill(~known, 0).square().sum(1, keepdim=True)
+        count = count + weight * known.sum(1, keepdim=True)
+        weight = weight * torch.where(known.any(1, keepdim=True), PAST, 1.0)
+    return (squares / count) ** 0.5

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import Final
 
-from crossknn.types import Scores
+import torch
+from torch import Tensor
 
-ENOUGH = 10  # scores, to tell anything
-SURE = 1 - 1e-6  # the largest correlation that is told from 1
-
-
-def rank_correlation(one: Scores, other: Scores) -> float:
-    """Between −1 and 1: how much the two have the same order; 0 where one of them is constant."""
-    ranks = [np.unique(values, return_inverse=True)[1].astype(np.float64) for values in (one, other)]
-    first, second = (values - values.mean() for values in ranks)
-    length = float(np.sqrt((first @ first) * (second @ second)))
-    return float(first @ second) / length if length else 0.0
+ENOUGH: Final = 10  # scores, to tell anything
+SURE: Final = 1 - 1e-6  # the largest correlation that is told from 1
 
 
-def order_worse(estimates: Scores, others: Scores, scores: Scores) -> float:
-    """By how many standard errors `estimates` have less of the scores' order than `others` have."""
-    if len(scores) < ENOUGH:
-        return 0.0
-    both: NDArray[np.float64] = np.array([rank_correlation(others, scores), rank_correlation(estimates, scores)])
-    better, worse = np.arctanh(np.clip(both, -SURE, SURE))
-    return float((better - worse) * np.sqrt((len(scores) - 3) / 2))
+def rank_correlation(one: Tensor, other: Tensor, known: Tensor) -> Tensor:
+    """(lines,) between −1 and 1: how much the two have the same order; 0 where one of them is constant.
+
+    Of each line, (lines, values), only what is `known` counts.
+    """
+    count = known.sum(1, keepdim=True).clamp(min=1)
+    centered = []
+    for values in (one, other):
+        ranks = _ranks(values.double().masked_fill(~known, torch.inf))
+        centered.append((ranks - (ranks * known).sum(1, keepdim=True) / count) * known)
+    first, second = centered
+    length = (first.square().sum(1) * second.square().sum(1)).sqrt()
+    return torch.where(length > 0, (first * second).sum(1) / length.clamp(min=1), 0.0)
+
+
+def order_worse(estimates: Tensor, others: Tensor, scores: Tensor, known: Tensor) -> Tensor:
+    """(lines,) by how many standard errors `estimates` have less of the scores' order than `others` have."""
+    count = known.sum(1)
+    better, worse = (
+        rank_correlation(values, scores, known).clamp(-SURE, SURE).arctanh() for values in (others, estimates)
+    )
+    errors = (better - worse) * ((count - 3).clamp(min=0) / 2).sqrt()
+    return torch.where(count < ENOUGH, 0.0, errors)
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """The rank of each value in its line, from 0; equal ones have the same, and none is left out."""
+    ordered, order = values.sort(dim=1)
+    steps = (ordered.diff(dim=1) > 0).double().cumsum(1)
+    ranks = torch.nn.functional.pad(steps, (1, 0))
+    return torch.empty_like(ranks).scatter_(1, order, ranks)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from crossknn.apart import search_apart
+from crossknn.apart import set_apart
 from crossknn.checks import check_share
 from crossknn.errors import InputError
 from crossknn.prior import DEPTH, Prior, Said
 from crossknn.ranking import fuse
 from crossknn.strategies.base import Ask, Flow, Settings, Space
-from crossknn.strategies.belief import Belief
-from crossknn.strategies.quest import Expected, Quest, add_deviations, shortlist
 from crossknn.strategies.rounds import ask_in_rounds, check_rounds, share_of_round
-from crossknn.types import NOTHING, Scores, Vectors
+from crossknn.types import Scores
+
+if TYPE_CHECKING:
+    from crossknn.strategies.quests import Expected, Quests
 
 NEAR: Final = 1_000  # of a retriever's best, that a general prior takes its scale from
 HEDGE: Final = 0.1  # of every round but the first goes, with a fitted prior, to what retrievers find best:
@@ -59,96 +60,92 @@ class Posterior(Settings):
         first, quests = self._begin(space)
 
         def choose(number: int) -> Ask:
-            most = max(self._share(number, one) for one in quests)
-            expected = _expect(space, quests, 2 * most, recall=self.stop_at is not None)
-            return self._ask(space, quests, expected, [self._share(number, one) for one in quests])
+            shares = self._shares(number, quests)
+            expected = _expect(space, quests, 2 * max(shares), recall=self.stop_at is not None)
+            return self._ask(space, quests, expected, self._shares(number, quests))
 
-        yield from ask_in_rounds(first, [one.scored for one in quests], self.rounds, choose)
+        yield from ask_in_rounds(first, quests.scored, self.rounds, choose)
         if space.k is not None:
             _expect(space, quests, 0, recall=True)
         return _expect_all(space, quests) if self.estimates else None
 
-    def _begin(self, space: Space) -> tuple[Ask, list[Quest]]:
-        """The first round, and the search of each query with what is believed before it."""
-        dim, share = space.item_vectors().dim, share_of_round(1, budget=self.budget, rounds=self.rounds, spent=0)
+    def _begin(self, space: Space) -> tuple[Ask, Quests]:
+        """The first round, and the searches with what is believed before it."""
+        share = share_of_round(1, budget=self.budget, rounds=self.rounds, spent=0)
         names = space.signals if space.prior is None else space.prior.signals
         lists = list(zip(*(space.propose(name, min(DEPTH, space.items))[1] for name in names), strict=True))
         said = [Said.of(proposals) for proposals in lists]
         if space.prior is not None:
-            quests = [Quest(Belief(space.prior, one, dim)) for one in said]
-            expected = _expect(space, quests, share)
-            for quest, mine, proposals in zip(quests, expected, lists, strict=True):
-                best = mine.best(share, without=NOTHING.rows)
-                quest.first = add_deviations(best, quest.belief, space.item_profiles())
-                quest.hedge = fuse([one.first(NEAR) for one in proposals], constant=CONSTANT).rows[:BEST]
-            return Ask([quest.first for quest in quests], "prior"), quests
+            quests = _make_quests(space, said, [space.prior] * len(said))
+            quests.hedge = [
+                fuse([one.first(NEAR) for one in proposals], constant=CONSTANT).rows[:BEST].tolist()
+                for proposals in lists
+            ]
+            return Ask(quests.begin(_expect(space, quests, share), share), "prior"), quests
         name, found = space.propose(self.first, max(NEAR, share))
         priors = [Prior.general(names, one, proposal.rows) for one, proposal in zip(said, found, strict=True)]
-        beliefs = [Belief(prior, one, dim) for prior, one in zip(priors, said, strict=True)]
-        first = [proposal.first(share) for proposal in found]
-        return Ask(first, name), [Quest(*both) for both in zip(beliefs, first, strict=True)]
+        return Ask([proposal.first(share) for proposal in found], name), _make_quests(space, said, priors)
 
-    def _share(self, number: int, quest: Quest) -> int:
+    def _shares(self, number: int, quests: Quests) -> list[int]:
         """How many rows a round asks for: none where nothing was found before, or enough is expected to be."""
-        spent = len(quest.scored.rows)
-        enough = self.stop_at is not None and quest.recall is not None and quest.recall >= self.stop_at
-        if enough or not spent:
-            return 0
-        return share_of_round(number, budget=self.budget, rounds=self.rounds, spent=spent)
+        enough = quests.recall is not None and self.stop_at is not None and quests.recall >= self.stop_at
+        done = np.broadcast_to(enough, len(quests)).tolist()
+        spent = [len(one.rows) for one in quests.scored]
+        return [
+            0 if not calls or stop else share_of_round(number, budget=self.budget, rounds=self.rounds, spent=calls)
+            for calls, stop in zip(spent, done, strict=True)
+        ]
 
-    def _ask(self, space: Space, quests: list[Quest], expected: list[Expected], shares: list[int]) -> Ask:
+    def _ask(self, space: Space, quests: Quests, expected: Expected, shares: list[int]) -> Ask:
         """The best of the model for every query, or of the default retriever where the model does not fit."""
-        profiles, names, proposals = space.item_profiles(), [], []
-        for number, (one, mine, share) in enumerate(zip(quests, expected, shares, strict=True)):
-            name, before = "posterior", one.hedge_with(ceil(HEDGE * share))
-            if share and one.is_unfit():
-                name, lists = space.propose(None, self.budget)
-                before = lists[number].rows
-            names.append(name)
-            proposals.append(one.ask(mine, share, profiles, before))
-        return Ask(proposals, names)
+        names, before = ["posterior"] * len(quests), quests.hedge_with([ceil(HEDGE * share) for share in shares])
+        unfit = np.flatnonzero(quests.unfit() & (np.array(shares) > 0))
+        if len(unfit):
+            name, lists = space.propose(None, self.budget)
+            for line in unfit.tolist():
+                names[line], before[line] = name, lists[line].rows.tolist()
+        return Ask(quests.ask(expected, shares, before), names)
 
 
-def _expect(space: Space, quests: list[Quest], n: int, *, recall: bool = False) -> list[Expected]:
+def _make_quests(space: Space, said: list[Said], priors: list[Prior]) -> Quests:
+    from crossknn.strategies.beliefs import Beliefs  # import torch
+    from crossknn.strategies.heard import Heard
+    from crossknn.strategies.quests import Quests
+
+    items = set_apart(space.item_profiles(), [one.rows for one in said])
+    heard = Heard(said, priors, space.items, items.device)
+    return Quests(Beliefs(priors[0], heard, space.item_vectors().dim), items)
+
+
+def _expect(space: Space, quests: Quests, n: int, *, recall: bool = False) -> Expected:
     """What is expected of every query's scores, after those so far: of the best `n` rows at least.
 
     With `recall` the space is told how much of each query's top k is expected to be found.
     """
-    profiles, queries = space.item_profiles(), _learn(space, quests)
+    from crossknn.strategies.quests import shortlist  # imports torch
+
+    with space.solving:
+        quests.learn()
     if recall and space.k is not None:
         n = max(n, shortlist(min(space.k, space.reachable)))
-    others, products = search_apart(
-        profiles,
-        queries,
-        n,
-        [one.belief.rows for one in quests],
-        exclude=[one.scored.rows for one in quests],
-        allowed=space.allowed,
-    )
-    expected = [one.expect(best, mine) for one, best, mine in zip(quests, others, products, strict=True)]
+    expected = quests.expect(n, space.allowed)
     if recall and space.k is not None:
         with space.solving:
-            space.expected_recall[:] = [
-                one.expect_recall(space.k, space.reachable, mine, profiles)
-                for one, mine in zip(quests, expected, strict=True)
-            ]
+            space.expected_recall[:] = quests.expect_recall(space.k, space.reachable, expected).tolist()
     return expected
 
 
-def _learn(space: Space, quests: list[Quest]) -> Vectors:
-    """(queries, dim) what items' profiles are multiplied with, after what each query was told so far."""
-    profiles = space.item_profiles()
-    with space.solving:
-        for one in quests:
-            one.learn(profiles)
-    return np.stack([one.belief.query for one in quests])
-
-
-def _expect_all(space: Space, quests: list[Quest]) -> list[Scores]:
+def _expect_all(space: Space, quests: Quests) -> list[Scores]:
     """The expected scores of all items for every query."""
-    products = space.item_profiles().estimates(_learn(space, quests))
-    for one, line in zip(quests, products, strict=True):
-        proposed = one.belief.expect_proposed(line[one.belief.rows])
-        line[:] = one.belief.expect_others(line)
-        line[one.belief.rows] = proposed
-    return list(products)
+    import torch
+
+    with space.solving:
+        quests.learn()
+    beliefs = quests.beliefs
+    products = torch.from_numpy(space.item_profiles().estimates(beliefs.query.cpu().numpy())).to(quests.items.device)
+    rows = beliefs.heard.rows.clamp(max=space.items - 1)
+    proposed = beliefs.expect_proposed(products.gather(1, rows))
+    expected = beliefs.expect_others(products)
+    for line, mine, told, filled in zip(expected, rows, proposed, beliefs.heard.filled, strict=True):
+        line[mine[~filled]] = told[~filled]
+    return list(expected.cpu().numpy())

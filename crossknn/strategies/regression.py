@@ -1,39 +1,67 @@
-"""The linear regression of Algorithm 1: the query vector that explains the scores so far."""
+"""The linear regression of Algorithm 1: the query vectors that explain the scores so far."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from crossknn.types import Vectors
+from crossknn.apart import take_tensor
+from crossknn.lines import fill, which_are_there
+from crossknn.types import Rows, Vectors, VectorSearch
+
+TOGETHER: Final = 64  # queries that are solved for at once
+TINY: Final = 1e-30
 
 
-def solve_query_vector(vectors: NDArray[Any], targets: NDArray[Any]) -> Vectors:
-    """The u of least norm among those that minimise |vectors · u − targets|: `pinv(vectors) @ targets`.
+def solve_query_vectors(items: VectorSearch, rows: Sequence[Rows], targets: Sequence[NDArray[Any]]) -> Vectors:
+    """(queries, dim) for each query the vector that explains the targets of its rows; zeros where there are none."""
+    solved = [np.empty((0, items.dim), np.float32)]
+    for start in range(0, len(rows), TOGETHER):
+        mine, goals = rows[start : start + TOGETHER], targets[start : start + TOGETHER]
+        vectors = take_tensor(items, torch.from_numpy(fill(mine, 0)))
+        known, goal = (torch.from_numpy(array).to(vectors.device) for array in (which_are_there(goals), fill(goals, 0)))
+        solved.append(solve(vectors, goal, known).float().cpu().numpy())
+    return np.concatenate(solved)
 
-    Solved through the smaller of the two Gram matrices in float64. Directions whose singular value
-    is below about 1e-7 of the largest (duplicates, up to float32 noise) count as absent.
+
+def solve(vectors: Tensor, goals: Tensor, known: Tensor) -> Tensor:
+    """(queries, dim) for each query the u of least norm among those that minimise |vectors · u − goals|.
+
+    `vectors` are (queries, most, dim); only what is `known` counts. This is `pinv(vectors) @ goals`, solved through the
+    smaller of the two Gram matrices in float64. Directions whose singular value is below about 1e-7 of the largest
+    (duplicates, up to float32 noise) count as absent.
     """
-    wide = torch.tensor(vectors, dtype=torch.float64)
-    goal = torch.tensor(targets, dtype=torch.float64)
-    if len(wide) <= wide.shape[1]:  # fewer equations than unknowns: u = Vᵀ (V Vᵀ)⁺ a
-        solution = wide.T @ _solve_symmetric(wide @ wide.T, goal)
-    else:  # u = (Vᵀ V)⁺ Vᵀ a
-        solution = _solve_symmetric(wide.T @ wide, wide.T @ goal)
-    solved: Vectors = solution.float().numpy()
-    return solved
+    wide, goal = vectors.double() * known[:, :, None], goals.double() * known
+    if not wide.shape[1]:
+        return wide.sum(1)
+    if wide.shape[1] > wide.shape[2]:  # u = (Vᵀ V)⁺ Vᵀ a
+        return _solve_symmetric(wide.mT @ wide, (wide.mT @ goal[:, :, None])[:, :, 0])
+    gram = wide @ wide.mT  # fewer equations than unknowns: u = Vᵀ (V Vᵀ)⁺ a
+    largest = gram.diagonal(dim1=1, dim2=2).amax(1, keepdim=True).clamp(min=TINY)
+    gram = gram + torch.diag_embed(~known * largest)  # for the equations that a query does not have
+    return (wide.mT @ _solve_symmetric(gram, goal)[:, :, None])[:, :, 0]
 
 
-def _solve_symmetric(gram: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
-    """`pinv(gram) @ goal` for a positive semi-definite matrix."""
-    factor, failed = torch.linalg.cholesky_ex(gram)
-    pivots = factor.diagonal()
-    if not failed and (pivots.min() / pivots.max()) ** 2 > 1e-10:  # float64 still leaves five digits
-        return torch.cholesky_solve(goal[:, None], factor)[:, 0]
-    values, directions = torch.linalg.eigh(gram)  # ten times slower
+def _solve_symmetric(grams: Tensor, goals: Tensor) -> Tensor:
+    """`pinv(gram) @ goal` for positive semi-definite matrices."""
+    factors, failed = torch.linalg.cholesky_ex(grams)
+    pivots = factors.diagonal(dim1=1, dim2=2)
+    safe = (failed == 0) & ((pivots.amin(1) / pivots.amax(1)) ** 2 > 1e-10)  # float64 still leaves five digits
+    solutions = torch.cholesky_solve(goals[:, :, None], factors)[:, :, 0]
+    for line in torch.nonzero(~safe)[:, 0].tolist():
+        solutions[line] = _solve_singular(grams[line], goals[line])
+    return solutions
+
+
+def _solve_singular(gram: Tensor, goal: Tensor) -> Tensor:
+    """The same, ten times slower."""
+    values, directions = torch.linalg.eigh(gram)
     keep = values > values[-1].clamp(min=0) * len(gram) * torch.finfo(gram.dtype).eps * 10
     kept = directions[:, keep]
-    solution: torch.Tensor = kept @ ((kept.T @ goal) / values[keep])
+    solution: Tensor = kept @ ((kept.T @ goal) / values[keep])
     return solution

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,14 +12,18 @@ from numpy.typing import NDArray
 
 from crossknn.errors import InputError
 from crossknn.optional import import_extra
-from crossknn.types import Mask, Proposal, Rows, Scores, Vectors
+from crossknn.types import NOTHING, Mask, Proposal, Rows, Scores, Vectors
 from crossknn.vectors.checks import check_limits
 
 if TYPE_CHECKING:
     import torch
 
+    from crossknn.vectors.exact_apart import ExactApart
+    from crossknn.vectors.pairs import Pairs
+
 BLOCK_ROWS = 65_536  # rows whose estimates are held at once, per query
 BLOCK_QUERIES = 256
+BLOCK_VALUES = 1 << 26  # estimates that are held at once on a GPU, where few large blocks are faster
 # Rows are widened to float32 in steps that fit the cache of a core (CPU) or fill the chip (GPU).
 STEP_BYTES = {"cpu": 8 << 20, "cuda": 512 << 20}
 
@@ -54,8 +57,7 @@ class ExactSearch:
         return len(self._parts[0])
 
     def take(self, rows: Rows) -> Vectors:
-        index = self._torch.as_tensor(np.asarray(rows, np.int64))
-        return _to_numpy(self._torch.cat([part[index.to(part.device)].float() for part in self._parts], 1))
+        return _to_numpy(self.take_tensor(self._torch.as_tensor(np.asarray(rows, np.int64))))
 
     def estimates(self, queries: NDArray[Any]) -> Scores:
         wanted = self._check_queries(queries)
@@ -88,34 +90,61 @@ class ExactSearch:
         """`search` among the rows that are not `apart`, and the inner products with those that are, in one pass."""
         wanted = self._check_queries(queries)
         check_limits(self, len(wanted), allowed=allowed, exclude=exclude, apart=apart)
-        proposals: list[Proposal] = []
-        products: list[Scores] = []
-        for first in range(0, len(wanted), BLOCK_QUERIES):
-            part = slice(first, first + BLOCK_QUERIES)
-            hidden = _Pairs.of(exclude[part] if exclude is not None else ())
-            known = _Pairs.of(apart[part] if apart is not None else ())
-            proposals += self._search_batch(wanted[part], min(n, len(self)), hidden, known, allowed)
-            products += known.split()
-        return proposals, products
+        nothing = [NOTHING.rows] * len(wanted)
+        found = self.set_apart(apart or nothing).search(wanted, n, exclude=exclude or nothing, allowed=allowed)
+        rows, best, products = (_to_numpy(tensor) for tensor in (found.rows, found.best, found.products))
+        told = [line[: len(mine)] for line, mine in zip(products, apart or nothing, strict=True)]
+        return [_finite(*line) for line in zip(rows, best, strict=True)], told
 
-    def _search_batch(
-        self, queries: torch.Tensor, n: int, hidden: _Pairs, known: _Pairs, allowed: Mask | None
-    ) -> list[Proposal]:
+    def set_apart(self, rows: Sequence[Rows]) -> ExactApart:
+        """A search for as many queries, round after round, with these rows of each apart."""
+        from crossknn.vectors.exact_apart import ExactApart  # imports torch
+
+        return ExactApart(self, rows)
+
+    def take_tensor(self, rows: torch.Tensor) -> torch.Tensor:
+        """(…, dim) float32 on the device: the vectors of these rows."""
+        parts = [part[rows.to(part.device)].to(self.device).float() for part in self._parts]
+        return parts[0] if len(parts) == 1 else self._torch.cat(parts, -1)
+
+    def block_rows(self, queries: int) -> int:
+        """How many rows are looked at together."""
+        return BLOCK_ROWS if self.device.type == "cpu" else max(BLOCK_ROWS, BLOCK_VALUES // max(queries, 1))
+
+    def find(
+        self, queries: torch.Tensor, n: int, *, apart: Pairs, hidden: Pairs, allowed: Mask | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The rows of the `n` largest products, those, −∞ where there are fewer, and the products of what is apart."""
+        from crossknn.largest import largest  # imports torch
+
         torch = self._torch
         best = torch.empty((len(queries), 0), device=self.device)
         rows = torch.empty((len(queries), 0), dtype=torch.int64, device=self.device)
-        for start, stop in self._blocks():
-            if allowed is not None and not allowed[start:stop].any() and not known.within(start, stop).any():
+        told = torch.zeros(len(queries) * apart.width, device=self.device)
+        for start, stop in self._blocks(self.block_rows(len(queries))):
+            known = apart.within(start)
+            if allowed is not None and not allowed[start:stop].any() and known.start == known.stop:
                 continue
             products = self._products(queries, start, stop)
-            self._keep(products, start, stop, known)
-            self._mask(products, start, stop, hidden, allowed)
-            block_best, block_rows = self._top(products, n)
+            if known.start < known.stop:
+                told[apart.places[known]] = self._cut(products, start, apart, known)
+            if allowed is not None:
+                barred = torch.from_numpy(~np.asarray(allowed[start:stop], np.bool_)).to(self.device)
+                products.masked_fill_(barred, -torch.inf)
+            self._cut(products, start, hidden, hidden.within(start))
+            block_best, block_rows = largest(products, min(n, len(self)))
             # Rows of earlier blocks are lower, so a stable sort keeps ties in row order.
             best, order = torch.cat([best, block_best], 1).sort(dim=1, descending=True, stable=True)
             rows = torch.cat([rows, block_rows + start], 1).gather(1, order)[:, :n]
             best = best[:, :n]
-        return [_finite(r, b) for r, b in zip(_to_numpy(rows), _to_numpy(best), strict=True)]
+        return rows, best, told.view(len(queries), apart.width)
+
+    def _cut(self, products: torch.Tensor, start: int, pairs: Pairs, part: slice) -> torch.Tensor:
+        """The products of these pairs, which then may not be found."""
+        index = pairs.queries[part], pairs.rows[part] - start
+        values = products[index]
+        products.index_put_(index, products.new_tensor(-self._torch.inf))
+        return values
 
     def _products(self, queries: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         """(queries, stop - start) float32."""
@@ -129,50 +158,9 @@ class ExactSearch:
                 result[:, first - start : last - start] += mine @ step.T
         return result
 
-    def _keep(self, products: torch.Tensor, start: int, stop: int, known: _Pairs) -> None:
-        """Write down the products of what is apart, which then may not be found."""
-        here = known.within(start, stop)
-        if here.any():
-            index = self._index(known, here, start)
-            known.values[here] = _to_numpy(products[index])
-            products.index_put_(index, self._torch.tensor(-self._torch.inf, device=self.device))
-
-    def _mask(self, products: torch.Tensor, start: int, stop: int, hidden: _Pairs, allowed: Mask | None) -> None:
-        """Set to −∞ what may not be found."""
-        torch = self._torch
-        if allowed is not None:
-            barred = torch.from_numpy(~np.asarray(allowed[start:stop], np.bool_)).to(self.device)
-            products.masked_fill_(barred, -torch.inf)
-        here = hidden.within(start, stop)
-        if here.any():
-            products.index_put_(self._index(hidden, here, start), torch.tensor(-torch.inf, device=self.device))
-
-    def _index(self, pairs: _Pairs, here: Mask, start: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where in the products of a block these pairs are."""
-        lines, columns = pairs.queries[here], pairs.rows[here] - start
-        return self._torch.from_numpy(lines).to(self.device), self._torch.from_numpy(columns).to(self.device)
-
-    def _top(self, products: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The `n` largest of each line, largest first, ties to the lower row."""
-        n = min(n, products.shape[1])
-        if not n:
-            return products[:, :0], self._torch.empty((len(products), 0), dtype=self._torch.int64, device=self.device)
-        values, columns = products.topk(n, dim=1)
-        if bool(self._torch.isnan(values[:, 0]).any()):
-            raise InputError("the vectors or the query vectors hold NaN.")
-        columns = columns.sort(dim=1).values  # row order, so that the stable sort below breaks ties by row
-        values, order = products.gather(1, columns).sort(dim=1, descending=True, stable=True)
-        columns = columns.gather(1, order)
-        last = values[:, -1:]
-        tied = ((products >= last).sum(1) > n) & self._torch.isfinite(last[:, 0])
-        for line in self._torch.nonzero(tied)[:, 0].tolist():  # topk cut through equal values: sort them all
-            line_values, line_columns = products[line].sort(descending=True, stable=True)
-            values[line], columns[line] = line_values[:n], line_columns[:n]
-        return values, columns
-
-    def _blocks(self) -> Iterator[tuple[int, int]]:
-        for start in range(0, len(self), BLOCK_ROWS):
-            yield start, min(start + BLOCK_ROWS, len(self))
+    def _blocks(self, size: int = BLOCK_ROWS) -> Iterator[tuple[int, int]]:
+        for start in range(0, len(self), size):
+            yield start, min(start + size, len(self))
 
     def _check_queries(self, queries: NDArray[Any]) -> torch.Tensor:
         array = np.ascontiguousarray(queries, np.float32)
@@ -208,30 +196,6 @@ class ExactSearch:
             return True
         free: int = self._torch.cuda.mem_get_info(self.device)[0]
         return tensor.numel() * tensor.element_size() < free // 2
-
-
-@dataclass
-class _Pairs:
-    """Rows of each query as flat arrays, and a value of each pair."""
-
-    queries: Rows
-    rows: Rows
-    values: Scores
-    counts: list[int]
-
-    @classmethod
-    def of(cls, rows: Sequence[Rows]) -> _Pairs:
-        counts = [len(mine) for mine in rows]
-        flat = np.concatenate([np.empty(0, np.int64), *rows]).astype(np.int64)
-        return cls(np.repeat(np.arange(len(rows)), counts), flat, np.zeros(len(flat), np.float32), counts)
-
-    def within(self, start: int, stop: int) -> Mask:
-        """Which of the pairs have a row in this block."""
-        return (self.rows >= start) & (self.rows < stop)
-
-    def split(self) -> list[Scores]:
-        """The values by query."""
-        return np.split(self.values, np.cumsum(self.counts)[:-1]) if self.counts else []
 
 
 def _finite(rows: Rows, estimates: Scores) -> Proposal:

@@ -11,8 +11,9 @@ from crossknn.errors import InputError
 from crossknn.normalization import Normalization
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.exact import Exact
-from crossknn.strategies.regression import solve_query_vector
+from crossknn.strategies.regression import solve_query_vectors
 from crossknn.strategies.rerank import Rerank
+from crossknn.vectors.exact import ExactSearch
 from tests.worlds import World, all_rows, best
 
 
@@ -163,20 +164,24 @@ def test_a_query_without_first_rows_uses_the_dual_encoder_or_ends():
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 10_000), st.booleans())
 def test_solution_equals_numpy_pinv(rows, dim, seed, duplicate):
-    """Under- and over-determined systems, with duplicated rows too."""
+    """Under- and over-determined systems, with duplicated rows too, and several that are not of the same size."""
     rng = np.random.default_rng(seed)
     vectors = rng.normal(size=(rows, dim)).astype(np.float32)
     if duplicate:
         vectors[rows // 2 :] = vectors[: rows - rows // 2]
     targets = rng.normal(size=rows).astype(np.float32)
-    wanted = np.linalg.pinv(vectors.astype(np.float64), rcond=1e-6) @ targets
-    np.testing.assert_allclose(
-        solve_query_vector(vectors, targets), wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max()
+    counts = [rows, rows // 2, 0]
+    found = solve_query_vectors(
+        ExactSearch(vectors), [np.arange(count) for count in counts], [targets[:count] for count in counts]
     )
+    for count, one in zip(counts, found, strict=True):
+        wanted = np.linalg.pinv(vectors[:count].astype(np.float64), rcond=1e-6) @ targets[:count]
+        np.testing.assert_allclose(one, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max(initial=0))
 
 
 def test_solution_of_zero_vectors_is_zero():
-    assert solve_query_vector(np.zeros((3, 4)), np.ones(3)).tolist() == [0, 0, 0, 0]
+    (found,) = solve_query_vectors(ExactSearch(np.zeros((3, 4), np.float32)), [np.arange(3)], [np.ones(3)])
+    assert found.tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ import pytest
 from crossknn.errors import InputError
 from crossknn.prior import Prior, Said
 from crossknn.strategies import posterior
-from crossknn.strategies.cholesky import Cholesky
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.posterior import Posterior
-from crossknn.strategies.quest import Quest
+from crossknn.strategies.quests import Quests
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import NOTHING
 from crossknn.vectors.wider import Wider
@@ -195,7 +194,7 @@ def general_search(world: World, query: int, budget: int, rounds: int) -> list[i
 
 @pytest.mark.parametrize(("budget", "rounds"), [(30, 3), (60, 6)])
 def test_without_a_prior_a_general_one_is_on_the_scale_of_the_querys_own_scores(budget, rounds, monkeypatch):
-    monkeypatch.setattr(Quest, "is_unfit", lambda _: False)
+    monkeypatch.setattr(Quests, "unfit", lambda quests: np.zeros(len(quests), bool))
     world = make_world()
     world.prior = None
     for query, found in enumerate(world.run(Posterior(budget, rounds))):
@@ -265,17 +264,3 @@ def test_what_was_not_proposed_counts_as_the_last_that_was():
     last, other = said.columns[said.places(np.array([proposal.rows[-1], left[0]]))]
     assert other[0] == last[0]
     assert other[1] < said.columns[:30, 1].min()
-
-
-def test_the_factor_of_a_matrix_that_grows():
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(60, 20))
-    whole = rows @ rows.T + 0.1 * np.eye(60)
-    factor, goal = Cholesky(), rng.normal(size=60)
-    for start, stop in ((0, 1), (1, 20), (20, 25), (25, 60)):
-        factor.append(whole[:start, start:stop].copy(), whole[start:stop, start:stop].copy())
-        assert len(factor) == stop
-    np.testing.assert_allclose(factor.solve(goal), np.linalg.solve(whole, goal), rtol=1e-8)
-    across = rng.normal(size=(60, 5))
-    np.testing.assert_allclose(factor.explain(across), np.diag(across.T @ np.linalg.solve(whole, across)), rtol=1e-8)
-    assert factor.log_determinant() == pytest.approx(np.linalg.slogdet(whole)[1])

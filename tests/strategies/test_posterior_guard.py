@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from crossknn.prior import Prior, Said
-from crossknn.strategies.belief import Belief
+from crossknn.strategies.beliefs import Beliefs
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.fit import order_worse, rank_correlation
+from crossknn.strategies.heard import Heard
 from crossknn.strategies.posterior import Posterior
-from crossknn.strategies.quest import Quest
+from crossknn.strategies.quests import Quests
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Proposal
 from tests.worlds import World, all_rows
@@ -43,31 +44,47 @@ def recall(world: World, found, k: int = 100) -> np.ndarray:
     return np.array([np.isin(best, all_rows(one)).mean() for best, one in zip(truth, found, strict=True)])
 
 
+def lines(*values: np.ndarray) -> list[torch.Tensor]:
+    """As two lines each, of which the second has the first half of the values only."""
+    count = len(values[0])
+    known = np.stack([np.ones(count, bool), np.arange(count) < count // 2])
+    return [torch.from_numpy(array) for array in (*(np.stack([value, value]) for value in values), known)]
+
+
 def test_order_worse_in_standard_errors():
     scores = np.arange(50, dtype=np.float32)
     noise = np.random.default_rng(0).normal(size=50).astype(np.float32)
-    assert order_worse(noise, scores, scores) > 10
-    assert order_worse(scores, noise, scores) < -10
-    assert order_worse(noise, noise, scores) == 0
-    assert order_worse(noise, scores, np.zeros(50, np.float32)) == 0
-    assert order_worse(noise[:9], scores[:9], scores[:9]) == 0  # too few to tell
+    assert (order_worse(*lines(noise, scores, scores)) > torch.tensor([10, 7])).all()
+    assert (order_worse(*lines(scores, noise, scores)) < torch.tensor([-10, -7])).all()
+    assert order_worse(*lines(noise, noise, scores)).tolist() == [0, 0]
+    assert order_worse(*lines(noise, scores, np.zeros(50, np.float32))).tolist() == [0, 0]
+    assert order_worse(*lines(noise[:18], scores[:18], scores[:18]))[1] == 0  # too few to tell
+
+
+def test_only_what_is_known_is_ordered():
+    rng = np.random.default_rng(0)
+    one, other = rng.normal(size=(2, 60)).astype(np.float32)
+    both, half = rank_correlation(*lines(one, other))
+    assert half == pytest.approx(float(rank_correlation(*lines(one[:30], other[:30]))[0]))
+    assert half != pytest.approx(float(both))
 
 
 @pytest.mark.parametrize("steps", [lambda x: x, np.exp, lambda x: x**3])
 def test_rank_correlation_looks_at_the_order_only(steps):
     rng = np.random.default_rng(0)
     one, other = rng.normal(size=(2, 30)).astype(np.float32)
-    assert rank_correlation(one, steps(one)) == pytest.approx(1)
-    assert rank_correlation(one, -steps(one)) == pytest.approx(-1)
-    assert rank_correlation(one, steps(other)) == pytest.approx(rank_correlation(one, other))
-    assert rank_correlation(one, np.ones(30, np.float32)) == 0
+    assert rank_correlation(*lines(one, steps(one))).tolist() == pytest.approx([1, 1])
+    assert rank_correlation(*lines(one, -steps(one))).tolist() == pytest.approx([-1, -1])
+    plain = rank_correlation(*lines(one, other))
+    assert rank_correlation(*lines(one, steps(other))).tolist() == pytest.approx(plain.tolist())
+    assert rank_correlation(*lines(one, np.ones(30, np.float32))).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("kind", ["retriever", "wide"])
 def test_it_follows_the_retriever_where_vectors_tell_nothing_more(kind, monkeypatch):
     world = make_world(kind)
     guarded = world.run(Posterior(200, 10))
-    monkeypatch.setattr(Quest, "is_unfit", lambda _: False)
+    monkeypatch.setattr(Quests, "unfit", lambda quests: np.zeros(len(quests), bool))
     alone = world.run(Posterior(200, 10))
     assert share_followed(guarded) > 0.5
     assert share_followed(alone) == 0
@@ -125,23 +142,33 @@ def test_rows_of_a_retriever_have_estimates_of_their_scores():
 
 
 def test_the_advantage_is_the_ratio_of_two_likelihoods_on_their_best_scales():
+    """Also of a query that knows fewer scores than the one beside it, and of one that learns in several rounds."""
     rng = np.random.default_rng(2)
     world = make_world("linear", items=300, dim=8)
-    heard = Said.of([world.space().propose("dense", 300)[1][0]])
-    prior = Prior.general(["dense"], heard, np.arange(300))
-    belief, rows = Belief(prior, heard, 8), rng.permutation(300)[:40]
-    belief.learn(rows, world.vectors[rows], world.scores[0, rows])
-    said = np.column_stack([prior.show(heard.columns)[rows], np.ones(40)])
-    vectors = 0.3**0.5 * world.vectors[rows]
-    scores, mean = world.scores[0, rows].astype(np.float64), belief.means.astype(np.float64)
-    residuals = (scores - scores.mean()) / scores.std() - (mean - mean.mean())
+    said = [Said.of([one]) for one in world.space().propose("dense", 300)[1][:2]]
+    priors = [Prior.general(["dense"], one, np.arange(300)) for one in said]
+    beliefs = Beliefs(priors[0], Heard(said, priors, 300, torch.device("cpu")), 8)
+    rows = np.stack([rng.permutation(300)[:40] for _ in said])
+    known = torch.from_numpy(np.arange(40) < np.array([[40], [25]]))
+    for part in (slice(10), slice(10, 40)):
+        some = torch.from_numpy(rows[:, part])
+        scores = torch.from_numpy(np.take_along_axis(world.scores[:2], rows, 1)[:, part])
+        beliefs.learn(some, torch.from_numpy(world.vectors[some.numpy()]), scores, known[:, part])
+    for query, (prior, one, count) in enumerate(zip(priors, said, (40, 25), strict=True)):
+        mine = rows[query, :count]
+        columns = np.column_stack([prior.show(one.columns)[mine], np.ones(count)])
+        vectors = 0.3**0.5 * world.vectors[mine]
+        scores, mean = world.scores[query, mine].astype(np.float64), prior.say(one.columns)[mine].astype(np.float64)
+        residuals = (scores - scores.mean()) / scores.std() - (mean - mean.mean())
 
-    def likelihood(covariance):
-        scale = residuals @ np.linalg.solve(covariance, residuals) / 40
-        normal = torch.distributions.MultivariateNormal(torch.zeros(40).double(), torch.from_numpy(scale * covariance))
-        return float(normal.log_prob(torch.from_numpy(residuals)))
+        def likelihood(covariance, residuals=residuals, count=count):
+            scale = residuals @ np.linalg.solve(covariance, residuals) / count
+            zero, whole = torch.zeros(count).double(), torch.from_numpy(scale * covariance)
+            normal = torch.distributions.MultivariateNormal(zero, whole)
+            return float(normal.log_prob(torch.from_numpy(residuals)))
 
-    whole = said @ said.T + vectors @ vectors.T + 0.2 * np.eye(40)
-    plain = said @ said.T + (0.2 + (vectors**2).sum(1).mean()) * np.eye(40)
-    assert belief.advantage() == pytest.approx(likelihood(whole) - likelihood(plain), abs=1e-3)
-    assert belief.advantage() > 5
+        whole = columns @ columns.T + vectors @ vectors.T + 0.2 * np.eye(count)
+        plain = columns @ columns.T + (0.2 + (vectors**2).sum(1).mean()) * np.eye(count)
+        advantage = float(beliefs.advantage()[query])
+        assert advantage == pytest.approx(likelihood(whole) - likelihood(plain), abs=1e-3)
+        assert advantage > 5

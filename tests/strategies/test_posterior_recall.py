@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from crossknn.errors import InputError
+from crossknn.strategies import expected_recall as many
 from crossknn.strategies.base import Answer, drive
-from crossknn.strategies.expected_recall import expected_recall, scale_errors
 from crossknn.strategies.posterior import Posterior
 from crossknn.strategies.rerank import Rerank
+from crossknn.types import NOTHING
 from tests.strategies.test_posterior import features_of, make_prior
 from tests.worlds import World, all_rows
 
@@ -77,6 +79,26 @@ def test_expected_recall_is_not_too_high_and_little_too_low_where_the_prior_is_r
     assert -0.13 < expected.mean() - measured.mean() < 0.03
     sure = expected > np.median(expected)
     assert measured.min() == 1 or k == 1 or measured[sure].mean() > measured[~sure].mean()
+
+
+def expected_recall(best, wanted, means, deviations, each=1) -> float:
+    """Of one query, beside another that has scored fewer and knows of fewer others."""
+    best, means, deviations = (torch.from_numpy(np.stack([line, line])) for line in (best, means, deviations))
+    best[1, 1:] = -torch.inf
+    means[1, 1:] = -torch.inf
+    found = many.expected_recall(best, wanted, means, deviations, each=each)
+    alone = many.expected_recall(best[1:, :1], wanted, means[1:, :1], deviations[1:, :1], each=each)
+    assert found[1].item() == pytest.approx(alone.item())
+    return float(found[0])
+
+
+def scale_errors(rounds) -> float:
+    """Of one query, beside another without errors."""
+    known = torch.tensor([[True], [False]])
+    both = [(torch.from_numpy(np.stack([one, one])), known.expand(2, len(one))) for one in rounds]
+    one, other = np.broadcast_to(many.scale_errors(both), (2, 1))[:, 0]
+    assert other == 1
+    return float(one)
 
 
 def test_expected_recall_is_what_drawing_the_others_gives():
@@ -213,3 +235,19 @@ def test_one_item():
     world.vectors, world.scores, world.prior = world.vectors[:1], world.scores[:, :1], None
     for found in search(world, Posterior(10, 2, stop_at=0.5), 3):
         assert (found.calls, found.expected_recall) == (1, pytest.approx(1))
+
+
+def test_a_query_that_finds_nothing_expects_nothing_and_leaves_the_others_alone():
+    world = make_world(queries=3)
+    world.prior = None
+    space = replace(world.space(), k=5)
+
+    def propose(name, n):
+        found, (_, *others) = space.propose(name, n)
+        return found, [NOTHING, *others]
+
+    silent, *others = world.run(Posterior(20, 4), space=replace(space, propose=propose))
+    assert (silent.calls, silent.expected_recall) == (0, 0)
+    for one, same in zip(others, world.run(Posterior(20, 4), space=space)[1:], strict=True):
+        assert all_rows(one) == all_rows(same)
+        assert one.expected_recall == pytest.approx(same.expected_recall)
