@@ -70,7 +70,7 @@ class Beliefs:
         """Let K grow by the features of these lines, and solve for what belongs to them."""
         features, width = fresh[:, :, :-3], sum(self._sizes)
         side = features @ self._solved[:, :, :width].mT  # of L
-        noise = torch.where(known, self._prior.noise, 1.0).double()
+        noise = 1 + known.double() * (self._prior.noise - 1)
         corner = torch.linalg.cholesky(features @ features.mT + torch.diag_embed(noise) - side @ side.mT)
         solved = torch.linalg.solve_triangular(corner, fresh - side @ self._solved, upper=False)
         self._solved = torch.cat([self._solved, solved], 1)
