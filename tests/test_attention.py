@@ -38,3 +38,13 @@ def test_what_the_user_switched_off_stays_off():
 def test_on_a_cpu_nothing_changes():
     with attention_of_any_shape(torch.device("cpu")):
         assert kernels.cudnn_sdp_enabled()
+
+
+def test_the_last_of_several_threads_switches_it_on_again():
+    one, other = (attention_of_any_shape(torch.device("cuda")) for _ in range(2))
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert not kernels.cudnn_sdp_enabled()
+    other.__exit__(None, None, None)
+    assert kernels.cudnn_sdp_enabled()

@@ -1,4 +1,6 @@
-"""The engine of this process: one job after the other."""
+"""The engine of this process: one job after the other, or a few side by side for a model on a GPU."""
+
+import time
 
 import pytest
 
@@ -38,3 +40,66 @@ def test_a_job_is_taken_when_the_last_result_was_used():
     for number, result in LOCAL.run(lambda model, value: value * value, MatrixScorer([[1.0]]), jobs()):
         seen.append(f"used {number}: {result}")
     assert seen == ["taken 0", "used 0: 0", "taken 1", "used 1: 1", "taken 2", "used 2: 4"]
+
+
+class Waiting(MatrixScorer):
+    """A scorer that two threads may call, and that is waited for."""
+
+    threads = 2
+
+    def __init__(self) -> None:
+        super().__init__([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+        self.here, self.most = 0, 0
+
+    def score(self, queries, items):
+        self.here += 1
+        self.most = max(self.most, self.here)
+        time.sleep(0.02)
+        self.here -= 1
+        return super().score(queries, items)
+
+
+def score(model, item):
+    return float(model.score(["query 0"], [f"item {item}"])[0])
+
+
+def test_a_model_with_threads_keeps_the_contract_too():
+    scorer = Waiting()
+    check_engine(LOCAL, scorer, scorer.queries, scorer.items)
+
+
+def test_jobs_run_side_by_side_and_results_come_in_order():
+    scorer = Waiting()
+    found = list(LOCAL.run(score, scorer, [(number, (number % 3,)) for number in range(9)]))
+    assert found == [(number, number % 3 + 1.0) for number in range(9)]
+    assert scorer.most == 2
+
+
+def test_no_more_jobs_are_taken_than_threads_can_have_in_hand():
+    taken, scorer = [], Waiting()
+
+    def jobs():
+        for number in range(100):
+            taken.append(number)
+            yield number, (number % 3,)
+
+    results = LOCAL.run(score, scorer, jobs())
+    for number, _ in zip(range(5), results, strict=False):
+        assert len(taken) <= number + 1 + scorer.threads
+    results.close()
+    assert scorer.here == 0
+    assert len(taken) <= 5 + scorer.threads
+
+
+def test_what_came_before_an_error_is_given_and_nothing_runs_after_it():
+    def fail_at_four(model, number):
+        if number == 4:
+            raise ArithmeticError("four")
+        return score(model, number % 3)
+
+    scorer, found = Waiting(), []
+    with pytest.raises(ArithmeticError, match="four"):
+        found.extend(LOCAL.run(fail_at_four, scorer, [(number, (number,)) for number in range(50)]))
+    assert [number for number, _ in found] == [0, 1, 2, 3]
+    assert scorer.here == 0
+    assert scorer.calls <= 7
