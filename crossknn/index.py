@@ -15,19 +15,21 @@ from numpy.typing import NDArray
 from crossknn.checks import check_positive
 from crossknn.encoders.corpus import encode_items
 from crossknn.engines.local import LOCAL
-from crossknn.errors import InputError
+from crossknn.errors import InputError, MissingExtra
 from crossknn.fingerprints import is_unnamed
 from crossknn.indexing.arrays import read_arrays, write_arrays
 from crossknn.indexing.building import CHUNK, Build, BuildReport, Built, score_build
 from crossknn.indexing.cur import all_pairs
 from crossknn.indexing.entries import Entries
 from crossknn.indexing.factors import Factors, Method
-from crossknn.indexing.folder import Folder, read_folder, write_folder
+from crossknn.indexing.folder import Folder, Write, read_folder, write_folder
+from crossknn.indexing.kept_bm25 import KeptBm25
 from crossknn.indexing.sampling import PerItem, Sampling, sample_per_item
 from crossknn.indexing.transductive import Transductive
 from crossknn.items import Items
 from crossknn.normalization import Normalization
 from crossknn.prior import SIGNALS, Prior
+from crossknn.retrievers.bm25 import Bm25
 from crossknn.scorers.timed import Timed
 from crossknn.types import Encoder, Engine, Progress, Retriever, Scorer
 
@@ -45,6 +47,7 @@ class Index:
     factors        vectors fitted to scores, or None where the index has the encoder's only
     normalization  α and β
     prior          what `Posterior` begins with, or None where the index was built without
+    bm25           the retriever, fitted once
     queries        the train queries that scores were paid for
     scorer         fingerprint of the cross-encoder it was built with
     encoder        fingerprint of the dual encoder it was built with
@@ -63,6 +66,7 @@ class Index:
         scorer: str,
         encoder: str,
         report: BuildReport,
+        bm25: Bm25 | KeptBm25 | None = None,
         folder: Folder | None = None,
     ) -> None:
         self.items = items
@@ -74,6 +78,7 @@ class Index:
         self.scorer = scorer
         self.encoder = encoder
         self.report = report
+        self._bm25 = bm25
         self._folder = folder
         self._check_sizes()
 
@@ -147,14 +152,24 @@ class Index:
             scorer=scorer.fingerprint,
             encoder=encoder.fingerprint,
             report=built.report,
+            bm25=built.bm25,
         )
+
+    @property
+    def bm25(self) -> Bm25:
+        """The retriever with its default settings: as it is kept in the folder, or else fitted now, once."""
+        if not isinstance(self._bm25, Bm25):
+            kept = None if self._bm25 is None else self._bm25.open()
+            self._bm25 = kept or Bm25().fit(self.items)
+        return self._bm25
 
     def save(self, path: str | Path) -> None:
         """Write the index into the folder, in the place of one that is there.
 
         It is replaced whole: who opens the folder meanwhile gets the old index or the new one, and who has the old
-        one open keeps it.
+        one open keeps it. BM25 is fitted first where it was not yet; without bm25s installed it is left out.
         """
+        bm25 = self._keep_bm25()
         facts = {
             "items": len(self.items),
             "queries": len(self.queries),
@@ -164,18 +179,22 @@ class Index:
             "normalization": asdict(self.normalization),
             "factors": None if self.factors is None else self.factors.facts(),
             "prior": None if self.prior is None else self.prior.facts(),
+            "bm25": None if bm25 is None else bm25.settings,
             "report": self.report.as_dict(),
         }
         arrays = self._arrays()
-        self._folder = write_folder(
-            path,
-            facts,
-            {
-                "items.arrow": self.items.to_arrow,
-                "queries.arrow": Items(self.queries).to_arrow,
-                "vectors.safetensors": lambda file: write_arrays(file, arrays),
-            },
-        )
+        files: dict[str, Write] = {
+            "items.arrow": self.items.to_arrow,
+            "queries.arrow": Items(self.queries).to_arrow,
+            "vectors.safetensors": lambda file: write_arrays(file, arrays),
+        }
+        self._folder = write_folder(path, facts, files | ({} if bm25 is None else bm25.files()))
+
+    def _keep_bm25(self) -> KeptBm25 | None:
+        try:
+            return KeptBm25.of(self.bm25)
+        except MissingExtra:
+            return None
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -208,6 +227,7 @@ class Index:
                 scorer=facts["scorer"],
                 encoder=facts["encoder"],
                 report=BuildReport.from_dict(facts["report"]),
+                bm25=None if facts.get("bm25") is None else KeptBm25.load(folder.files, facts["bm25"], len(items)),
                 folder=folder,
             )
 

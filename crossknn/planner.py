@@ -20,6 +20,7 @@ from crossknn.indexing.cur import Cur
 from crossknn.indexing.entries import Entries, Pairs
 from crossknn.indexing.factors import Method
 from crossknn.indexing.inductive import Inductive
+from crossknn.indexing.kept_bm25 import estimate_bytes
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling, sample_per_item
 from crossknn.indexing.score_log import ScoreLog, hash_texts
 from crossknn.indexing.score_plan import Codes, Wanted
@@ -131,7 +132,7 @@ def plan_build(
             scoring=counts[1] * measured.seconds_per_call if counts[1] else 0.0,
             encoding=rows * measured.seconds_per_item + len(way.queries) * measured.seconds_per_query,
             factorising=fits.seconds(way, counts[0]),
-            disk=measured.item_bytes + Items(way.queries).stored_bytes + way.array_bytes(dim),
+            disk=measured.item_bytes + measured.bm25_bytes + Items(way.queries).stored_bytes + way.array_bytes(dim),
             memory=way.memory_bytes(dim, counts[0]),
         )
         for way, counts in zip(ways.values(), calls, strict=True)
@@ -333,6 +334,11 @@ class _Measured:
     def item_bytes(self) -> int:
         """Of ids and texts on disk."""
         return self._items.stored_bytes
+
+    @cached_property
+    def bm25_bytes(self) -> int:
+        """Of BM25 on disk."""
+        return estimate_bytes(self._items)
 
 
 class _Fits:

@@ -68,8 +68,8 @@ class Prior:
     weights    (columns,)
     intercept  the score where all columns are at their mean
     bias       (items,) by how much an item's scores are above what retrievers say, on average over queries
-    traits     (items, TRAITS) what some queries like more than others, as train queries' scores told, in units in
-               which a query's weights have variance 1; (items, 0) where nothing was learned
+    traits     (items, TRAITS) float16: what some queries like more than others, as train queries' scores told, in
+               units in which a query's weights have variance 1; (items, 0) where nothing was learned
     inductive  (dim + 1,) the bias of an item that was never scored, from its vector and a constant
     variances  (columns + 3,) of the vector, of each column, of the bias (brought to deviation 1), of the constant
     noise      variance of what the model cannot explain
@@ -85,7 +85,7 @@ class Prior:
     weights: NDArray[np.float64]
     intercept: float
     bias: Scores
-    traits: Columns
+    traits: NDArray[Any]
     inductive: NDArray[np.float64]
     variances: NDArray[np.float64]
     noise: float
@@ -125,7 +125,7 @@ class Prior:
         return float(self.variances[0])
 
     @property
-    def beside(self) -> tuple[Columns, Columns]:
+    def beside(self) -> tuple[NDArray[Any], Columns]:
         """What it knows of every item beside its vector: (items, TRAITS) and (items, 1), traits and biases."""
         return self.traits, self.bias[:, None]
 
@@ -172,11 +172,11 @@ class Prior:
 
     @classmethod
     def load(cls, bias: NDArray[Any], traits: NDArray[Any], facts: Mapping[str, Any]) -> Self:
-        """What `facts` was taken from."""
+        """What `facts` was taken from; arrays that are mapped stay so."""
         arrays = {name: np.array(facts[name], np.float64) for name in ARRAYS}
         plain = {name: float(facts[name]) for name in PLAIN}
         values: dict[str, Any] = {**arrays, **plain}
-        values |= {"bias": np.asarray(bias, np.float32), "traits": np.asarray(traits, np.float32)}
+        values |= {"bias": np.asarray(bias, np.float32), "traits": np.asarray(traits, np.float16)}
         return cls(signals=tuple(facts["signals"]), **values)
 
 

@@ -409,8 +409,11 @@ class Searcher:
     def _retriever(self, name: str) -> Retriever:
         with self._making:
             if name not in self._fitted:
-                retriever = self._own.get(name) or self._built_in(name)
-                self._fitted[name] = retriever.fit(self.items)
+                own = self._own.get(name)
+                if name == "bm25" and own is None and self.index is not None:
+                    self._fitted[name] = self.index.bm25  # which may be fitted already
+                else:
+                    self._fitted[name] = (own or self._built_in(name)).fit(self.items)
             return self._fitted[name]
 
     def _built_in(self, name: str) -> Retriever:

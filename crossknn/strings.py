@@ -44,11 +44,13 @@ class Strings(Sequence[str]):
     def blocks(self, size: int) -> Iterator[list[str]]:
         """All strings in order, at most `size` at a time."""
         for start in range(0, len(self), size):
-            yield self.array.slice(start, size).to_numpy(zero_copy_only=False).tolist()
+            yield self.array.slice(start, size).to_pylist()
 
     def take(self, rows: Rows) -> list[str]:
         """The strings of these rows, which must exist."""
-        return self.array.take(pa.array(rows)).to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+        wanted = pa.py_buffer(np.ascontiguousarray(rows, np.int64))
+        places = pa.Array.from_buffers(pa.int64(), len(rows), [None, wanted])  # pa.array would import pandas
+        return self.array.take(places).to_pylist()  # type: ignore[no-any-return]
 
     def is_whole(self) -> bool:
         """Whether every string is inside the array's bytes, one behind the other, and there is no gap for none."""
@@ -75,12 +77,9 @@ class Column:
         self._lengths: list[NDArray[np.int64]] = []
 
     def append(self, block: list[str]) -> None:
-        array = pa.array(block, pa.large_string())
-        _, offset_buffer, data = array.buffers()
-        offsets = np.frombuffer(offset_buffer, np.int64)[: len(block) + 1]
-        self._lengths.append(np.diff(offsets))
-        if offsets[-1]:
-            self._bytes.write(data[: int(offsets[-1])])
+        encoded = [string.encode() for string in block]
+        self._lengths.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+        self._bytes.write(b"".join(encoded))
 
     def finish(self) -> Strings:
         lengths = np.concatenate([np.zeros(1, np.int64), *self._lengths])

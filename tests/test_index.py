@@ -364,7 +364,8 @@ def test_verify_reads_all_that_the_index_is_made_of(tmp_path):
         index.verify()
     index.save(tmp_path)
     listed = json.loads((tmp_path / "index.json").read_text())["files"]
-    assert sorted(listed) == ["items.arrow", "queries.arrow", "vectors.safetensors"]
+    names = ["items.arrow", "postings.safetensors", "queries.arrow", "stems.arrow", "vectors.safetensors"]
+    assert sorted(listed) == names
     size = sum((tmp_path / entry["file"]).stat().st_size for entry in listed.values())
     assert Index.load(tmp_path).verify() == index.verify() == size
 
@@ -887,7 +888,7 @@ def test_foreign_files_are_left_alone(folder):
     Setup().build(None).save(folder)
     assert (folder / "notes.txt").read_text() == "mine"
     assert Index.load(folder).factors is None
-    assert len(list(folder.glob("*-*"))) == 3
+    assert len(list(folder.glob("*-*"))) == 5
 
 
 def test_a_folder_of_something_else_is_no_place_for_an_index(tmp_path):

@@ -60,6 +60,7 @@ def test_loaded_is_saved(setup, index, tmp_path):
     index.save(tmp_path / "index")
     loaded = Index.load(tmp_path / "index")
     same_prior(loaded.prior, index.prior)
+    assert all(isinstance(array.base, np.memmap) for array in (loaded.prior.bias, loaded.prior.traits))
     assert loaded.verify() > 0
     searches = (found(setup.searcher(one), setup.new_queries, Posterior(30, 3)) for one in (index, loaded))
     assert next(searches) == next(searches)

@@ -100,7 +100,7 @@ def test_bytes_are_those_of_the_folder(way, tmp_path):
     cost = plan_build(ITEMS, **settings).costs[0]
     ck.Index.build(ITEMS, **settings).save(tmp_path / "index")
     found = sum(path.stat().st_size for path in (tmp_path / "index").glob("*-*"))
-    assert cost.disk == pytest.approx(found, abs=2500)  # but for headers, and the names of the arrays
+    assert cost.disk == pytest.approx(found, abs=3500)  # but for headers, and the names of the arrays
     assert cost.memory > cost.disk
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 STEP = "encode items"
 DTYPES = ("float16", "float32")
-PIECE = 256  # texts of like length that an encoder is given at once; progress is reported after each
+BLOCK = 1024
+PIECE = 256  # texts of like length for an encoder that has no `at_once` of its own; progress is reported after each
 
 
 def encode_items(
@@ -35,13 +36,14 @@ def encode_items(
     encoder: Encoder,
     *,
     path: str | Path | None = None,
-    block: int = 1024,
+    block: int | None = None,
     dtype: str = "float16",
     engine: Engine = LOCAL,
     progress: Progress | None = None,
 ) -> NDArray[Any]:
-    """(items, dim) vectors of every item, `block` texts at a time, encoded where the `engine` says.
+    """(items, dim) vectors of every item, encoded where the `engine` says.
 
+    `block` texts are read and kept at a time: by default 1,024, or as many as the encoder is best given together.
     With `path`, a `.npy` file, they are written there and come back memory-mapped. An interrupted run
     goes on after the last whole block; a file that is already whole is only opened, and of several processes
     that want the same one, one encodes and the others wait. Beside it stands
@@ -50,10 +52,12 @@ def encode_items(
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype must be one of {', '.join(DTYPES)}. Got {dtype!r} instead.")
+    piece = int(getattr(encoder, "at_once", PIECE))
+    block = max(BLOCK, piece) if block is None else block
     if isinstance(block, bool) or not isinstance(block, int) or block < 1:
         raise InputError(f"block must be an integer of at least 1. Got {block!r} instead.")
     check_engine(engine)
-    run = _Run(items, encoder, block, np.dtype(dtype), engine, progress)
+    run = _Run(items, encoder, block, piece, np.dtype(dtype), engine, progress)
     return run.into_memory() if path is None else _into_file(run, Path(path))
 
 
@@ -61,7 +65,7 @@ def count_encoded(items: Items, encoder: Encoder, *, path: str | Path, dtype: st
     """How many rows `encode_items` with this path would not encode again; refuses the same files."""
     path = Path(path)
     partial, sidecar = _beside(path)
-    state = _resume(_Run(items, encoder, 1, np.dtype(dtype), LOCAL, None), path, partial, sidecar)
+    state = _resume(_Run(items, encoder, 1, 1, np.dtype(dtype), LOCAL, None), path, partial, sidecar)
     return state.rows if path.exists() else state.done if partial.exists() else 0
 
 
@@ -70,6 +74,7 @@ class _Run:
     items: Items
     encoder: Encoder
     block: int
+    piece: int
     dtype: np.dtype[Any]
     engine: Engine
     progress: Progress | None
@@ -109,8 +114,8 @@ class _Run:
         for start in range(first, len(self.items), self.block):
             texts = self.items.texts_of(np.arange(start, min(start + self.block, len(self.items))))
             order = np.argsort([len(text) for text in texts], kind="stable")  # texts of like length waste less padding
-            for at in range(0, len(texts), PIECE):
-                places = order[at : at + PIECE]
+            for at in range(0, len(texts), self.piece):
+                places = order[at : at + self.piece]
                 pieces[number] = start + places
                 yield number, ([texts[place] for place in places], dim)
                 number += 1

@@ -13,6 +13,7 @@ import numpy as np
 
 from crossknn.attention import attention_of_any_shape
 from crossknn.encoders.checks import check_vectors
+from crossknn.encoders.quick import QuickEncoding
 from crossknn.errors import InputError, ModelNotFound
 from crossknn.models import EMBEDDED, find_model, no_progress_bars, portable_name
 from crossknn.optional import import_extra
@@ -20,6 +21,7 @@ from crossknn.types import Vectors
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 BATCH_SIZE = {"cpu": 32, "cuda": 256}
+AT_ONCE = {"cpu": 256, "cuda": 8192}
 # Files that decide a vector. README, training notes and copies in other formats do not.
 CONFIG_FILES = ("modules.json", "config.json", "config_sentence_transformers.json", "sentence_bert_config.json")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
@@ -34,7 +36,8 @@ class SentenceEncoder:
     documents are used where it has any, unless `query_prompt` or `item_prompt` say otherwise. `dtype`
     "auto" is float32 on a CPU and whatever the library loads the model in elsewhere; vectors are
     float32 always. `normalize=True` makes every vector's length 1, so that inner products are cosines.
-    `max_tokens` cuts texts shorter than the model would. Remote code is never run.
+    `max_tokens` cuts texts shorter than the model would. Remote code is never run. `at_once` is how many texts it is
+    best given together, by so many `threads`.
     """
 
     def __init__(
@@ -63,6 +66,9 @@ class SentenceEncoder:
         self._model = _load(library, self.folder, device, dtype)
         self.max_tokens = _limit_tokens(self._model, max_tokens)
         self.batch_size = batch_size or BATCH_SIZE.get(self._model.device.type, BATCH_SIZE["cpu"])
+        self.at_once = AT_ONCE.get(self._model.device.type, AT_ONCE["cpu"])
+        self._quick = None if query_prompt or item_prompt else QuickEncoding.for_model(self._model)
+        self.threads = 2 if self._quick is not None and self._model.device.type == "cuda" else 1
         self.dim = int(check_vectors(self._encode("query", ["dimension"]), ["dimension"]).shape[1])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -113,6 +119,8 @@ class SentenceEncoder:
         return check_vectors(vectors, texts, dim=self.dim)
 
     def _encode(self, side: str, texts: list[str]) -> Any:
+        if self._quick is not None:
+            return self._quick.encode(texts, batch_size=self.batch_size, normalize=self.normalize)
         options: dict[str, Any] = {
             "batch_size": self.batch_size,
             "normalize_embeddings": self.normalize,

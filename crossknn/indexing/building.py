@@ -107,6 +107,7 @@ class Built:
     factors: Factors | None
     prior: Prior | None
     report: BuildReport
+    bm25: Bm25 | None = None  # with its default settings, where a step fitted it
 
 
 class Build:
@@ -193,7 +194,9 @@ class Build:
             fit=fit,
             seconds=self.seconds,
         )
-        return Built(self.items, self.vectors, self.queries, normalization, factors, prior, report)
+        bm25 = None if "bm25" in self._own else self._fitted.get("bm25")
+        built = self.items, self.vectors, self.queries, normalization, factors, prior, report
+        return Built(*built, bm25 if isinstance(bm25, Bm25) else None)
 
     def score(self, part: tuple[int, int] = (0, 1)) -> Entries:
         """Sample the pairs and score them: all, or as worker `i` of `n` its part of them."""
@@ -292,9 +295,10 @@ class Build:
 
     def _normalize(self, entries: Entries) -> Normalization:
         """α and β from the scores that a hundred of the train queries have."""
-        asked = np.unique(entries.pairs.queries)
-        rng = np.random.default_rng(self._seed)
-        chosen = entries.take(np.isin(entries.pairs.queries, rng.permutation(asked)[:NORMALIZATION_QUERIES]))
+        asked = np.flatnonzero(np.bincount(entries.pairs.queries))
+        is_chosen = np.zeros(len(self.queries), np.bool_)
+        is_chosen[np.random.default_rng(self._seed).permutation(asked)[:NORMALIZATION_QUERIES]] = True
+        chosen = entries.take(is_chosen[entries.pairs.queries])
         estimates = np.empty(len(chosen), np.float32)
         for start in range(0, len(chosen), CHUNK):
             part = chosen.pairs.take(slice(start, start + CHUNK))

@@ -167,15 +167,20 @@ def _fit_inductive(
     gram, along = np.zeros((dim + 1, dim + 1)), np.zeros(dim + 1)
     for block in blocks(items, BLOCK):
         vectors = _with_constant(item_vectors[block])
-        gram += vectors.T @ (counts[block, None] * vectors)
-        along += vectors.T @ sums[block]
+        along += vectors.T @ sums[block].astype(np.float32)
+        vectors *= np.sqrt(counts[block, None]).astype(np.float32)
+        gram += vectors.T @ vectors
     weights = np.linalg.solve(gram + np.trace(gram) / len(gram) * np.eye(len(gram)), along)
-    usual = np.concatenate([_with_constant(item_vectors[block]) @ weights for block in blocks(items, BLOCK)])
+    usual = np.empty(items)
+    for block in blocks(items, BLOCK):
+        usual[block] = np.asarray(item_vectors[block], np.float32) @ weights[:-1].astype(np.float32) + weights[-1]
     return weights, usual
 
 
-def _with_constant(vectors: NDArray[Any]) -> Array:
-    return np.column_stack([np.asarray(vectors, np.float64), np.ones(len(vectors))])
+def _with_constant(vectors: NDArray[Any]) -> NDArray[np.float32]:
+    wide = np.ones((len(vectors), vectors.shape[1] + 1), np.float32)
+    wide[:, :-1] = vectors
+    return wide
 
 
 def _leave(queries: NDArray[np.int32], shown: Array, values: Array) -> Array:
@@ -191,7 +196,7 @@ def _leave(queries: NDArray[np.int32], shown: Array, values: Array) -> Array:
 
 def _fit_rest(
     seen: _Observed, said: Array, deviation: Array, biases: _Biases, item_vectors: NDArray[Any], seed: int
-) -> tuple[Array, float, Columns]:
+) -> tuple[Array, float, NDArray[Any]]:
     """Variances, noise and (items, TRAITS) traits; these count as much as held-out queries tell that they are worth."""
     n_items, spread = len(item_vectors), float(biases.items.std()) or 1.0
     own = biases.items[seen.rows]
@@ -204,7 +209,7 @@ def _fit_rest(
     variances, noise = _fit_variances(seen.rows, shown, residuals, held_out, item_vectors, sample)
     tastes = Tastes.fit(seen.queries, seen.rows, left, n_items=n_items, seed=seed)
     traits = tastes.features(np.arange(n_items)) * min(1.0, np.sqrt(variances[-1]))
-    return variances[:-1], noise, traits.astype(np.float16).astype(np.float32)  # as an index keeps them
+    return variances[:-1], noise, traits.astype(np.float16)  # as an index keeps them
 
 
 def _fit_held_out(seen: _Observed, left: Array, sample: Sequence[Places], n_items: int, seed: int) -> list[Array]:
@@ -267,5 +272,5 @@ def _compare(variances: Array, kernels: Array, values: Array) -> Array:
     covariance = np.tensordot(variances[:-1], kernels, 1) + variances[-1] * np.eye(len(values))
     inverse = np.linalg.inv(covariance)
     solved = inverse @ values
-    explained = np.append(np.einsum("i,bij,j->b", solved, kernels, solved), solved @ solved)
+    explained = np.append(kernels @ solved @ solved, solved @ solved)
     return np.stack([explained, np.append(np.tensordot(kernels, inverse, 2), np.trace(inverse))])

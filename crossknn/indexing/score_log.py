@@ -169,7 +169,7 @@ def score_pairs_into(
 
     Scores depend in their last bits on which pairs share a call. So what is reused and what each call scores is
     fixed in a plan file before the first call. A build that is run again after a kill follows the same plan: it
-    repeats the call in flight and no other, and ends with the same scores bit for bit.
+    repeats the calls in flight and no others, and ends with the same scores bit for bit.
 
     Worker `i` of `n` passes `part=(i, n)`: it scores every n-th chunk, and gets the entries of these and of what
     is reused. A last call without `part` scores what a worker may have left out, and returns everything.

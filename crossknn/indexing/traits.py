@@ -82,35 +82,48 @@ class Tastes:
         """(rows, TRAITS) what is expected of their traits, turned and scaled so that a query's taste is ~ N(0, I)."""
         sizes, axes = np.linalg.eigh(self.matrix.T @ self.matrix / len(self.matrix))
         turn, features = axes * np.sqrt(np.maximum(sizes, 0)), np.empty((len(rows), TRAITS))
-        for part, means, _ in self._expect(rows):
+        for part, means, _, _ in self._expect(rows):
             features[part] = means @ turn
         return features
 
-    def _expect(self, rows: Numbers) -> Iterator[tuple[Numbers, Array, Array]]:
-        """For blocks of these items: places in `rows`, the means of their traits, and the covariances."""
+    def _expect(self, rows: Numbers) -> Iterator[tuple[Numbers, Array, Array, Array]]:
+        """For blocks of these items: places in `rows`, the means of their traits, what those were made by, and tastes.
+
+        The covariance of traits is I less the product of the last two.
+        """
         for part, places in self.scores.blocks(rows):
             tastes = self.matrix[self.scores.queries[places]]  # (items, scores, TRAITS)
-            turned = tastes.swapaxes(1, 2)
-            doubts: Array = np.linalg.inv(turned @ tastes / self.noise + np.eye(TRAITS)).astype(np.float64)
-            along = turned @ self.scores.values[places][:, :, None] / self.noise
-            yield part, (doubts @ along)[:, :, 0], doubts
+            gain = _gain(tastes, self.noise)
+            yield part, (gain @ self.scores.values[places][:, :, None])[:, :, 0], gain, tastes
 
     def _improve(self) -> Self:
         """One step: traits as these tastes let expect them, then the tastes and the noise that fit them best."""
         scores, count = self.scores, len(self.scores.starts) - 1
-        means, squares = np.empty((count, TRAITS)), np.empty((count, TRAITS * TRAITS))
-        for part, mine, doubts in self._expect(np.arange(count)):
+        means, known = np.empty((count, TRAITS)), np.empty((count, TRAITS * TRAITS))
+        for part, mine, gain, tastes in self._expect(np.arange(count)):
             means[part] = mine
-            squares[part] = (doubts + mine[:, :, None] * mine[:, None, :]).reshape(len(mine), -1)
+            known[part] = (gain @ tastes).reshape(len(mine), -1)
         items = np.repeat(np.arange(count), np.diff(scores.starts))
         order = np.argsort(scores.queries, kind="stable")
         starts = np.searchsorted(scores.queries[order], np.arange(len(self.matrix) + 1))
         matrix, explained = np.zeros_like(self.matrix), 0.0
         for number in np.flatnonzero(np.diff(starts)):
             places = order[starts[number] : starts[number + 1]]
-            liked = scores.values[places] @ means[items[places]]
-            summed = squares[items[places]].sum(0).reshape(TRAITS, TRAITS)
+            mine = means[items[places]]
+            liked = scores.values[places] @ mine
+            doubts = len(places) * np.eye(TRAITS) - known[items[places]].sum(0).reshape(TRAITS, TRAITS)
+            summed = doubts + mine.T @ mine
             matrix[number] = np.linalg.solve(summed, liked)
             explained += float(matrix[number] @ liked)
         noise = max(float(scores.values @ scores.values) - explained, 1e-12) / len(scores.values)
         return type(self)(scores, matrix, noise)
+
+
+def _gain(tastes: Array, noise: float) -> Array:
+    """(items, TRAITS, scores) what values are multiplied by to expect traits; the smaller of two systems is solved."""
+    turned = tastes.swapaxes(1, 2)
+    if tastes.shape[1] < TRAITS:
+        small: Array = np.linalg.inv(tastes @ turned + noise * np.eye(tastes.shape[1])).astype(np.float64)
+        return turned @ small
+    large: Array = np.linalg.inv(turned @ tastes + noise * np.eye(TRAITS)).astype(np.float64)
+    return large @ turned

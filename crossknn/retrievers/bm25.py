@@ -1,29 +1,28 @@
-"""BM25 with bm25s."""
+"""BM25, as bm25s weighs words."""
 
 from __future__ import annotations
 
 import math
-import re
-import sys
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from crossknn.errors import InputError
-from crossknn.optional import import_extra
 from crossknn.ranking import top_rows
 from crossknn.retrievers.checks import check_fitted, check_name, check_request
+from crossknn.retrievers.postings import Counts, Postings, count_stems
+from crossknn.retrievers.words import Words, import_bm25s
 from crossknn.types import Mask, Proposal, Scores
 
 if TYPE_CHECKING:
     from crossknn.items import Items
 
 BLOCK = 10_000  # texts read at a time
+WEIGHED = 2**20  # postings at a time
 METHODS = ("lucene", "robertson", "atire", "bm25l", "bm25+")
-find_words = re.compile(r"(?u)\b\w\w+\b").findall
+COUNTS_ABSENT = ("bm25l", "bm25+")  # in which an item's score has a part for words that it does not hold
+DELTA = 0.5  # of these two, as in bm25s
 
 
 class Bm25:
@@ -53,111 +52,57 @@ class Bm25:
         self.k1, self.b, self.method = k1, b, method
         self.name = check_name(name)
         self.n_items: int | None = None
-        self._words = _Words(stemmer, stopwords)
-        self._token_of: dict[str, int] = {}  # stem → token
-        self._index: Any = None  # bm25s.BM25, or None where no item holds any word
+        self._words = Words(stemmer, stopwords)
+        self._postings: Postings | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that decides a score, as plain values."""
+        return {"k1": self.k1, "b": self.b, "method": self.method, **self._words.settings}
 
     def fit(self, items: Items) -> Self:
-        token_of: dict[str, int] = {}
-        documents = _tokenize(self._words, items.iter_texts(block=BLOCK), token_of)
-        self._index = self._build_index(documents, token_of) if token_of else None
-        self._token_of = token_of
-        self.n_items = len(items)
+        counts = count_stems(self._words.tokenize(items.iter_texts(block=BLOCK)))
+        return self.use(self._weigh(counts), len(items))
+
+    def use(self, postings: Postings, n_items: int) -> Self:
+        """Be fitted by what another one with the same settings was fitted to."""
+        self._postings, self.n_items = postings, n_items
         return self
+
+    @property
+    def postings(self) -> Postings:
+        """What it was fitted to."""
+        check_fitted(self.n_items, self.name)
+        assert self._postings is not None
+        return self._postings
 
     def scores(self, query: str) -> Scores:
         """(items,) float32: the query's score with every item."""
         n_items = check_fitted(self.n_items, self.name)
-        tokens = [self._token_of[stem] for stem in self._words.stems([query])[0] if stem in self._token_of]
-        if not tokens:
-            return np.zeros(n_items, np.float32)
-        return np.asarray(self._index.get_scores_from_ids(tokens), np.float32)
+        return self.postings.score(self._words.stems(query), n_items)
 
     def retrieve(self, queries: Sequence[str], n: int, *, allowed: Mask | None = None) -> list[Proposal]:
         check_request(check_fitted(self.n_items, self.name), queries, n, allowed)
         return [top_rows(self.scores(query), n, allowed) for query in queries]
 
-    def _build_index(self, documents: _Documents, token_of: dict[str, int]) -> Any:
-        bm25s = _import("bm25s")
-        index = bm25s.BM25(k1=self.k1, b=self.b, method=self.method, backend="numpy")
-        index.index(_Tokenized(documents, token_of), create_empty_token=False, show_progress=False)
-        return index
-
-
-class _Words:
-    """Splits texts into stems. Makes its stemmers as it goes: they can be neither copied nor shared by threads."""
-
-    def __init__(self, language: str | None, stopwords: str | Sequence[str] | None) -> None:
-        if language is not None:
-            known = import_extra("Stemmer", extra="retrievers").algorithms()
-            if language not in known:
-                raise InputError(f"stemmer must be None or one of {', '.join(known)}. Got {language!r} instead.")
-        self._language = language
-        self._stopwords = _read_stopwords(stopwords)
-
-    def stems(self, texts: Sequence[str]) -> list[list[str]]:
-        """The stems of each text, in order, stop words left out."""
-        kept = [[word for word in find_words(text.lower()) if word not in self._stopwords] for text in texts]
-        if self._language is None:
-            return kept
-        stemmer = import_extra("Stemmer", extra="retrievers").Stemmer(self._language)
-        return [stemmer.stemWords(words) for words in kept]
-
-
-def _read_stopwords(stopwords: str | Sequence[str] | None) -> frozenset[str]:
-    if stopwords is None:
-        return frozenset()
-    if not isinstance(stopwords, str):
-        return frozenset(word.lower() for word in stopwords)
-    tokenization = _import("bm25s.tokenization")
-    try:
-        return frozenset(tokenization.Tokenizer(stopwords=stopwords).stopwords)
-    except ValueError as error:
-        raise InputError(
-            f"stopwords must be None, a list of words or a language bm25s knows. Got {stopwords!r} instead."
-        ) from error
-
-
-class _Documents:
-    """The items' tokens in one flat array, 4 bytes each, handed out item by item as lists."""
-
-    def __init__(self, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> None:
-        self._tokens = tokens
-        self._ends = ends
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        start = 0
-        for end in self._ends.tolist():
-            yield self._tokens[start:end].tolist()
-            start = end
-
-
-class _Tokenized(NamedTuple):
-    """What bm25s takes as a tokenised corpus."""
-
-    ids: _Documents
-    vocab: dict[str, int]
-
-
-def _tokenize(words: _Words, blocks: Iterable[list[str]], token_of: dict[str, int]) -> _Documents:
-    """The tokens of all texts; `token_of` grows by the stems that were not in it."""
-    tokens, ends = array("i"), array("q")
-    for texts in blocks:
-        for stems in words.stems(texts):
-            tokens.extend([token_of.setdefault(stem, len(token_of)) for stem in stems])
-            ends.append(len(tokens))
-    return _Documents(np.asarray(tokens, np.int32), np.asarray(ends, np.int64))
-
-
-def _import(module: str) -> Any:
-    """A module of bm25s, without jax: to import that takes most of a GPU's memory, and nothing here would use it."""
-    if "jax" in sys.modules or "bm25s" in sys.modules:
-        return import_extra(module, extra="retrievers")
-    sys.modules["jax"] = None  # type: ignore[assignment]  # an ImportError to who imports it now
-    try:
-        return import_extra(module, extra="retrievers")
-    finally:
-        del sys.modules["jax"]
+    def _weigh(self, counts: Counts) -> Postings:
+        """By the formulas of bm25s, whose own loop over items would take most of the time."""
+        scoring, holding = import_bm25s("bm25s.scoring"), np.diff(counts.starts)
+        mean = counts.lengths.mean() if len(counts.rows) else 1.0
+        settings = {"l_avg": mean, "k1": self.k1, "b": self.b, "delta": DELTA}
+        idf_of, share_of = scoring._select_idf_scorer(self.method), scoring._select_tfc_scorer(self.method)
+        frequencies = dict(enumerate(holding.tolist()))
+        idf = scoring._build_idf_array(frequencies, len(counts.lengths), idf_of)
+        absent = np.empty(0, np.float32)
+        if self.method in COUNTS_ABSENT:
+            absent = scoring._build_nonoccurrence_array(
+                frequencies, len(counts.lengths), idf_of, share_of, l_d=mean, **settings
+            )
+        stems = np.repeat(np.arange(len(idf), dtype=np.int32), holding)
+        weights = np.empty(len(stems), np.float32)
+        for start in range(0, len(weights), WEIGHED):
+            some = slice(start, start + WEIGHED)
+            times, lengths = counts.times[some].astype(np.float32), counts.lengths[counts.rows[some]]
+            weighed = idf[stems[some]] * share_of(tf_array=times, l_d=lengths, **settings)
+            weights[some] = weighed - absent[stems[some]] if len(absent) else weighed
+        return Postings(counts.stems, counts.starts, counts.rows, weights, absent)

@@ -57,6 +57,25 @@ def test_memory_and_file_are_equal(tmp_path, encoder, block, dtype):
     assert sorted(path.name for path in tmp_path.glob("v.*")) == ["v.npy", "v.npy.json"]
 
 
+@pytest.mark.parametrize(("at_once", "sizes"), [(None, [256, 256, 256, 256, 256, 256, 64]), (1500, [1500, 100])])
+def test_an_encoder_is_given_as_many_texts_as_it_wants(at_once, sizes):
+    given = []
+
+    class Wants:
+        fingerprint = "wants"
+
+        def encode_items(self, texts):
+            given.append(len(texts))
+            return np.array([[len(text)] for text in texts], np.float32).reshape(-1, 1)
+
+    if at_once is not None:
+        Wants.at_once = at_once
+    texts = ["x" * (row % 97) for row in range(1600)]
+    vectors = encode_items(Items(texts), Wants())
+    assert vectors[:, 0].tolist() == [len(text) for text in texts]
+    assert given == [0, *sizes]  # no texts first, for the dimension
+
+
 def test_of_several_who_want_the_same_file_one_encodes(tmp_path, encoder, monkeypatch):
     slow = encoder.encode_queries
     monkeypatch.setattr(encoder, "encode_queries", lambda texts: time.sleep(0.01) or slow(texts))

@@ -78,6 +78,34 @@ def test_the_models_own_prompts_are_used_unless_replaced(encoder, tmp_path):
     assert len({e.fingerprint for e in (encoder, own, without)}) == 3
 
 
+def test_vectors_are_those_of_the_library():
+    texts = ["", " ", "Σ ﬁ 水\0", "[SEP] </s>", "ice " * 300, *TEXTS, *(f"{text} {text}" for text in TEXTS)]
+    for settings in ({"normalize": True}, {"normalize": False, "max_tokens": 7}):
+        encoder = SentenceEncoder(folder, batch_size=4, **settings)
+        assert encoder._quick is not None
+        wanted = encoder._model.encode(texts, normalize_embeddings=settings["normalize"])
+        vectors = encoder.encode_items(texts)
+        np.testing.assert_allclose(vectors, wanted, atol=2e-6)
+        np.testing.assert_array_equal(encoder.encode_queries(texts), vectors)
+        assert vectors.dtype == np.float32
+
+
+def test_an_unusual_model_is_left_to_the_library(encoder, tmp_path):
+    assert SentenceEncoder(folder, item_prompt="read: ")._quick is None
+    for number, (file, change) in enumerate(
+        [
+            ("config_sentence_transformers.json", {"prompts": {"passage": "read: "}}),
+            ("tokenizer_config.json", {"padding_side": "left"}),
+        ]
+    ):
+        copy = shutil.copytree(folder, tmp_path / str(number))
+        old = json.loads((copy / file).read_text()) if (copy / file).exists() else {}
+        (copy / file).write_text(json.dumps({**old, **change}))
+        unusual = SentenceEncoder(copy)
+        assert unusual._quick is None
+        assert unusual.encode_items(TEXTS).shape == encoder.encode_items(TEXTS).shape
+
+
 def test_nothing_is_printed(capfd):
     SentenceEncoder(folder).encode_queries(TEXTS)
     assert capfd.readouterr() == ("", "")

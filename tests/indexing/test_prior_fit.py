@@ -85,9 +85,10 @@ def test_finds_traits_that_vectors_do_not_show():
     tastes = RNG.normal(size=(QUERIES, 3))
     plain = make_scores(bias=0.0)
     prior, without = fit(plain + tastes @ hidden.T, per_item=20), fit(plain, per_item=20)
-    explained = np.linalg.lstsq(prior.traits, hidden, rcond=None)[0]
-    assert np.corrcoef((prior.traits @ explained).ravel(), hidden.ravel())[0, 1] > 0.85
-    assert (prior.traits**2).sum(1).mean() > 1.5  # of 3
+    traits = prior.traits.astype(np.float32)
+    explained = np.linalg.lstsq(traits, hidden, rcond=None)[0]
+    assert np.corrcoef((traits @ explained).ravel(), hidden.ravel())[0, 1] > 0.85
+    assert (traits**2).sum(1).mean() > 1.5  # of 3
     assert (without.traits**2).sum(1).mean() < 0.1
     assert prior.noise < 0.8
 

@@ -3,18 +3,23 @@
 import math
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections import Counter
 
+import bm25s
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from crossknn.errors import InputError
 from crossknn.items import Items
-from crossknn.retrievers.bm25 import Bm25
+from crossknn.retrievers.bm25 import METHODS, Bm25
 from crossknn.retrievers.tfidf import TfIdf
+from crossknn.retrievers.words import Words
 
 TEXTS = ["cat cat dog", "dog bird", "fish", "cat bird bird snake", ""]
 K1, B = 0.9, 0.4
@@ -41,6 +46,28 @@ def test_bm25_is_the_formula(query):
     retriever = Bm25(K1, B, stemmer=None, stopwords=None).fit(Items(TEXTS))
     np.testing.assert_allclose(retriever.scores(query), lucene(query, TEXTS), rtol=1e-5)
     assert retriever.scores(query).dtype == np.float32
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bm25_is_bm25s(method):
+    rng = np.random.default_rng(0)
+    documents = [[f"w{word}" for word in rng.zipf(1.5, size=size) % 50] for size in rng.integers(0, 30, size=200)]
+    library = bm25s.BM25(k1=1.2, b=0.6, method=method)
+    library.index(documents, create_empty_token=False, show_progress=False)
+    retriever = Bm25(1.2, 0.6, method=method, stemmer=None, stopwords=None).fit(Items(map(" ".join, documents)))
+    for query in (["w1"], ["w2", "w7", "w2"], ["w3", "w49", "w12", "w5"]):
+        np.testing.assert_allclose(retriever.scores(" ".join(query)), library.get_scores(query), rtol=1e-6)
+
+
+@given(st.lists(st.text(alphabet="aBcΣσİé_7 .-\0\n\u0307", max_size=12), max_size=8), st.integers(1, 3))
+def test_words_are_those_of_each_text_alone(texts, size):
+    blocks = [texts[start : start + size] for start in range(0, len(texts), size)]
+    stems, tokens, counts = Words(None, ["bb", "é7"]).tokenize(blocks)
+    words = [re.findall(r"\b\w\w+\b", text.lower()) for text in texts]
+    kept = [[word for word in some if word not in ("bb", "é7")] for some in words]
+    assert counts.tolist() == [len(some) for some in kept]
+    assert [stems[token] for token in tokens] == [word for some in kept for word in some]
+    assert [Words(None, ["bb", "é7"]).stems(text) for text in texts] == kept
 
 
 def test_bm25_stems_and_leaves_stop_words_out():
