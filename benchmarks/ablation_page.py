@@ -7,36 +7,25 @@ python -m benchmarks.ablation_page
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tables import Table, as_table, fill
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "ablations.md"
-SETS = ("scifact", "commits-dpdk")
+SETS = ("scifact", "commits-dpdk", "wordnet-wsd")
 KS = (1, 10, 100)
 SHOWN = ("rerank, fused", "axn", "axn, fitted", "adacur", "posterior", "posterior, prior", "exact")
 
 
 def main() -> None:
-    PAGE.write_text(fill(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), tables()), encoding="utf-8")
 
 
-def fill(page: str) -> str:
-    """The page with the tables of the result files in place of those it has."""
-    for name, lines in tables().items():
-        marks = f"<!-- {name} -->", f"<!-- end of {name} -->"
-        inside = re.compile(re.escape(marks[0]) + ".*?" + re.escape(marks[1]), re.DOTALL)
-        text = "\n".join([marks[0], "", *lines, "", marks[1]])
-        page, found = inside.subn(lambda _, text=text: text, page)  # type: ignore[misc]
-        if found != 1:
-            raise SystemExit(f"{PAGE}: wanted {marks[0]} and {marks[1]} once. Got {found}.")
-    return page
-
-
-def tables() -> dict[str, list[str]]:
+def tables() -> dict[str, Table]:
     return {
         "strategies": as_table(
             ["strategy", *(f"{name}, {b} calls" for name in SETS for b in (100, 500))], strategies()
@@ -90,14 +79,6 @@ def quality() -> Iterator[list[str]]:
     }
     for strategy in SHOWN:
         yield [strategy, *(percent(levels[name, strategy].get(what, 1.0)) for name in SETS for what in QUALITY)]
-
-
-def as_table(head: Sequence[str], rows: Iterator[list[str]]) -> list[str]:
-    return [line(head), line(["---"] * len(head)), *map(line, rows)]
-
-
-def line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def join(shares: Iterable[float]) -> str:
