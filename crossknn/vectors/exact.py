@@ -121,7 +121,7 @@ class ExactSearch:
         best = torch.empty((len(queries), 0), device=self.device)
         rows = torch.empty((len(queries), 0), dtype=torch.int64, device=self.device)
         told = torch.zeros(len(queries) * apart.width, device=self.device)
-        for start, stop in self._blocks(self.block_rows(len(queries))):
+        for start, stop in self._blocks(self.block_rows(len(queries))) if len(queries) else ():
             known = apart.within(start)
             if allowed is not None and not allowed[start:stop].any() and known.start == known.stop:
                 continue

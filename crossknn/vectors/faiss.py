@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import blake2b
@@ -24,27 +24,30 @@ from crossknn.vectors.exact import ExactSearch
 if TYPE_CHECKING:
     import torch
 
-KINDS: Final = ("hnsw", "ivf", "flat")
+KINDS: Final = ("ivf", "hnsw", "flat")
 CODES: Final = {"float32": "Flat", "float16": "SQfp16", "int8": "SQ8"}  # FAISS's names
 SPARE: Final = {"float32": 1.0, "float16": 1.2, "int8": 2.0}  # candidates scored again for each row that is wanted,
 MORE: Final = 64  # and beyond them
-FORMAT: Final = "crossknn faiss 1"  # part of the names of kept files: changes with whatever changes their content
+FORMAT: Final = "crossknn faiss 2"  # part of the names of kept files: changes with whatever changes their content
 ALIGN: Final = 16  # FAISS is many times slower where the dimension is no multiple of it
 BLOCK: Final = 16_384  # rows that are added at once
 LINKS: Final = 16  # hnsw: of every item, on the lowest of its levels twice as many,
 CARE: Final = 64  # candidates for them,
 WIDTH: Final = 256  # the least candidates of a search,
 PER_ROW: Final = 2  # and how many there are for each row that is wanted
-LIST_ROWS: Final = 256  # ivf: items in a list, on average,
-ITERATIONS: Final = 10  # of k-means, over
-SAMPLE: Final = 64  # items for each list,
-LISTS: Final = 64  # the fewest that a search looks into,
-LOOKED: Final = 16  # how many vectors it looks at for each row that is wanted,
-PER_HIDDEN: Final = 4  # and for each that is hidden, since these are often the nearest
+PER_ROOT: Final = 3  # ivf: lists for each unit of the root of the number of items, made in
+ITERATIONS: Final = 6  # of k-means, over
+SAMPLE: Final = 16  # items for each list,
+LISTS: Final = 96  # the fewest that a search looks into,
+LEAST: Final = 32_768  # and the fewest vectors,
+LOOKED: Final = 24  # how many more for each row that is wanted,
+PER_HIDDEN: Final = 2  # and for each that is hidden, since these are often the nearest
 # What takes how long, where exact search takes 1 for each item: a candidate of hnsw, a vector of ivf or flat,
 COST: Final = {"hnsw": 13.0, "ivf": 0.5, "flat": 0.5}
-LISTED: Final = 3.0  # a row that is looked up by itself,
+LISTED: Final = 4.0  # a row that is looked up by itself,
 EACH_QUERY: Final = 0.05  # and an item for each further query of an exact search
+
+Answer = tuple[Proposal | None, Scores]  # the best rows, None where exact search is to find them, and products
 
 
 class FaissSearch:
@@ -55,8 +58,8 @@ class FaissSearch:
     that is allowed, and where too little was found, that is done.
 
     vectors   as for `ExactSearch`: used where they lie; or an `ExactSearch`
-    kind      "hnsw", a graph: finds most, and is slow to build; "ivf", lists of vectors that lie together: quick to
-              build; "flat": looks at all, and saves memory only
+    kind      "ivf", lists of vectors that lie together; "hnsw", a graph of neighbours: finds more for its time where
+              few rows are excluded; "flat": looks at all, and saves memory only
     storage   of the copies: "float32", "float16" or "int8"
     effort    how much is looked at, as a multiple of what is usual: raise it to find more
     seed      of k-means
@@ -68,7 +71,7 @@ class FaissSearch:
         self,
         vectors: NDArray[Any] | torch.Tensor | ExactSearch,
         *,
-        kind: str = "hnsw",
+        kind: str = "ivf",
         storage: str = "float16",
         effort: float = 1.0,
         seed: int = 0,
@@ -85,6 +88,8 @@ class FaissSearch:
         self._folder = None if folder is None else Path(folder)
         self._progress = progress
         self._exact = vectors if isinstance(vectors, ExactSearch) else ExactSearch(vectors)
+        if not len(self):
+            raise InputError("there must be at least one vector. Got none.")
         self.dim = self._exact.dim
         self._index = self._build() if self._folder is None else self._open_or_build(self._folder)
 
@@ -135,20 +140,28 @@ class FaissSearch:
         known, hidden = apart or nothing, exclude or nothing
         worth = len(self) * (1 / max(1, len(wanted)) + EACH_QUERY)
 
-        def ask(number: int) -> tuple[Proposal | None, Scores]:
+        def ask(number: int) -> Answer:
             rows, query = known[number], wanted[number]
             both, mine = np.concatenate([rows, hidden[number]]), worth - LISTED * len(rows)
             found = self._search_one(query, n, both, allowed, mine)
             return found, NOTHING.estimates if found is None else self.take(rows) @ query
 
-        with ThreadPoolExecutor(self._faiss.omp_get_max_threads()) as threads:
-            answers = list(threads.map(ask, range(len(wanted))))
+        answers = self._map(ask, len(wanted))
         left = [number for number, (found, _) in enumerate(answers) if found is None]
-        mine, others = ([rows[number] for number in left] for rows in (known, hidden))
-        rest = self._exact.search_apart(wanted[left], n, mine, exclude=others, allowed=allowed)
-        for number, found, products in zip(left, *rest, strict=True):
-            answers[number] = found, products
+        if left:
+            mine, others = ([rows[number] for number in left] for rows in (known, hidden))
+            rest = self._exact.search_apart(wanted[left], n, mine, exclude=others, allowed=allowed)
+            for number, found, products in zip(left, *rest, strict=True):
+                answers[number] = found, products
         return [found for found, _ in answers if found is not None], [products for _, products in answers]
+
+    def _map(self, ask: Callable[[int], Answer], queries: int) -> list[Answer]:
+        """What `ask` says of each query's number, in as many threads as FAISS would use."""
+        count = min(queries, self._faiss.omp_get_max_threads())
+        if count < 2:
+            return [ask(number) for number in range(queries)]
+        with ThreadPoolExecutor(count) as threads:
+            return list(threads.map(ask, range(queries)))
 
     def _search_one(self, query: Scores, n: int, hidden: Rows, allowed: Mask | None, worth: float) -> Proposal | None:
         """The best `n` rows; None where FAISS found too few, or exact search, which takes `worth`, is quicker."""
@@ -186,7 +199,8 @@ class FaissSearch:
             return len(self)
         if self.kind == "hnsw":
             return 1 + int(self.effort * max(WIDTH, PER_ROW * n)) + hidden
-        return 1 + int(self.effort * max(LISTS * LIST_ROWS, LOOKED * n)) + PER_HIDDEN * hidden
+        usual = max(LEAST, LISTS * self._list_rows) + LOOKED * n
+        return 1 + int(self.effort * usual) + PER_HIDDEN * hidden
 
     def _settings(self, looked: int, free: Mask | None) -> Any:
         """How FAISS is to look at so many, of those that are `free`."""
@@ -195,7 +209,7 @@ class FaissSearch:
         if self.kind == "hnsw":
             return faiss.SearchParametersHNSW(efSearch=looked, sel=only)
         if self.kind == "ivf":
-            return faiss.SearchParametersIVF(nprobe=-(-looked // LIST_ROWS), sel=only)
+            return faiss.SearchParametersIVF(nprobe=1 + int(looked / self._list_rows), sel=only)
         return faiss.SearchParameters(sel=only)
 
     def _open_or_build(self, folder: Path) -> Any:
@@ -250,7 +264,12 @@ class FaissSearch:
 
     @property
     def _lists(self) -> int:
-        return max(1, len(self) // LIST_ROWS)
+        return min(len(self), int(PER_ROOT * len(self) ** 0.5))
+
+    @property
+    def _list_rows(self) -> float:
+        """Items in a list, on average."""
+        return len(self) / self._lists
 
     @property
     def _width(self) -> int:

@@ -37,7 +37,8 @@ def store(name, request, monkeypatch):
     if name in FAISS:
         monkeypatch.setattr(FaissSearch, "_quickest", lambda *_: "faiss")
         _, kind, storage = name.split()
-        return partial(FaissSearch, kind=kind, storage=storage)
+        effort = 0.05 if kind == "ivf" else 1.0  # else lists of so few items would all be looked at
+        return partial(FaissSearch, kind=kind, storage=storage, effort=effort)
     return partial(keep, request.getfixturevalue("postgres").url, name) if name in POSTGRES else ExactSearch
 
 
