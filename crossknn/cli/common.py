@@ -38,6 +38,7 @@ class Dtype(StrEnum):
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
+    int8 = "int8"
 
 
 ScorerOption = Annotated[
@@ -60,7 +61,7 @@ TextFieldOption = Annotated[
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
 DeviceOption = Annotated[str | None, typer.Option(help="Where models run: cpu or cuda. Default: cuda if there is one.")]
 DtypeOption = Annotated[
-    Dtype, typer.Option(help="Precision of the cross-encoder. auto: float32 on cpu, bfloat16 on cuda.")
+    Dtype, typer.Option(help="Precision of the cross-encoder. auto: float32 on cpu, bfloat16 on cuda. int8: cpu only.")
 ]
 CacheOption = Annotated[Path | None, typer.Option("--cache", help="File that keeps scores from one run to the next.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of a table.")]

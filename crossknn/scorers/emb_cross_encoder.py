@@ -91,6 +91,7 @@ class EmbCrossEncoder(ModelScorer):
         }
         self.pooling = _choose_pooling(given, _stored_pooling(pretrained), pretrained.source)
         self._marks = self._find_marks()
+        self._round_weights()
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write model, tokenizer and poolings to a folder that `EmbCrossEncoder` opens."""

@@ -21,6 +21,8 @@ from crossknn.errors import InputError, ScorerError
 from crossknn.models import portable_name
 from crossknn.optional import import_extra
 from crossknn.scorers.checked import check_scores, describe_pair
+from crossknn.scorers.half_precision import check_half_precision
+from crossknn.scorers.int8 import round_to_int8
 from crossknn.scorers.pair_batches import Limits, LongItems, Passes, best_of_passes, cut_batches, plan_passes
 from crossknn.scorers.pair_template import PairPieces, find_template
 from crossknn.scorers.pretrained import Pretrained, config_that_counts, hash_weights, longest_input
@@ -30,7 +32,7 @@ from crossknn.types import Rows, Scores
 logger = logging.getLogger(__name__)
 
 PAIRS_AT_ONCE = 16_384  # tokenised together; the device works on one such part while the next is prepared
-BATCH_TOKENS = {"cpu": 2_048, "cuda": 131_072}  # measured; see benchmarks/scoring_speed.py
+BATCH_TOKENS = {"cpu": 2_048, "int8": 512, "cuda": 131_072}  # measured; see benchmarks/scoring_speed.py
 STORED_TOKENS = 50_000_000  # 200 MB of token ids
 
 
@@ -80,7 +82,8 @@ class ModelScorer:
         self.template = find_template(pretrained.tokenizer, tokenize)
         longest = _choose_length(pretrained, max_length, self.template.specials)
         self.limits = Limits(longest, max_query_tokens, max_item_tokens, long_items, stride)
-        self.batch_tokens = batch_tokens or BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])
+        kind = "int8" if self.dtype == "int8" else self.device.type
+        self.batch_tokens = batch_tokens or BATCH_TOKENS.get(kind, BATCH_TOKENS["cpu"])
         if self.batch_tokens < 1 or stored_tokens < 1:
             raise InputError("batch_tokens and stored_tokens must be at least 1.")
         self._memory = {"batch_tokens": batch_tokens, "stored_tokens": stored_tokens}
@@ -102,6 +105,11 @@ class ModelScorer:
     def device(self) -> Any:
         """Where the model runs."""
         return self._pretrained.device
+
+    @property
+    def threads(self) -> int:
+        """How many calls are best made at a time: on a GPU one is prepared while another waits for the device."""
+        return 2 if self.device.type == "cuda" else 1
 
     @property
     def dtype(self) -> str:
@@ -136,6 +144,8 @@ class ModelScorer:
         query_rows, item_rows = np.divmod(keys, len(item_texts))
         scores = np.empty(len(keys), np.float32)
         running: deque[tuple[slice, Callable[[], Scores]]] = deque()
+        if self.device.type == "cpu" and self.dtype in ("bfloat16", "float16"):
+            check_half_precision(self.dtype)
         with self._torch.inference_mode(), attention_of_any_shape(self.device):
             for start in range(0, len(keys), PAIRS_AT_ONCE):
                 part = slice(start, start + PAIRS_AT_ONCE)
@@ -256,6 +266,11 @@ class ModelScorer:
                 passes.queries_cut,
                 self.limits.max_length,
             )
+
+    def _round_weights(self) -> None:
+        """Of a model in int8, after its layers have been changed in any other way."""
+        if self.dtype == "int8":
+            round_to_int8(self._pretrained.model, self._pretrained.tokenizer, max_length=self.limits.max_length)
 
     def _own_settings(self) -> dict[str, Any]:
         """What only the subclass was made with."""

@@ -12,7 +12,7 @@ from crossknn.errors import InputError, ModelNotFound
 from crossknn.models import find_model, no_progress_bars
 from crossknn.optional import import_extra
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", "int8")
 # What a config may say without changing a score.
 SILENT_CONFIG = (
     "_name_or_path",
@@ -46,7 +46,7 @@ def load_pretrained(name: str | os.PathLike[str], *, kind: str, device: Any, dty
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = choose_dtype(dtype, place.type)
     source, folder = os.fspath(name), find_model(name, kind=kind)
-    options: dict[str, Any] = {_dtype_option(transformers): getattr(torch, dtype)}
+    options: dict[str, Any] = {_dtype_option(transformers): getattr(torch, "float32" if dtype == "int8" else dtype)}
     model, tokenizer, loading = _load(transformers, str(folder), kind, options)
     _refuse_untrained(loading, source, kind)
     backend_class = import_extra("tokenizers", extra="models").Tokenizer
@@ -65,6 +65,8 @@ def choose_dtype(dtype: str, device_type: str) -> str:
         return "bfloat16" if device_type == "cuda" else "float32"
     if dtype not in DTYPES:
         raise InputError(f"dtype must be 'auto' or one of {', '.join(DTYPES)}. Got {dtype!r} instead.")
+    if dtype == "int8" and device_type != "cpu":
+        raise InputError(f"dtype='int8' runs on a CPU only. Got the device {device_type!r}: use 'bfloat16' there.")
     return dtype
 
 

@@ -89,7 +89,7 @@ def test_a_gpu_gives_the_scores_of_a_cpu(family_folder: Path) -> None:
 
 def test_the_dtype_must_be_known(bert_folder: Path) -> None:
     with pytest.raises(InputError, match="dtype must be"):
-        open_tiny(bert_folder, dtype="int8")
+        open_tiny(bert_folder, dtype="int4")
 
 
 def test_several_labels_need_a_choice(tmp_path: Path) -> None:
