@@ -12,78 +12,84 @@ from crossknn.types import ApartSearch, Mask, Proposal, Rows, Scores, Vectors, V
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 
 class FoundApart(NamedTuple):
-    """Of every query, on one device; lines are filled up with row 0, −∞ and 0.
+    """Of every query, on one device.
 
-    rows      (queries, n) those of the largest inner product among the rows that are not apart
-    best      (queries, n) that product
-    products  (queries, most) the inner product with each row that is apart
+    rows      (queries, n) those of the largest inner product among the rows that are not apart; any behind the last
+    best      (queries, n) that product; −∞ behind the last
+    products  (queries, most) the inner product with each row that is apart; any behind the last
     """
 
-    rows: torch.Tensor
-    best: torch.Tensor
-    products: torch.Tensor
+    rows: Tensor
+    best: Tensor
+    products: Tensor
 
 
 class Apart(Protocol):
     """A search of some queries, round after round, with rows of each apart; tensors in, tensors out."""
 
-    device: torch.device
+    def search(self, queries: Tensor, n: int, *, exclude: Tensor, allowed: Mask | None) -> FoundApart:
+        """The `n` best rows of each query that are neither apart nor excluded, and its products with those apart.
 
-    def search(self, queries: torch.Tensor, n: int, *, exclude: Sequence[Rows], allowed: Mask | None) -> FoundApart:
-        """The `n` best rows of each query that are neither apart nor excluded, and its products with those apart."""
-
-    def take(self, rows: torch.Tensor) -> torch.Tensor:
-        """(…, dim) float32: the vectors of these rows."""
+        `exclude` is (queries, some), with lines that are filled up with the number of items.
+        """
 
 
 @runtime_checkable
-class TensorSearch(Protocol):
+class TensorSearch(VectorSearch, Protocol):
     """A search that takes and gives tensors on a device of its own."""
 
-    def set_apart(self, rows: Sequence[Rows]) -> Apart:
-        """A search of as many queries, with these rows of each apart."""
+    device: torch.device
 
-    def take_tensor(self, rows: torch.Tensor) -> torch.Tensor:
+    def set_apart(self, rows: Tensor) -> Apart:
+        """A search of as many queries, with these rows of each apart, (queries, most), filled up like `exclude`."""
+
+    def take_tensor(self, rows: Tensor) -> Tensor:
         """(…, dim) float32: the vectors of these rows."""
 
 
-def take_tensor(items: VectorSearch, rows: torch.Tensor) -> torch.Tensor:
-    """(…, dim) float32: the vectors of these rows, where the items are, if they can be searched there."""
-    import torch
+class PlainTensors:
+    """Any search as one of tensors: what it takes and gives crosses over to arrays."""
 
-    if isinstance(items, TensorSearch):
-        return items.take_tensor(rows)
-    vectors = torch.from_numpy(np.ascontiguousarray(items.take(rows.reshape(-1).numpy()), np.float32))
-    return vectors.view(*rows.shape, items.dim)
-
-
-def set_apart(items: VectorSearch, rows: Sequence[Rows]) -> Apart:
-    """A search with these rows of each query apart: where the items are, if they can be searched there."""
-    return items.set_apart(rows) if isinstance(items, TensorSearch) else PlainApart(items, rows)
-
-
-class PlainApart:
-    """Any search; what it takes and gives crosses over between tensors and arrays."""
-
-    def __init__(self, items: VectorSearch, rows: Sequence[Rows]) -> None:
+    def __init__(self, items: VectorSearch) -> None:
         import torch
 
+        self.items = items
         self.device = torch.device("cpu")
+
+    def set_apart(self, rows: Tensor) -> Apart:
+        return _PlainApart(self.items, _as_lists(rows, len(self.items)))
+
+    def take_tensor(self, rows: Tensor) -> Tensor:
+        import torch
+
+        vectors = torch.from_numpy(np.ascontiguousarray(self.items.take(rows.reshape(-1).numpy()), np.float32))
+        return vectors.view(*rows.shape, self.items.dim)
+
+
+def on_tensors(items: VectorSearch) -> TensorSearch | PlainTensors:
+    """The same search where items are, if it can be asked there."""
+    return items if isinstance(items, TensorSearch) else PlainTensors(items)
+
+
+class _PlainApart:
+    def __init__(self, items: VectorSearch, rows: list[Rows]) -> None:
         self._items, self._rows = items, rows
 
-    def search(self, queries: torch.Tensor, n: int, *, exclude: Sequence[Rows], allowed: Mask | None) -> FoundApart:
+    def search(self, queries: Tensor, n: int, *, exclude: Tensor, allowed: Mask | None) -> FoundApart:
         import torch
 
-        found, products = search_apart(self._items, queries.numpy(), n, self._rows, exclude=exclude, allowed=allowed)
-        rows = fill([one.rows for one in found], 0)
-        best = fill([one.estimates for one in found], -np.inf)
+        hidden = _as_lists(exclude, len(self._items))
+        found, products = search_apart(self._items, queries.numpy(), n, self._rows, exclude=hidden, allowed=allowed)
+        rows, best = fill([one.rows for one in found], 0), fill([one.estimates for one in found], -np.inf)
         return FoundApart(*(torch.from_numpy(array) for array in (rows, best, fill(products, 0))))
 
-    def take(self, rows: torch.Tensor) -> torch.Tensor:
-        return take_tensor(self._items, rows)
+
+def _as_lists(rows: Tensor, items: int) -> list[Rows]:
+    return [line[line < items] for line in rows.numpy()]
 
 
 def search_apart(

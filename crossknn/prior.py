@@ -25,36 +25,6 @@ Columns = NDArray[np.float32]  # (rows, signals × 2)
 
 
 @dataclass(frozen=True)
-class Said:
-    """What retrievers say about one query.
-
-    rows     those that one of them proposes, lowest first
-    columns  (rows + 1, signals × 2) of each of them, and last of all others, which count alike
-    """
-
-    rows: Rows
-    columns: Columns
-
-    @classmethod
-    def of(cls, proposals: Sequence[Proposal]) -> Self:
-        """From what each retriever proposes."""
-        rows, places = np.unique(np.concatenate([proposal.rows for proposal in proposals]), return_inverse=True)
-        ends = np.cumsum([len(proposal) for proposal in proposals])[:-1]
-        ranks = [np.full(len(rows) + 1, len(proposal)) for proposal in proposals]
-        for mine, where in zip(ranks, np.split(places, ends), strict=True):
-            mine[where] = np.arange(len(where))
-        return cls(rows, columns_at(proposals, ranks))
-
-    def places(self, rows: Rows) -> Rows:
-        """Where in `columns` these rows are."""
-        spots = np.searchsorted(self.rows, rows)
-        if not len(self.rows):
-            return spots
-        found = self.rows[np.minimum(spots, len(self.rows) - 1)] == rows
-        return np.where(found, spots, len(self.rows))
-
-
-@dataclass(frozen=True)
 class Prior:
     """A model of scores: `f(q, i) = m_q(i) + γ_q(i) (w·φ_q(i) + ε)`, with `w ~ N(0, I)` and `ε ~ N(0, noise)`.
 
@@ -95,22 +65,20 @@ class Prior:
     fitted: bool = True
 
     @classmethod
-    def general(cls, signals: Sequence[str], said: Said, near: Rows) -> Self:
-        """What may be believed of any cross-encoder about one query, without a score: retrievers are right on average.
+    def general(cls, signals: Sequence[str]) -> Self:
+        """What may be believed of any cross-encoder without a score: retrievers are right on average.
 
-        Columns are brought to mean 0 and deviation 1 over the `near` rows, the best of the first retriever, or over all
-        that were proposed where it has none.
+        Columns are brought to mean 0 and deviation 1 for each query (`strategies.heard`).
         """
-        some = (said.columns[said.places(near)] if len(near) else said.columns).astype(np.float64)
-        spread, width = some.std(0), some.shape[1]
+        width = PER_SIGNAL * len(signals)
         return cls(
             signals=tuple(signals),
-            center=some.mean(0),
-            spread=np.where(spread < 1e-6, 1.0, spread),
+            center=np.zeros(width),
+            spread=np.ones(width),
             weights=np.full(width, 1 / width),
             intercept=0.0,
             bias=np.empty(0, np.float32),
-            traits=np.empty((0, 0), np.float32),
+            traits=np.empty((0, 0), np.float16),
             inductive=np.zeros(0),
             variances=np.array([VECTOR, *[COLUMN] * width, 0.0, CONSTANT]),
             noise=NOISE,
@@ -128,21 +96,6 @@ class Prior:
     def beside(self) -> tuple[NDArray[Any], Columns]:
         """What it knows of every item beside its vector: (items, TRAITS) and (items, 1), traits and biases."""
         return self.traits, self.bias[:, None]
-
-    def say(self, columns: Columns) -> Scores:
-        """(rows,) what the retrievers let expect of a query's scores: m but for the biases."""
-        weights = self.weights / self.spread
-        said: Scores = columns @ weights.astype(np.float32) + np.float32(self.intercept - self.center @ weights)
-        return said
-
-    def deviation(self, said: NDArray[Any]) -> NDArray[Any]:
-        """γ, where the retrievers' part of the mean is `said`."""
-        return grow(said, low=self.low, rise=self.rise, most=self.most)
-
-    def show(self, columns: Columns) -> Columns:
-        """(rows, columns) the features that are made of what retrievers say."""
-        scales = np.sqrt(self.variances[1:-2]) / self.spread
-        return (columns - self.center.astype(np.float32)) * scales.astype(np.float32)
 
     @cached_property
     def bias_scale(self) -> float:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from crossknn.apart import set_apart
+from crossknn.apart import on_tensors
 from crossknn.checks import check_share
 from crossknn.errors import InputError
-from crossknn.prior import DEPTH, Prior, Said
-from crossknn.ranking import fuse
+from crossknn.prior import DEPTH, Prior
 from crossknn.strategies.base import Ask, Flow, Settings, Space
 from crossknn.strategies.rounds import ask_in_rounds, check_rounds, share_of_round
-from crossknn.types import Scores
+from crossknn.types import Proposal, Scores
 
 if TYPE_CHECKING:
     from crossknn.strategies.quests import Expected, Quests
@@ -73,18 +73,14 @@ class Posterior(Settings):
         """The first round, and the searches with what is believed before it."""
         share = share_of_round(1, budget=self.budget, rounds=self.rounds, spent=0)
         names = space.signals if space.prior is None else space.prior.signals
-        lists = list(zip(*(space.propose(name, min(DEPTH, space.items))[1] for name in names), strict=True))
-        said = [Said.of(proposals) for proposals in lists]
+        lists = [space.propose(name, min(DEPTH, space.items))[1] for name in names]
         if space.prior is not None:
-            quests = _make_quests(space, said, [space.prior] * len(said))
-            quests.hedge = [
-                fuse([one.first(NEAR) for one in proposals], constant=CONSTANT).rows[:BEST].tolist()
-                for proposals in lists
-            ]
+            quests = _make_quests(space, lists, space.prior)
+            quests.hedge = quests.beliefs.heard.best_together(BEST, near=NEAR, constant=CONSTANT)
             return Ask(quests.begin(_expect(space, quests, share), share), "prior"), quests
         name, found = space.propose(self.first, max(NEAR, share))
-        priors = [Prior.general(names, one, proposal.rows) for one, proposal in zip(said, found, strict=True)]
-        return Ask([proposal.first(share) for proposal in found], name), _make_quests(space, said, priors)
+        first = Ask([proposal.first(share) for proposal in found], name)
+        return first, _make_quests(space, lists, Prior.general(names), near=found)
 
     def _shares(self, number: int, quests: Quests) -> list[int]:
         """How many rows a round asks for: none where nothing was found before, or enough is expected to be."""
@@ -107,14 +103,14 @@ class Posterior(Settings):
         return Ask(quests.ask(expected, shares, before), names)
 
 
-def _make_quests(space: Space, said: list[Said], priors: list[Prior]) -> Quests:
+def _make_quests(space: Space, lists: list[list[Proposal]], prior: Prior, near: Sequence[Proposal] = ()) -> Quests:
     from crossknn.strategies.beliefs import Beliefs  # import torch
     from crossknn.strategies.heard import Heard
     from crossknn.strategies.quests import Quests
 
-    items = set_apart(space.item_profiles(), [one.rows for one in said])
-    heard = Heard(said, priors, space.items, items.device)
-    return Quests(Beliefs(priors[0], heard, space.item_vectors().dim), items)
+    items = on_tensors(space.item_profiles())
+    heard = Heard(lists, prior, items=space.items, device=items.device, near=near)
+    return Quests(Beliefs(prior, heard, space.item_vectors().dim), items)
 
 
 def _expect(space: Space, quests: Quests, n: int, *, recall: bool = False) -> Expected:

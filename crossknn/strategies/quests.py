@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crossknn.apart import Apart
+from crossknn.apart import PlainTensors, TensorSearch
 from crossknn.largest import largest
 from crossknn.lines import fill, which_are_there
 from crossknn.strategies.beliefs import Beliefs
@@ -54,9 +54,10 @@ class Quests:
     recall  (queries,) the expected share of each top k among what was scored, when it was last asked for
     """
 
-    def __init__(self, beliefs: Beliefs, items: Apart) -> None:
+    def __init__(self, beliefs: Beliefs, items: TensorSearch | PlainTensors) -> None:
         self.beliefs = beliefs
         self.items = items
+        self._search = items.set_apart(beliefs.heard.rows)
         queries = len(beliefs.heard.rows)
         self.scored = [Scored() for _ in range(queries)]
         self.hedge: list[list[int]] = [[] for _ in range(queries)]
@@ -75,15 +76,15 @@ class Quests:
             return
         scores = [one.scores[len(seen) :] for one, seen in zip(self.scored, self._seen, strict=True)]
         rows, known = self._tensor(fill(fresh, 0)), self._tensor(which_are_there(fresh))
-        self.beliefs.learn(rows, self.items.take(rows), self._tensor(fill(scores, 0)), known)
+        self.beliefs.learn(rows, self.items.take_tensor(rows), self._tensor(fill(scores, 0)), known)
         self._hide(self._hidden, rows, known)
         for seen, mine in zip(self._seen, fresh, strict=True):
             seen.update(mine.tolist())
 
     def expect(self, n: int, allowed: Mask | None) -> Expected:
         """What is expected of all scores: of those that retrievers do not propose, of the best `n` rows."""
-        exclude = [one.rows for one in self.scored]
-        found = self.items.search(self.beliefs.query, n, exclude=exclude, allowed=allowed)
+        exclude = self._tensor(fill([one.rows for one in self.scored], self.beliefs.heard.items))
+        found = self._search.search(self.beliefs.query, n, exclude=exclude, allowed=allowed)
         proposed = self.beliefs.expect_proposed(found.products).masked_fill(self._hidden[:, :-1], -torch.inf)
         others = self.beliefs.expect_others(found.best)
         return Expected(proposed, found.rows, torch.where(torch.isfinite(found.best), others, -torch.inf))
@@ -99,7 +100,7 @@ class Quests:
         left = self._tensor(np.array([share - len(mine) for share, mine in zip(shares, front, strict=True)]))
         best, estimates = self._best(self._without(expected, rows, known), max(shares))
         wanted = torch.isfinite(estimates) & (torch.arange(best.shape[1], device=best.device) < left[:, None])
-        told = self.beliefs.expect(rows, self.items.take(rows))
+        told = self.beliefs.expect(rows, self.items.take_tensor(rows))
         both = (torch.cat(pair, 1) for pair in ((rows, best), (told, estimates), (known, wanted)))
         self._asked.append(self._with_deviations(*both))
         return _proposals(self._asked[-1])
@@ -114,7 +115,7 @@ class Quests:
         order = (~known).to(torch.uint8).sort(dim=1, stable=True).indices[:, : int(known.sum(1).max())]
         rows, estimates, known = (values.gather(1, order) for values in (rows, estimates, known))
         rows = rows.masked_fill(~known, 0)
-        return Asked(rows, estimates, self.beliefs.deviations(rows, self.items.take(rows)), known)
+        return Asked(rows, estimates, self.beliefs.deviations(rows, self.items.take_tensor(rows)), known)
 
     def _best(self, expected: Expected, n: int) -> tuple[Tensor, Tensor]:
         """The `n` rows of largest expectation and those, −∞ behind the last; ties to the lower row.
@@ -163,7 +164,7 @@ class Quests:
         return self.recall
 
     def _deviations(self, rows: Tensor) -> Tensor:
-        parts = [self.beliefs.deviations(some, self.items.take(some)) for some in torch.split(rows, TOGETHER, 1)]
+        parts = [self.beliefs.deviations(some, self.items.take_tensor(some)) for some in torch.split(rows, TOGETHER, 1)]
         return torch.cat(parts, 1)
 
     def _errors(self) -> list[tuple[Tensor, Tensor]]:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crossknn.apart import take_tensor
+from crossknn.apart import on_tensors
 from crossknn.lines import fill, which_are_there
 from crossknn.types import Rows, Vectors, VectorSearch
 
@@ -20,10 +20,10 @@ TINY: Final = 1e-30
 
 def solve_query_vectors(items: VectorSearch, rows: Sequence[Rows], targets: Sequence[NDArray[Any]]) -> Vectors:
     """(queries, dim) for each query the vector that explains the targets of its rows; zeros where there are none."""
-    solved = [np.empty((0, items.dim), np.float32)]
+    solved, tensors = [np.empty((0, items.dim), np.float32)], on_tensors(items)
     for start in range(0, len(rows), TOGETHER):
         mine, goals = rows[start : start + TOGETHER], targets[start : start + TOGETHER]
-        vectors = take_tensor(items, torch.from_numpy(fill(mine, 0)))
+        vectors = tensors.take_tensor(torch.from_numpy(fill(mine, 0)))
         known, goal = (torch.from_numpy(array).to(vectors.device) for array in (which_are_there(goals), fill(goals, 0)))
         solved.append(solve(vectors, goal, known).float().cpu().numpy())
     return np.concatenate(solved)

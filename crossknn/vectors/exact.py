@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError
+from crossknn.lines import fill
 from crossknn.optional import import_extra
 from crossknn.types import NOTHING, Mask, Proposal, Rows, Scores, Vectors
 from crossknn.vectors.checks import check_limits
@@ -91,13 +92,14 @@ class ExactSearch:
         wanted = self._check_queries(queries)
         check_limits(self, len(wanted), allowed=allowed, exclude=exclude, apart=apart)
         nothing = [NOTHING.rows] * len(wanted)
-        found = self.set_apart(apart or nothing).search(wanted, n, exclude=exclude or nothing, allowed=allowed)
-        rows, best, products = (_to_numpy(tensor) for tensor in (found.rows, found.best, found.products))
+        known, hidden = (self._torch.from_numpy(fill(rows or nothing, len(self))) for rows in (apart, exclude))
+        found = self.set_apart(known).search(wanted, n, exclude=hidden.to(self.device), allowed=allowed)
+        rows, best, products = (_to_numpy(tensor) for tensor in found)
         told = [line[: len(mine)] for line, mine in zip(products, apart or nothing, strict=True)]
         return [_finite(*line) for line in zip(rows, best, strict=True)], told
 
-    def set_apart(self, rows: Sequence[Rows]) -> ExactApart:
-        """A search for as many queries, round after round, with these rows of each apart."""
+    def set_apart(self, rows: torch.Tensor) -> ExactApart:
+        """A search of as many queries, round after round, with these rows of each apart (`TensorSearch`)."""
         from crossknn.vectors.exact_apart import ExactApart  # imports torch
 
         return ExactApart(self, rows)

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
-
-from crossknn.types import Rows
+from torch import Tensor
 
 
 class Pairs:
-    """The rows of each query, sorted by the block of `block` rows that they are in, on a device.
+    """The rows of each query, sorted by the block of `block` rows that they are in, on their device.
 
-    width    the most rows that a query has
-    queries  (pairs,) and `rows`
-    places   (pairs,) where a pair is in an array of (queries, width) that is flattened
+    rows  (queries, width); lines are filled up with `items`, the number of items
     """
 
-    def __init__(self, rows: Sequence[Rows], *, block: int, device: torch.device) -> None:
-        counts = np.array([len(mine) for mine in rows], np.int64)
-        self.width = int(counts.max(initial=0))
-        flat = np.concatenate([np.empty(0, np.int64), *rows]).astype(np.int64, copy=False)
-        lines = np.repeat(np.arange(len(rows)), counts)
-        places = np.arange(len(flat)) + np.repeat(
-            np.arange(len(rows)) * self.width - np.cumsum(counts) + counts, counts
-        )
-        order = np.argsort(flat // block, kind="stable")
+    def __init__(self, rows: Tensor, *, items: int, block: int) -> None:
+        self.width = rows.shape[1]
+        queries, columns = torch.nonzero(rows < items, as_tuple=True)
+        flat = rows[queries, columns]
+        number, order = (flat // block).sort(stable=True)
+        self.queries, self.rows = queries[order], flat[order]
+        self.places = (queries * self.width + columns)[order]  # in an array of (queries, width) that is flattened
         self._block = block
-        self._ends = np.cumsum(np.bincount(flat // block)) if len(flat) else np.empty(0, np.int64)
-        self.queries, self.rows, self.places = (
-            torch.from_numpy(array[order]).to(device) for array in (lines, flat, places)
-        )
+        self._ends = number.bincount(minlength=1).cumsum(0).tolist()
 
     def within(self, start: int) -> slice:
         """Which of the pairs have a row in the block that begins with this row."""
         number = start // self._block
         if number >= len(self._ends):
             return slice(0, 0)
-        return slice(int(self._ends[number - 1]) if number else 0, int(self._ends[number]))
+        return slice(self._ends[number - 1] if number else 0, self._ends[number])

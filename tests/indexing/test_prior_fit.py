@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from crossknn.errors import InputError
 from crossknn.indexing.entries import Entries
 from crossknn.indexing.prior_fit import fit_prior
 from crossknn.indexing.sampling import PerItem, PerQuery, merge, sample_per_item, sample_per_query
-from crossknn.prior import TRAITS, Prior, Said
-from crossknn.ranking import top_rows
+from crossknn.prior import TRAITS, Prior, columns_at
+from crossknn.ranking import places_in, top_rows
+from crossknn.strategies.heard import Heard
 
 QUERIES, ITEMS, DIM = 60, 800, 8
 RNG = np.random.default_rng(0)
@@ -43,10 +45,16 @@ def fit(scores, **options):
     return fit_prior(make_entries(scores, **options), ["signal"], propose, VECTORS)
 
 
+def say(prior, query):
+    """(items,) what the retriever lets expect of a query's scores, but for the biases."""
+    columns = columns_at([PROPOSED[query]], [places_in(PROPOSED[query], np.arange(ITEMS))])
+    return (columns - prior.center) / prior.spread @ prior.weights + prior.intercept
+
+
 def test_finds_the_law_of_the_scores():
     scores = make_scores()
     prior = fit(scores)
-    said = prior.say(Said.of([PROPOSED[0]]).columns[:ITEMS])
+    said = say(prior, 0)
     assert np.corrcoef(said, np.arcsinh(SIGNAL[0]))[0, 1] > 0.99
     assert np.corrcoef(prior.bias, BIAS)[0, 1] > 0.85
     assert 0.25 < prior.vector_variance < 1.0
@@ -99,7 +107,7 @@ def test_pairs_near_the_top_count_as_much_as_all_others():
     scores = said + 0.3 * RNG.normal(size=SIGNAL.shape)
     prior = fit(scores, per_query=40)
     best = PROPOSED[0].rows[:10]
-    expected = prior.say(Said.of([PROPOSED[0]]).columns[:ITEMS]) + prior.bias
+    expected = say(prior, 0) + prior.bias
     assert expected[best].mean() > 0.6 * scores[0, best].mean()
 
 
@@ -136,10 +144,9 @@ def test_the_same_seed_gives_the_same_prior():
 def test_facts_and_bias_bring_it_back():
     prior = fit(make_scores())
     back = Prior.load(prior.bias, prior.traits, prior.facts())
-    columns = Said.of([PROPOSED[3]]).columns
-    np.testing.assert_array_equal(prior.say(columns), back.say(columns))
-    np.testing.assert_array_equal(prior.deviation(prior.say(columns)), back.deviation(back.say(columns)))
-    np.testing.assert_array_equal(prior.show(columns), back.show(columns))
+    heard, same = (Heard([PROPOSED[:3]], one, items=ITEMS, device=torch.device("cpu")) for one in (prior, back))
+    for name in ("base", "deviation", "shown", "bias"):
+        np.testing.assert_array_equal(getattr(heard, name), getattr(same, name))
     assert replace(back, bias=prior.bias).facts() == prior.facts()
 
 

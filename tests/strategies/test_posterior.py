@@ -5,17 +5,22 @@ from math import ceil
 
 import numpy as np
 import pytest
+import torch
 
 from crossknn.errors import InputError
-from crossknn.prior import Prior, Said
+from crossknn.prior import Prior, columns_at
+from crossknn.ranking import fuse, places_in
 from crossknn.strategies import posterior
 from crossknn.strategies.exact import Exact
+from crossknn.strategies.heard import Heard
 from crossknn.strategies.posterior import Posterior
 from crossknn.strategies.quests import Quests
 from crossknn.strategies.rerank import Rerank
-from crossknn.types import NOTHING
+from crossknn.types import NOTHING, Proposal
 from crossknn.vectors.wider import Wider
 from tests.worlds import World, all_rows
+
+CPU = torch.device("cpu")
 
 
 def make_prior(items: int, **changes) -> Prior:
@@ -254,13 +259,39 @@ def test_settings_that_cannot_be(budget, rounds):
         Posterior(budget, rounds)
 
 
+def hear(world: World, depth: int, prior: Prior | None = None) -> tuple[list[list[Proposal]], Heard]:
+    """What two retrievers say, of which the second has half as many rows, and none for the last query."""
+    dense, other = (world.space().propose(name, depth)[1] for name in ("dense", "random"))
+    lists = [dense, [*(one.first(depth // 2) for one in other[:-1]), NOTHING]]
+    return lists, Heard(lists, prior or Prior.general(["dense", "random"]), items=300, device=CPU, near=dense)
+
+
+def test_what_retrievers_say_is_side_by_side_what_it_is_for_each_query():
+    lists, heard = hear(make_world(), 30)
+    for query, proposals in enumerate(zip(*lists, strict=True)):
+        rows = np.unique(np.concatenate([one.rows for one in proposals]))
+        assert heard.rows[query][~heard.filled[query]].tolist() == rows.tolist()
+        everything = torch.arange(300).expand(4, 300)
+        columns = columns_at(proposals, [places_in(one, np.arange(300)) for one in proposals])
+        told = heard.columns[query, heard.places(everything)[query]]
+        np.testing.assert_allclose(told, columns, atol=1e-6)
+        fused = fuse([one.first(20) for one in proposals], constant=60).rows[:7]
+        assert heard.best_together(7, near=20, constant=60)[query] == fused.tolist()
+
+
+def test_a_general_prior_is_on_the_scale_of_what_is_near():
+    lists, heard = hear(make_world(), 30)
+    near = heard.columns[torch.arange(4)[:, None], heard.places(torch.tensor(np.stack([one.rows for one in lists[0]])))]
+    spread = near.double().std(1, correction=0, keepdim=True)
+    wanted = (heard.columns - near.mean(1, keepdim=True)) / torch.where(spread < 1e-6, 1, spread)
+    np.testing.assert_allclose(heard.base, wanted.mean(2), atol=1e-5)
+    np.testing.assert_allclose(heard.shown, 0.1**0.5 * wanted, atol=1e-5)
+
+
 def test_what_was_not_proposed_counts_as_the_last_that_was():
-    world = make_world()
-    _, (proposal, *_) = world.space().propose("dense", 30)
-    said = Said.of([proposal])
-    left = np.setdiff1d(np.arange(300), proposal.rows)
-    assert said.rows.tolist() == sorted(proposal.rows)
-    assert set(said.places(left)) == {30}
-    last, other = said.columns[said.places(np.array([proposal.rows[-1], left[0]]))]
-    assert other[0] == last[0]
-    assert other[1] < said.columns[:30, 1].min()
+    (dense, _), heard = hear(make_world(), 30)
+    for query, proposal in enumerate(dense):
+        rows = torch.tensor([[proposal.rows[-1], np.setdiff1d(np.arange(300), heard.rows[query])[0]]] * 4)
+        last, other = heard.columns[query, heard.places(rows)[query]]
+        assert other[0] == last[0]
+        assert other[1] < heard.columns[query, :-1, 1].min() or heard.rows.shape[1] > 30

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from crossknn.prior import Prior, Said
+from crossknn.prior import Prior
 from crossknn.strategies.beliefs import Beliefs
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.fit import order_worse, rank_correlation
@@ -145,20 +145,21 @@ def test_the_advantage_is_the_ratio_of_two_likelihoods_on_their_best_scales():
     """Also of a query that knows fewer scores than the one beside it, and of one that learns in several rounds."""
     rng = np.random.default_rng(2)
     world = make_world("linear", items=300, dim=8)
-    said = [Said.of([one]) for one in world.space().propose("dense", 300)[1][:2]]
-    priors = [Prior.general(["dense"], one, np.arange(300)) for one in said]
-    beliefs = Beliefs(priors[0], Heard(said, priors, 300, torch.device("cpu")), 8)
-    rows = np.stack([rng.permutation(300)[:40] for _ in said])
+    proposals = world.space().propose("dense", 300)[1][:2]
+    prior = Prior.general(["dense"])
+    heard = Heard([proposals], prior, items=300, device=torch.device("cpu"), near=proposals)
+    beliefs = Beliefs(prior, heard, 8)
+    rows = np.stack([rng.permutation(300)[:40] for _ in proposals])
     known = torch.from_numpy(np.arange(40) < np.array([[40], [25]]))
     for part in (slice(10), slice(10, 40)):
         some = torch.from_numpy(rows[:, part])
         scores = torch.from_numpy(np.take_along_axis(world.scores[:2], rows, 1)[:, part])
         beliefs.learn(some, torch.from_numpy(world.vectors[some.numpy()]), scores, known[:, part])
-    for query, (prior, one, count) in enumerate(zip(priors, said, (40, 25), strict=True)):
+    for query, count in enumerate((40, 25)):
         mine = rows[query, :count]
-        columns = np.column_stack([prior.show(one.columns)[mine], np.ones(count)])
+        columns = np.column_stack([heard.shown[query, mine], np.ones(count)])
         vectors = 0.3**0.5 * world.vectors[mine]
-        scores, mean = world.scores[query, mine].astype(np.float64), prior.say(one.columns)[mine].astype(np.float64)
+        scores, mean = world.scores[query, mine].astype(np.float64), heard.base[query, mine].double().numpy()
         residuals = (scores - scores.mean()) / scores.std() - (mean - mean.mean())
 
         def likelihood(covariance, residuals=residuals, count=count):
