@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks import posterior_tables
 from benchmarks.pictures import draw_recall
 from benchmarks.tables import Table, as_table, fill
 
@@ -238,6 +239,8 @@ TABLES: dict[str, Callable[[], Table]] = {
     "posterior": posterior,
     "calls saved": calls_saved,
     "parts of posterior": parts,
+    "stopping": lambda: posterior_tables.stopping(read("stopping")),
+    "asking": lambda: posterior_tables.asking(read("asking")),
     "round time": round_time,
     "start-up": startup,
     "vector storage": vector_storage,
