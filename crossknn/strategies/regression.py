@@ -14,15 +14,17 @@ from crossknn.apart import on_tensors
 from crossknn.lines import fill, which_are_there
 from crossknn.types import Rows, Vectors, VectorSearch
 
-TOGETHER: Final = 64  # queries that are solved for at once
+TOGETHER: Final = {"cpu": 1 << 20, "cuda": 1 << 26}  # numbers of item vectors that are held at once: what a cache holds
 TINY: Final = 1e-30
 
 
 def solve_query_vectors(items: VectorSearch, rows: Sequence[Rows], targets: Sequence[NDArray[Any]]) -> Vectors:
     """(queries, dim) for each query the vector that explains the targets of its rows; zeros where there are none."""
     solved, tensors = [np.empty((0, items.dim), np.float32)], on_tensors(items)
-    for start in range(0, len(rows), TOGETHER):
-        mine, goals = rows[start : start + TOGETHER], targets[start : start + TOGETHER]
+    most = max((len(mine) for mine in rows), default=0)
+    size = max(1, TOGETHER.get(tensors.device.type, TOGETHER["cpu"]) // max(1, most * items.dim))
+    for start in range(0, len(rows), size):
+        mine, goals = rows[start : start + size], targets[start : start + size]
         vectors = tensors.take_tensor(torch.from_numpy(fill(mine, 0)))
         known, goal = (torch.from_numpy(array).to(vectors.device) for array in (which_are_there(goals), fill(goals, 0)))
         solved.append(solve(vectors, goal, known).float().cpu().numpy())
