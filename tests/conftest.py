@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports the hub's client
 os.environ.setdefault("HAYSTACK_TELEMETRY_ENABLED", "False")  # before anything imports Haystack
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interruptible() -> None:
+    """As at a terminal: a process that a shell starts in the background ignores the interrupts it gets."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", params=sorted(tiny.FAMILIES))
