@@ -91,10 +91,7 @@ class Quests:
 
     def ask(self, expected: Expected, shares: Sequence[int], before: Sequence[Sequence[int]]) -> list[Proposal]:
         """The best rows of each query that are not scored yet, so many: first those `before` the others."""
-        front = [
-            [row for row in rows if row not in seen][:share]
-            for rows, seen, share in zip(before, self._seen, shares, strict=True)
-        ]
+        front = self._unseen(before, shares)
         given = [np.array(rows, np.int64) for rows in front]
         rows, known = self._tensor(fill(given, 0)), self._tensor(which_are_there(given))
         left = self._tensor(np.array([share - len(mine) for share, mine in zip(shares, front, strict=True)]))
@@ -131,9 +128,13 @@ class Quests:
 
     def hedge_with(self, counts: Sequence[int]) -> list[list[int]]:
         """The first rows of each hedge that are not scored yet, so many."""
+        return self._unseen(self.hedge, counts)
+
+    def _unseen(self, lists: Sequence[Sequence[int]], counts: Sequence[int]) -> list[list[int]]:
+        """The first rows of each query's list that are not scored yet, so many."""
         return [
             [row for row in rows if row not in seen][:count]
-            for rows, seen, count in zip(self.hedge, self._seen, counts, strict=True)
+            for rows, seen, count in zip(lists, self._seen, counts, strict=True)
         ]
 
     def unfit(self) -> NDArray[np.bool_]:

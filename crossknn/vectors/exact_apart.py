@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from crossknn.apart import FoundApart
 from crossknn.types import Mask
+from crossknn.vectors import exact
 from crossknn.vectors.pairs import Pairs
-
-if TYPE_CHECKING:
-    from crossknn.vectors.exact import ExactSearch
-
-GROUP = 256  # queries that are searched together
 
 
 class ExactApart:
     """`ExactSearch` among the rows that are not apart; what is apart is sorted once for all rounds."""
 
-    def __init__(self, search: ExactSearch, rows: Tensor) -> None:
+    def __init__(self, search: exact.ExactSearch, rows: Tensor) -> None:
         self._search = search
-        self._groups = [self._pairs(some) for some in torch.split(rows.to(search.device), GROUP)]
+        self._groups = [self._pairs(some) for some in torch.split(rows.to(search.device), exact.BLOCK_QUERIES)]
 
     def search(self, queries: Tensor, n: int, *, exclude: Tensor, allowed: Mask | None) -> FoundApart:
         """The `n` best rows of each query, and its products with the rows that are apart."""
         found = [
             self._search.find(mine, n, apart=apart, hidden=self._pairs(hidden), allowed=allowed)
             for mine, hidden, apart in zip(
-                *(torch.split(one, GROUP) for one in (queries, exclude)), self._groups, strict=True
+                *(torch.split(one, exact.BLOCK_QUERIES) for one in (queries, exclude)), self._groups, strict=True
             )
         ]
         return FoundApart(*(torch.cat(parts) for parts in zip(*found, strict=True)))
