@@ -226,6 +226,15 @@ def memory() -> Table:
     return as_table(["what", "memory"], rows)
 
 
+def kept_bm25() -> Table:
+    parts = ("prepare_processor_seconds", "first_query_processor_seconds")
+    rows = (
+        [name, *(f"{start[part]:.1f}" for part in parts), f"{start['peak_mb']:,}"]
+        for name, start in read("kept_bm25")["starts"].items()
+    )
+    return as_table(["BM25", "ready, s", "first query, s", "MB at the peak"], rows)
+
+
 def fit_memory() -> Table:
     names = {"als": '`Transductive(method="als")`', "adamw": "`Transductive()`", "inductive": "`Inductive()`"}
     fits = read("fit_memory")["fits"].items()
@@ -243,6 +252,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "asking": lambda: posterior_tables.asking(read("asking")),
     "round time": round_time,
     "start-up": startup,
+    "kept BM25": kept_bm25,
     "vector storage": vector_storage,
     "memory": memory,
     "memory of fits": fit_memory,
