@@ -30,6 +30,7 @@ import torch
 import transformers
 
 import crossknn
+from benchmarks.matrix_rate import matrix_rate, matrix_work
 from crossknn.scorers.cross_encoder import CrossEncoder
 
 Side = Callable[[], np.ndarray]
@@ -58,6 +59,8 @@ def main() -> None:
     report = summarise(timings, scores, ours[dtype][1], dtype, len(queries))
     batch_tokens = {name: storing.batch_tokens for name, (_, storing) in ours.items()}
     report |= {"batch_sizes_tried": chosen, "batch_tokens": batch_tokens, "seed": options.seed}
+    if options.device.startswith("cuda"):
+        report["floor"] = floor(options, ours[dtype][1], dtype, queries, items, report["sides"])
     if options.sweep:
         report["pairs_per_s_by_batch_tokens"] = sweep(options, dtype, queries, items)
     report["load_before_and_after"] = load  # above the number of threads: other programs ran beside this one
@@ -204,6 +207,19 @@ def summarise(
             name: round(processor[base] / processor[name], 3) for name in ours
         },
     }
+
+
+def floor(
+    options: argparse.Namespace, scorer: CrossEncoder, dtype: str, queries: list[str], items: list[str], sides: Any
+) -> dict[str, Any]:
+    """How fast it were if the model's matrix products were all there is, and the share of that each side reaches."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
+    encoded = tokenizer(queries, items, truncation=True, max_length=scorer.limits.max_length)["input_ids"]
+    work = matrix_work(transformers.AutoConfig.from_pretrained(options.model), map(len, encoded))
+    rate = matrix_rate(options.device, getattr(torch, dtype))
+    pairs_per_s = len(queries) / (work / rate)
+    shares = {name: round(side["pairs_per_s"] / pairs_per_s, 3) for name, side in sides.items()}
+    return {"matrix_tflops": round(rate / 1e12), "pairs_per_s": round(pairs_per_s), "share_reached": shares}
 
 
 def surroundings(options: argparse.Namespace) -> dict[str, Any]:

@@ -393,7 +393,10 @@ def test_queries_are_encoded_once_per_search():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("strategy", [Rerank(budget=30, retriever="dense"), Axn(budget=30, rounds=3, first="dense")])
+@pytest.mark.parametrize(
+    "strategy",
+    [Rerank(budget=30, retriever="dense"), Axn(budget=30, rounds=3, first="dense"), Posterior(budget=30, rounds=3)],
+)
 def test_a_gpu_finds_what_a_cpu_finds(strategy):
     setup = Setup()
     on_gpu = Setup(device="cuda").searcher.search_many(setup.queries, strategy=strategy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from crossknn.normalization import Normalization
 from crossknn.prior import Prior
@@ -12,6 +13,8 @@ from crossknn.ranking import top_rows
 from crossknn.strategies.base import Answer, Found, Space, Strategy, drive
 from crossknn.types import Proposal
 from crossknn.vectors.exact import ExactSearch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass
@@ -49,8 +52,8 @@ class World:
             items=len(self.vectors),
             propose=propose,
             query_vectors=lambda: query_vectors,
-            item_vectors=lambda: ExactSearch(self.vectors),
-            item_profiles=lambda: ExactSearch(self.vectors).beside(*(self.prior.beside if self.prior else ())),
+            item_vectors=lambda: ExactSearch(self.vectors, device=DEVICE),
+            item_profiles=lambda: ExactSearch(self.vectors, device=DEVICE).beside(*(self.prior.beside if self.prior else ())),
             allowed=allowed,
             normalization=self.normalization,
             prior=self.prior,

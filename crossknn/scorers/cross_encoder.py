@@ -8,6 +8,7 @@ from typing import Any
 from crossknn.errors import InputError
 from crossknn.scorers.first_token import shorten_last_layer
 from crossknn.scorers.model_scorer import STORED_TOKENS, ModelScorer, PairSpans
+from crossknn.scorers.packed import PackedPairs, pack
 from crossknn.scorers.pair_batches import LongItems
 from crossknn.scorers.pretrained import load_pretrained
 
@@ -50,7 +51,8 @@ class CrossEncoder(ModelScorer):
             stored_tokens=stored_tokens,
         )
         self.label = choose_label(pretrained.model.config, label)
-        self.shortened = shorten_last_layer(pretrained.model)
+        self._packed = pack(pretrained.model, self.template)
+        self.shortened = self._packed is not None or shorten_last_layer(pretrained.model)
         self._round_weights()
 
     def _own_settings(self) -> dict[str, Any]:
@@ -61,6 +63,10 @@ class CrossEncoder(ModelScorer):
 
     def _read_scores(self, batch: PairSpans) -> Any:
         return self._pretrained.model(**batch.inputs).logits[:, self.label].float()
+
+    def _read_packed(self, batch: PackedPairs) -> Any:
+        assert self._packed is not None
+        return self._packed.logits(batch)[:, self.label].float()
 
 
 def choose_label(config: Any, label: int | str | None) -> int:

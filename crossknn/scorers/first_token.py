@@ -20,14 +20,14 @@ def shorten_last_layer(model: Any) -> bool:
 
     Whether it is of that kind is decided by its modules and then by its scores, on a padded batch in float32.
     """
-    layer = _last_layer(model)
+    layer = last_layer(model)
     if layer is None:
         return False
     torch = import_extra("torch", extra="models")
     in_float32 = copy.deepcopy(model).float()
     with torch.inference_mode():
         wanted = _probe_logits(torch, in_float32)
-        _patch(torch, _last_layer(in_float32))
+        _patch(torch, last_layer(in_float32))
         try:
             got = _probe_logits(torch, in_float32)
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
@@ -38,7 +38,8 @@ def shorten_last_layer(model: Any) -> bool:
     return True
 
 
-def _last_layer(model: Any) -> Any:
+def last_layer(model: Any) -> Any:
+    """The last layer of an encoder that is built as BERT's, or None."""
     encoder = getattr(getattr(model, model.base_model_prefix, None), "encoder", None)
     layers = getattr(encoder, "layer", None)
     config = model.config

@@ -31,21 +31,22 @@ QUERIES_AND_ITEMS = (
 )
 
 
-def round_to_int8(model: Any, tokenizer: Any, *, max_length: int) -> None:
-    """Make the linear layers below the model's head multiply in int8; their float weights stay where they are."""
+def round_to_int8(linears: list[Any], read: Callable[[Any], object], tokenizer: Any, *, max_length: int) -> None:
+    """Make linear layers multiply in int8; `read` runs what the tokenizer gives for a pair through their model."""
     torch = import_extra("torch", extra="models")
     check_int8(torch)
-    linears = [
-        module
-        for name, module in model.base_model.named_modules()
-        if isinstance(module, torch.nn.Linear) and "pooler" not in name
-    ]
     with torch.inference_mode():
-        seen = _watch_inputs(model, linears, _sentences(tokenizer, max_length))
+        seen = _watch_inputs(linears, read, _sentences(tokenizer, max_length))
         for linear, inputs in zip(linears, seen, strict=True):
             if inputs:
                 bias = torch.zeros(linear.out_features) if linear.bias is None else linear.bias
                 linear.forward = int8_linear(torch, linear.weight, bias, torch.cat(inputs))
+
+
+def linears_of(model: Any) -> list[Any]:
+    """The linear layers below the model's head."""
+    kind = import_extra("torch", extra="models").nn.Linear
+    return [part for name, part in model.base_model.named_modules() if isinstance(part, kind) and "pooler" not in name]
 
 
 def check_int8(torch: Any) -> None:
@@ -135,7 +136,7 @@ def _sentences(tokenizer: Any, max_length: int) -> list[Any]:
     ]
 
 
-def _watch_inputs(model: Any, linears: list[Any], examples: list[Any]) -> list[list[Any]]:
+def _watch_inputs(linears: list[Any], read: Callable[[Any], object], examples: list[Any]) -> list[list[Any]]:
     """For each layer what it gets while the model reads the examples, (tokens, inputs) each time."""
     seen: list[list[Any]] = [[] for _ in linears]
 
@@ -145,7 +146,7 @@ def _watch_inputs(model: Any, linears: list[Any], examples: list[Any]) -> list[l
     hooks = [linear.register_forward_pre_hook(watch(own)) for linear, own in zip(linears, seen, strict=True)]
     try:
         for example in examples:
-            model(**example)
+            read(example)
     finally:
         for hook in hooks:
             hook.remove()

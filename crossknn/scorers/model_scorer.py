@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import count
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,17 @@ from crossknn.models import portable_name
 from crossknn.optional import import_extra
 from crossknn.scorers.checked import check_scores, describe_pair
 from crossknn.scorers.half_precision import check_half_precision
-from crossknn.scorers.int8 import round_to_int8
-from crossknn.scorers.pair_batches import Limits, LongItems, Passes, best_of_passes, cut_batches, plan_passes
+from crossknn.scorers.int8 import linears_of, round_to_int8
+from crossknn.scorers.packed import PackedModel, PackedPairs
+from crossknn.scorers.pair_batches import (
+    Limits,
+    LongItems,
+    Passes,
+    best_of_passes,
+    cut_alike,
+    cut_in_order,
+    plan_passes,
+)
 from crossknn.scorers.pair_template import PairPieces, find_template
 from crossknn.scorers.pretrained import Pretrained, config_that_counts, hash_weights, longest_input
 from crossknn.scorers.token_store import Counts, Ragged, Tokens, TokenStore, fast_tokenize
@@ -31,7 +40,10 @@ from crossknn.types import Rows, Scores
 
 logger = logging.getLogger(__name__)
 
+Batch = TypeVar("Batch")
+
 PAIRS_AT_ONCE = 16_384  # tokenised together; the device works on one such part while the next is prepared
+PACKED_AT_ONCE = 4_096  # the same where pairs need not be sorted by length: the device begins sooner
 BATCH_TOKENS = {"cpu": 2_048, "int8": 512, "cuda": 131_072}  # measured; see benchmarks/scoring_speed.py
 STORED_TOKENS = 50_000_000  # 200 MB of token ids
 
@@ -59,6 +71,23 @@ class PairSpans:
     item_starts: Any
     item_lengths: Any
     inputs: dict[str, Any]  # what the model is called with
+
+    @property
+    def tokens(self) -> int:
+        """How many the model reads, with padding."""
+        return int(self.ids.shape[0] * self.ids.shape[1])
+
+    def take(self, part: slice) -> PairSpans:
+        """Some of the pairs."""
+        return PairSpans(
+            self.ids[part],
+            self.columns,
+            self.query_start,
+            self.query_lengths[part],
+            self.item_starts[part],
+            self.item_lengths[part],
+            {name: tensor[part] for name, tensor in self.inputs.items()},
+        )
 
 
 class ModelScorer:
@@ -90,6 +119,7 @@ class ModelScorer:
         self._queries = TokenStore(tokenize, max_tokens=stored_tokens)
         self._items = TokenStore(tokenize, max_tokens=stored_tokens)
         self._embeddings = int(pretrained.model.get_input_embeddings().num_embeddings)
+        self._packed: PackedModel | None = None  # where a subclass can read scores off it
         self._lock = Lock()
         self._warned = False
         self.counts = Work()
@@ -147,8 +177,9 @@ class ModelScorer:
         if self.device.type == "cpu" and self.dtype in ("bfloat16", "float16"):
             check_half_precision(self.dtype)
         with self._torch.inference_mode(), attention_of_any_shape(self.device):
-            for start in range(0, len(keys), PAIRS_AT_ONCE):
-                part = slice(start, start + PAIRS_AT_ONCE)
+            together = PACKED_AT_ONCE if self._packed and self.device.type == "cuda" else PAIRS_AT_ONCE
+            for start in range(0, len(keys), together):
+                part = slice(start, start + together)
                 running.append((part, self._start(query_texts, query_rows[part], item_texts, item_rows[part])))
                 if len(running) > 1:
                     done, finish = running.popleft()
@@ -187,23 +218,38 @@ class ModelScorer:
         for rows, batch in _one_ahead(self._batches(passes.pieces, lengths, describe)):
             outputs += self._forward(batch, describe, rows)
             order.append(rows)
-            padded += batch.ids.shape[0] * batch.ids.shape[1]
+            padded += batch.tokens
         self._count(passes, int(lengths.sum()), padded)
         return np.concatenate(order), outputs
 
     def _batches(
         self, pieces: PairPieces, lengths: Counts, describe: Callable[[int], str]
-    ) -> Iterator[tuple[Rows, PairSpans]]:
-        for rows in cut_batches(lengths, self.batch_tokens):
+    ) -> Iterator[tuple[Rows, PairSpans | PackedPairs]]:
+        self._check_vocabulary(pieces)
+        if self._packed is not None:
+            yield from self._packed_batches(pieces, lengths)
+            return
+        for rows in cut_alike(lengths, self.batch_tokens):
             chosen = pieces.take(rows)
             ids = self.template.assemble(chosen)
-            self._check_vocabulary(ids)
             self._check_ids(ids, chosen, partial(_describe_row, describe, rows))
             yield rows, self._to_device(ids, chosen, padded=bool(lengths[rows[-1]] < ids.shape[1]))
 
-    def _check_vocabulary(self, ids: Tokens) -> None:
+    def _packed_batches(self, pieces: PairPieces, lengths: Counts) -> Iterator[tuple[Rows, PackedPairs]]:
+        """The texts' tokens travel once, and pairs are joined on the device; a CPU wants like lengths together."""
+        order = np.arange(len(lengths)) if self.device.type == "cuda" else np.argsort(-lengths, kind="stable")
+        pieces, lengths = pieces.take(order), lengths[order]
+        queries, items = self._move(pieces.queries), self._move(pieces.items)
+        spans = (pieces.query_starts, pieces.query_lengths, pieces.item_starts, pieces.item_lengths)
+        for part in cut_in_order(lengths, self.batch_tokens):
+            moved = self._move(np.stack([span[part] for span in spans]))
+            yield order[part], PackedPairs(queries, items, moved, lengths[part])
+
+    def _check_vocabulary(self, pieces: PairPieces) -> None:
         """An id without an embedding would end a GPU's process with no more than an assertion."""
-        largest = int(ids.max())
+        template = self.template
+        specials = (*template.prefix, *template.middle, *template.suffix, template.pad)
+        largest = int(max(pieces.queries.max(initial=0), pieces.items.max(initial=0), *specials))
         if largest >= self._embeddings:
             raise InputError(
                 f"{self._pretrained.source} has {self._embeddings} token embeddings, but its tokenizer gave token "
@@ -231,22 +277,22 @@ class ModelScorer:
             return tensor.to(self.device)
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
-    def _forward(self, batch: PairSpans, describe: Callable[[int], str], rows: Rows) -> list[Any]:
+    def _forward(self, batch: PairSpans | PackedPairs, describe: Callable[[int], str], rows: Rows) -> list[Any]:
         """The batch's scores, still on the device; a batch too large for its memory is halved, as are later ones."""
         try:
-            return [self._read_scores(batch)]
+            return [self._read_packed(batch) if isinstance(batch, PackedPairs) else self._read_scores(batch)]
         except self._torch.cuda.OutOfMemoryError as error:
             if len(rows) == 1:
                 raise ScorerError(f"the device has too little memory for {describe(int(rows[0]))}.") from error
         # Outside the handler, so that the failed pass is no longer held by its traceback.
         self._torch.cuda.empty_cache()
-        self.batch_tokens = max(1, min(self.batch_tokens, batch.ids.shape[0] * batch.ids.shape[1]) // 2)
+        self.batch_tokens = max(1, min(self.batch_tokens, batch.tokens) // 2)
         logger.warning("a batch did not fit in the device's memory; batch_tokens is now %d", self.batch_tokens)
         middle = len(rows) // 2
         return [
             score
             for half in (slice(0, middle), slice(middle, None))
-            for score in self._forward(_take_pairs(batch, half), describe, rows[half])
+            for score in self._forward(batch.take(half), describe, rows[half])
         ]
 
     def _count(self, passes: Passes, tokens: int, padded: int) -> None:
@@ -270,7 +316,11 @@ class ModelScorer:
     def _round_weights(self) -> None:
         """Of a model in int8, after its layers have been changed in any other way."""
         if self.dtype == "int8":
-            round_to_int8(self._pretrained.model, self._pretrained.tokenizer, max_length=self.limits.max_length)
+            model, packed, tokenizer = self._pretrained.model, self._packed, self._pretrained.tokenizer
+            linears, read = (
+                (packed.linears, packed.read) if packed else (linears_of(model), lambda given: model(**given))
+            )
+            round_to_int8(linears, read, tokenizer, max_length=self.limits.max_length)
 
     def _own_settings(self) -> dict[str, Any]:
         """What only the subclass was made with."""
@@ -285,6 +335,10 @@ class ModelScorer:
 
     def _read_scores(self, batch: PairSpans) -> Any:
         """(pairs,) float32 on the device."""
+        raise NotImplementedError
+
+    def _read_packed(self, batch: PackedPairs) -> Any:
+        """The same, of a subclass that sets `_packed`."""
         raise NotImplementedError
 
 
@@ -316,7 +370,7 @@ def _look_up(store: TokenStore, texts: list[str], rows: Rows) -> tuple[Ragged, R
     return store.lookup([texts[row] for row in used]), at
 
 
-def _one_ahead(batches: Iterator[tuple[Rows, PairSpans]]) -> Iterator[tuple[Rows, PairSpans]]:
+def _one_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
     """Assemble the next batch before the current one runs: models may wait for the device when they read a mask."""
     current = next(batches, None)
     while current is not None:
@@ -327,15 +381,3 @@ def _one_ahead(batches: Iterator[tuple[Rows, PairSpans]]) -> Iterator[tuple[Rows
 
 def _describe_row(describe: Callable[[int], str], rows: Rows, row: int) -> str:
     return describe(int(rows[row]))
-
-
-def _take_pairs(batch: PairSpans, part: slice) -> PairSpans:
-    return PairSpans(
-        batch.ids[part],
-        batch.columns,
-        batch.query_start,
-        batch.query_lengths[part],
-        batch.item_starts[part],
-        batch.item_lengths[part],
-        {name: tensor[part] for name, tensor in batch.inputs.items()},
-    )

@@ -110,7 +110,7 @@ def _windows(lengths: Counts, window: Counts, stride: int | None) -> tuple[Rows,
     return pair, np.minimum(number * step[pair], (lengths - window)[pair])
 
 
-def cut_batches(lengths: Counts, batch_tokens: int) -> Iterator[Rows]:
+def cut_alike(lengths: Counts, batch_tokens: int) -> Iterator[Rows]:
     """Positions in batches of like length, longest first: rows × longest ≤ `batch_tokens`, at least one row."""
     order = np.argsort(-lengths, kind="stable")
     start = 0
@@ -118,6 +118,17 @@ def cut_batches(lengths: Counts, batch_tokens: int) -> Iterator[Rows]:
         rows = max(1, batch_tokens // int(lengths[order[start]]))
         yield order[start : start + rows]
         start += rows
+
+
+def cut_in_order(lengths: Counts, batch_tokens: int) -> Iterator[slice]:
+    """Batches in the order given: the sum of their lengths is at most `batch_tokens`, or it is one row."""
+    ends = np.cumsum(lengths)
+    start = 0
+    while start < len(ends):
+        taken = ends[start - 1] if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, taken + batch_tokens, side="right")))
+        yield slice(start, end)
+        start = end
 
 
 def best_of_passes(scores: Scores, pair: Rows, pairs: int) -> Scores:

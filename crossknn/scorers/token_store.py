@@ -84,7 +84,7 @@ def fast_tokenize(backend: Any) -> Callable[[list[str]], list[Tokens]]:
 
     def tokenize(texts: list[str]) -> list[Tokens]:
         encodings = encode([_without_surrogates(text) for text in texts], add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        return [np.fromiter(encoding.ids, np.int32, len(encoding)) for encoding in encodings]
 
     return tokenize
 

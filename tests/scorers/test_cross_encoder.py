@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,40 +164,49 @@ def test_many_parts_give_the_scores_of_one(bert_folder: Path, monkeypatch: pytes
     np.testing.assert_allclose(open_tiny(bert_folder).score(queries, items), wanted, atol=1e-5)
 
 
-def test_a_batch_too_large_for_memory_is_halved(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def watch_batches(
+    scorer: CrossEncoder, monkeypatch: pytest.MonkeyPatch, answer: Callable[[int, Callable[[], Any]], Any]
+) -> None:
+    """Every batch, padded or not, gives `answer(how many pairs, what the model gives)`."""
+    for name in ("_read_scores", "_read_packed"):
+        read = getattr(scorer, name)
+        count = (lambda batch: len(batch.lengths)) if name == "_read_packed" else (lambda batch: len(batch.ids))
+        watched = lambda batch, read=read, count=count: answer(count(batch), lambda: read(batch))  # noqa: E731
+        monkeypatch.setattr(scorer, name, watched)
+
+
+def test_a_batch_too_large_for_memory_is_halved(family_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queries, items = tiny.pairs(count=30, most=10)
-    wanted = open_tiny(bert_folder).score(queries, items)
-    scorer = open_tiny(bert_folder, batch_tokens=10_000)
-    model, sizes = scorer._pretrained.model, []
-    whole = model.forward
+    wanted = open_tiny(family_folder).score(queries, items)
+    scorer = open_tiny(family_folder, batch_tokens=10_000)
+    sizes = []
 
-    def forward(**inputs: object) -> object:
-        rows = len(inputs["input_ids"])  # type: ignore[arg-type]
-        sizes.append(rows)
-        if rows > 4:
+    def answer(pairs: int, read: Callable[[], Any]) -> Any:
+        sizes.append(pairs)
+        if pairs > 4:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return whole(**inputs)
+        return read()
 
-    monkeypatch.setattr(model, "forward", forward)
+    watch_batches(scorer, monkeypatch, answer)
     np.testing.assert_allclose(scorer.score(queries, items), wanted, atol=1e-5)
     assert max(sizes) > 4
     assert scorer.batch_tokens < 10_000
 
 
-def test_one_pair_too_large_for_memory_is_named(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scorer = open_tiny(bert_folder)
+def test_one_pair_too_large_for_memory_is_named(family_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = open_tiny(family_folder)
 
-    def forward(**_: object) -> object:
+    def answer(*_: object) -> Any:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(scorer._pretrained.model, "forward", forward)
+    watch_batches(scorer, monkeypatch, answer)
     with pytest.raises(ScorerError, match="too little memory for query 'ice' and item 'snow'"):
         scorer.score(["ice"], ["snow"])
 
 
-def test_not_a_number_names_the_pair(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scorer = open_tiny(bert_folder)
-    monkeypatch.setattr(scorer, "_read_scores", lambda batch: torch.full((len(batch.ids),), float("nan")))
+def test_not_a_number_names_the_pair(family_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = open_tiny(family_folder)
+    watch_batches(scorer, monkeypatch, lambda pairs, _: torch.full((pairs,), float("nan")))
     with pytest.raises(ScorerError, match="nan for query 'ice' and item 'snow'"):
         scorer.score(["ice"], ["snow"])
 

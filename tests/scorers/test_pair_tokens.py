@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from crossknn.errors import InputError
-from crossknn.scorers.pair_batches import Limits, best_of_passes, cut_batches, longest_first, plan_passes
+from crossknn.scorers.pair_batches import Limits, best_of_passes, cut_alike, longest_first, plan_passes
 from crossknn.scorers.pair_template import PairTemplate, find_template
 from crossknn.scorers.token_store import Ragged, TokenStore, fast_tokenize
 from tests.scorers import tiny
@@ -80,7 +80,7 @@ def test_longest_first_is_the_tokenizers(query: int, item: int, room: int) -> No
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 200))
 def test_batches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
     array = np.array(lengths)
-    batches = list(cut_batches(array, budget))
+    batches = list(cut_alike(array, budget))
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
     assert all(len(rows) == 1 or len(rows) * array[rows].max() <= budget for rows in batches)
 

@@ -52,7 +52,7 @@ def test_vectors_too_large_for_a_gpu_are_streamed(monkeypatch, device):
     monkeypatch.setattr(exact, "BLOCK_ROWS", 33)
     vectors = random_vectors(500)
     search = ExactSearch(vectors, device=device)
-    assert search._vectors.device.type == "cpu"
+    assert [part.device.type for part in search._parts] == ["cpu"]
     check_vector_search(search, vectors)
 
 
