@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.scoring_speed import surroundings
 from benchmarks.sets import Set, add_options, open_scorer, read_set
@@ -39,29 +40,29 @@ KS, BUDGETS, TOGETHER = (1, 10, 100), (100, 500), 64
 
 def main() -> None:
     options = read_options()
-    steps: dict[str, dict[str, float]] = {}
-    report: dict[str, Any] = {**surroundings(options), "steps": steps}
-    with step(steps, "open models"):
-        scorer, encoder = open_scorer(options), SentenceEncoder(options.encoder, device=options.device)
-    with step(steps, "read"):
+    report: dict[str, Any] = {**surroundings(options), "steps": {}}
+    with step(report, "open models"):
+        half = "float16" if options.device.startswith("cuda") else "auto"  # vectors are stored in it anyway
+        scorer, encoder = open_scorer(options), SentenceEncoder(options.encoder, device=options.device, dtype=half)
+    with step(report, "read"):
         data = read_set(options.set, scorer, options)
     report |= {"set": data.name, "items": len(data.items), "train_queries": len(data.train.texts)}
     folder = options.work / f"{data.name}.ck"
-    with step(steps, "build"):
+    with step(report, "build"):
         index = build(data, scorer, encoder, folder, options)
     report["build"] = index.report.as_dict()
     report["bytes"] = sum(path.stat().st_size for path in folder.iterdir())
     del index
-    with step(steps, "open"):
+    with step(report, "open"):
         index = Index.load(folder)
     searcher = Searcher(index, scorer=scorer, encoder=encoder, device=options.device)
-    with step(steps, "prepare"):  # fits BM25, puts vectors where they are searched
+    with step(report, "prepare"):  # fits BM25, puts vectors where they are searched
         searcher.prepare()
     queries = data.test.texts
     report["searches"] = [search(searcher, queries, one) for one in strategies()]
     options.out.write_text(json.dumps(report, indent=1) + "\n")
     if options.exact:
-        with step(steps, "exact scores"):
+        with step(report, "exact scores"):
             truth = truth_rows(exact_scores(data.items, queries[: options.exact], scorer, options.work), max(KS))
         for one, record in zip(strategies(), report["searches"], strict=True):
             record["recall"] = recall(searcher, queries[: options.exact], truth, one)
@@ -116,12 +117,16 @@ def recall(searcher: Searcher, queries: list[str], truth: list[np.ndarray], stra
 
 
 @contextmanager
-def step(steps: dict[str, dict[str, float]], name: str) -> Iterator[None]:
+def step(report: dict[str, Any], name: str) -> Iterator[None]:
+    """Its seconds, and the peaks of memory up to its end, of this process and of what torch holds on a GPU."""
     began = time.perf_counter()
     yield
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    steps[name] = {"seconds": round(time.perf_counter() - began, 2), "peak_mb": round(peak)}
-    print(name, steps[name], flush=True)
+    taken = {"seconds": round(time.perf_counter() - began, 2), "peak_mb": round(peak)}
+    if torch.cuda.is_available():
+        taken["gpu_peak_mb"] = round(torch.cuda.max_memory_reserved() / 2**20)
+    report["steps"][name] = taken
+    print(name, taken, flush=True)
 
 
 if __name__ == "__main__":

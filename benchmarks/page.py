@@ -18,6 +18,7 @@ from benchmarks.tables import Table, as_table, fill
 
 PAGE = Path(__file__).parent / "README.md"
 RESULTS = Path(__file__).parent / "results"
+MACHINES = {"round_time": "CPU", "round_time_h200": "H200"}  # by result file; one that is not there is left out
 KINDS = {"Posterior": "prior", "Posterior, no index": "no index"}
 SAVED = ("1@100", "1@200", "1@500", "10@100", "10@200", "10@500", "100@200", "100@500")
 PARTS = {
@@ -112,13 +113,25 @@ def _join(recalls: dict[str, float]) -> str:
 
 
 def round_time() -> Table:
-    head = ["items", "queries together", "budget", "`Axn`, ms", "`Posterior`, no index", "`Posterior`, prior"]
-    rows = (
-        [f"{cell['items']:,}", str(cell["queries"]), str(cell["budget"]), f"{cell['ms']['Axn']:.1f}"]
-        + [f"{cell['times Axn'][kind]:.1f}" for kind in ("Posterior, no index", "Posterior")]
-        for cell in read("round_time")["cells"]
-    )
-    return as_table(head, rows)
+    head = ["on", "items", "queries together", "budget", "`Axn`, ms", "`Posterior`, no index", "`Posterior`, prior"]
+    head += ["AXN as in the paper", "`Axn` to `Rerank`", "`Posterior` to `Rerank`"]
+    head += ["`Axn`, of scoring", "`Posterior`, of scoring"]
+    found = [(shown, read(name)["cells"]) for name, shown in MACHINES.items() if (RESULTS / f"{name}.json").exists()]
+    return as_table(head, ([shown, *_round_cell(cell)] for shown, cells in found for cell in cells))
+
+
+def _round_cell(cell: dict[str, Any]) -> list[str]:
+    """Shares of the scoring time are there only where a model was given."""
+    times_axn = (cell["times Axn"].get(side) for side in ("Posterior, no index", "Posterior", "AXN as in the paper"))
+    times_rerank = (cell.get("times Rerank", {}).get(side) for side in ("Axn", "Posterior"))
+    shares = (cell.get("share_of_scoring", {}).get(side) for side in ("Axn", "Posterior"))
+    return [
+        *(f"{cell[part]:,}" for part in ("items", "queries", "budget")),
+        f"{cell['ms']['Axn']:.2f}",
+        *map(_or_dash, times_axn),
+        *map(_or_dash, times_rerank),
+        *("–" if share is None else f"{100 * share:.1f} %" for share in shares),
+    ]
 
 
 def startup() -> Table:

@@ -1,11 +1,23 @@
-"""Time of a round outside the scorer: `Posterior`, with a general and with a fitted prior, against `Axn`, in one run.
+"""Time of a search outside the scorer: `Axn` and `Posterior` against `Rerank` and against AXN as the paper has it.
 
-    python -m benchmarks.round_time --items 25000 1000000
+    python -m benchmarks.round_time
+    python -m benchmarks.round_time --device cuda --out benchmarks/results/round_time_h200.json --model … --texts …
 
 Vectors, traits and biases are random numbers, so that any size can be had; scores are linear in them, with noise. The
-first stage is the encoder alone, the same for all strategies; what it takes is shown by `Rerank`. Each figure is the
-smallest of `--times` searches of all queries together, per query and round; read the ratios, for the machine may be
-busy.
+first stage is the encoder alone, the same for all sides; what it takes is shown by `Rerank`. `Posterior` is measured
+with a general and with a fitted prior. Each side searches once to warm up, then `--times` times, and the smallest
+counts; a search of more than 10 s is done once. `seconds` are those of all queries and rounds together, `ms` those of a
+query and round; read the ratios, which are of seconds, for the machine may be busy.
+
+"AXN as in the paper" is Algorithm 1 as it is written: one query after the other, a pseudo-inverse in float32 and the
+products with all items in every round, without the mix and the shortlist that the paper adds. Queries share nothing, so
+at most four are searched, and `seconds` of more are so many times that. On a GPU it has a float32 copy of the vectors;
+on a CPU it widens the same float16 vectors as the others, block by block, which code that holds float32 would not.
+
+With `--model` and `--texts`, `share_of_scoring` is `seconds` over the seconds in which the model scores as many pairs
+of real texts on the same device, all in one call and with tokens stored: the smallest of 3 after one to warm up, or
+that one alone where it takes more than a minute. Rounds would score fewer pairs at a time and take longer, so that the
+share is rather too large.
 """
 
 from __future__ import annotations
@@ -15,47 +27,75 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from benchmarks.scoring_speed import surroundings
+from benchmarks.scoring_speed import draw_pairs, surroundings
 from crossknn.normalization import Normalization
 from crossknn.prior import TRAITS, Prior
+from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.strategies.axn import Axn
-from crossknn.strategies.base import Answer, Space, Strategy, drive
+from crossknn.strategies.base import Answer, Space, Stopwatch, Strategy, drive
 from crossknn.strategies.posterior import Posterior
 from crossknn.strategies.rerank import Rerank
+from crossknn.strategies.rounds import share_of_round
 from crossknn.types import Proposal, Rows
 from crossknn.vectors.exact import ExactSearch
 
 DIM, ROUNDS = 384, 10
+BLOCK = 100_000  # vectors that are made at once
+PAPER = "AXN as in the paper"
+PAPER_QUERIES = 4  # that it searches at most
+SLOW, SLOW_SCORING = 10.0, 60.0  # seconds from which on once is enough
+BASES = {"times Axn": "Axn", "times Rerank": "Rerank", "times the paper": PAPER}
+
+Told = Callable[..., Answer]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, nargs="+", default=[25_000, 1_000_000])
-    parser.add_argument("--queries", type=int, nargs="+", default=[1, 8], help="searched together")
-    parser.add_argument("--budgets", type=int, nargs="+", default=[100, 500])
-    parser.add_argument("--times", type=int, default=3)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/round_time.json"))
-    options = parser.parse_args()
+    options = read_options()
     report: dict[str, Any] = {"rounds": ROUNDS, "dim": DIM, "cells": [], **surroundings(options)}
+    sizes = [(queries, budget) for queries in options.queries for budget in options.budgets]
+    scoring: dict[tuple[int, int], float] = {}
+    if options.model:
+        scorer = CrossEncoder(options.model, device=options.device)
+        scoring = {size: time_scoring(scorer, options.texts, *size) for size in sizes}
+        report |= {"model": options.model.name, "texts": options.texts.stem, "dtype": scorer.dtype}
+        del scorer
     for items in options.items:
         world = World.of(items, max(options.queries), options.device)
-        for queries in options.queries:
-            for budget in options.budgets:
-                cell = {"items": items, "queries": queries, "budget": budget}
-                report["cells"].append({**cell, **measure(world, queries, budget, options.times)})
-                print(json.dumps(report["cells"][-1]), flush=True)
-                options.out.write_text(json.dumps(report, indent=1) + "\n")
+        for queries, budget in sizes:
+            cell = {"items": items, "queries": queries, "budget": budget}
+            took = measure(world, queries, budget, options.times)
+            report["cells"].append({**cell, **summarise(took, queries, scoring.get((queries, budget)))})
+            print(json.dumps(report["cells"][-1]), flush=True)
+            options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, nargs="+", default=[25_000, 1_000_000, 5_000_000])
+    parser.add_argument("--queries", type=int, nargs="+", default=[1, 64], help="searched together")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[100, 500])
+    parser.add_argument("--times", type=int, default=3, help="once where a search takes more than 10 s")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model", type=Path, help="folder of a cross-encoder, for the share of the scoring time")
+    parser.add_argument("--texts", type=Path, help="BEIR folder, or a .jsonl whose lines have a text")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/round_time.json"))
+    options = parser.parse_args()
+    if (options.model is None) != (options.texts is None):
+        parser.error("--model and --texts go together.")
+    return options
 
 
 @dataclass(frozen=True)
 class World:
     vectors: ExactSearch
+    wide: torch.Tensor | None  # (items, dim) float32 on a GPU, for the paper's side
     queries: np.ndarray  # (queries, dim)
     scores: np.ndarray  # (queries, items)
     prior: Prior
@@ -63,27 +103,14 @@ class World:
     @classmethod
     def of(cls, items: int, queries: int, device: str) -> World:
         rng = np.random.default_rng(0)
-        vectors = rng.standard_normal((items, DIM), np.float32).astype(np.float16) / np.float16(DIM**0.5)
+        search = ExactSearch(make_vectors(items, rng), device=device)
         asked = rng.standard_normal((queries, DIM), np.float32)
-        search = ExactSearch(vectors, device=device)
         scores = search.estimates(asked + rng.standard_normal(asked.shape, np.float32))
-        scores += rng.standard_normal(scores.shape, np.float32) * np.float32(0.3)
-        prior = Prior(
-            signals=("dense",),
-            center=np.zeros(2),
-            spread=np.ones(2),
-            weights=np.array([1.0, 0.1]),
-            intercept=0.0,
-            bias=rng.standard_normal(items, np.float32),
-            traits=rng.standard_normal((items, TRAITS), np.float32) * np.float32(0.1),
-            inductive=np.zeros(DIM + 1),
-            variances=np.full(5, 0.3),
-            noise=0.2,
-            low=0.0,
-            rise=0.1,
-            most=2.0,
-        )
-        return cls(search, asked, scores, prior)
+        for line in scores:
+            line += rng.standard_normal(items, np.float32) * np.float32(0.3)
+        on_gpu = search.device.type == "cuda"
+        wide = search.take_tensor(torch.arange(items)) if on_gpu else None
+        return cls(search, wide, asked, scores, make_prior(items, rng))
 
     def space(self, queries: int) -> Space:
         def propose(_: str | None, n: int) -> tuple[str, list[Proposal]]:
@@ -100,9 +127,43 @@ class World:
             k=10,
         )
 
+    def products(self, vector: torch.Tensor) -> torch.Tensor:
+        """(items,) float32: those of all items with this vector."""
+        if self.wide is not None:
+            return self.wide @ vector
+        return torch.from_numpy(self.vectors.estimates(vector.numpy()[None])[0])
 
-def measure(world: World, queries: int, budget: int, times: int) -> dict[str, Any]:
-    """Milliseconds per query and round, and how many times a round of `Axn` that is."""
+
+def make_vectors(items: int, rng: np.random.Generator) -> np.ndarray:
+    """(items, DIM) float16, made block by block."""
+    vectors = np.empty((items, DIM), np.float16)
+    for start in range(0, items, BLOCK):
+        block = vectors[start : start + BLOCK]
+        block[:] = rng.standard_normal(block.shape, np.float32) / np.float32(DIM**0.5)
+    return vectors
+
+
+def make_prior(items: int, rng: np.random.Generator) -> Prior:
+    traits = rng.standard_normal((items, TRAITS), np.float32) * np.float32(0.1)
+    return Prior(
+        signals=("dense",),
+        center=np.zeros(2),
+        spread=np.ones(2),
+        weights=np.array([1.0, 0.1]),
+        intercept=0.0,
+        bias=rng.standard_normal(items, np.float32),
+        traits=traits.astype(np.float16),
+        inductive=np.zeros(DIM + 1),
+        variances=np.full(5, 0.3),
+        noise=0.2,
+        low=0.0,
+        rise=0.1,
+        most=2.0,
+    )
+
+
+def measure(world: World, queries: int, budget: int, times: int) -> dict[str, float]:
+    """Seconds outside the scorer for all queries, by side."""
     plain, profiles = world.space(queries), world.vectors.beside(*world.prior.beside)
     sides: dict[str, tuple[Strategy, Space]] = {
         "Rerank": (Rerank(budget, "dense"), plain),
@@ -110,30 +171,89 @@ def measure(world: World, queries: int, budget: int, times: int) -> dict[str, An
         "Posterior, no index": (Posterior(budget, ROUNDS), plain),
         "Posterior": (Posterior(budget, ROUNDS), replace(plain, prior=world.prior, item_profiles=lambda: profiles)),
     }
-    took = {name: min(outside(world, *side) for _ in range(times)) for name, side in sides.items()}
-    per_round = {name: 1000 * seconds / queries / (1 if name == "Rerank" else ROUNDS) for name, seconds in took.items()}
-    ratios = {name: round(took[name] / took["Axn"], 2) for name in took if name.startswith("Posterior")}
-    return {"ms": {name: round(value, 3) for name, value in per_round.items()}, "times Axn": ratios}
+    took = {
+        name: smallest(partial(outside, world, partial(drive, *side)), times=times, slow=SLOW)
+        for name, side in sides.items()
+    }
+    few = min(queries, PAPER_QUERIES)
+    paper = partial(outside, world, partial(search_as_in_the_paper, world, few, budget))
+    return {**took, PAPER: smallest(paper, times=times, slow=SLOW) * queries / few}
 
 
-def outside(world: World, strategy: Strategy, space: Space) -> float:
+def search_as_in_the_paper(world: World, queries: int, budget: int, told: Told) -> list[Rows]:
+    """Algorithm 1 of the paper, one query after the other: the rows that each scores."""
+    device = world.vectors.device
+    found = []
+    for query in range(queries):
+        vector = torch.from_numpy(world.queries[query]).to(device)
+        rows = torch.empty(0, dtype=torch.int64, device=device)
+        scores = torch.empty(0, device=device)
+        for number in range(1, ROUNDS + 1):
+            if number > 1:
+                vector = torch.linalg.pinv(world.vectors.take_tensor(rows)) @ scores  # lines 5 and 10
+            products = world.products(vector)  # line 7
+            products[rows] = -torch.inf
+            share = share_of_round(number, budget=budget, rounds=ROUNDS, spent=len(rows))
+            new = products.topk(share).indices  # lines 3 and 8
+            answer = told([new.cpu().numpy()], first=query)
+            rows, scores = torch.cat([rows, new]), torch.cat([scores, torch.from_numpy(answer.scores[0]).to(device)])
+        found.append(rows.cpu().numpy())
+    return found
+
+
+def outside(world: World, search: Callable[[Told], object]) -> float:
     """Seconds of a search that are not spent in the scorer."""
-    scoring = 0.0
+    scoring, device = Stopwatch(), world.vectors.device
 
-    def answer(asked: list[Rows]) -> Answer:
-        nonlocal scoring
-        began = time.perf_counter()
-        scores = [line[rows] for line, rows in zip(world.scores, asked, strict=False)]
-        scoring += time.perf_counter() - began
-        return Answer(scores)
+    def told(asked: list[Rows], *, first: int = 0) -> Answer:
+        finish(device)
+        with scoring:
+            return Answer([line[rows] for line, rows in zip(world.scores[first:], asked, strict=False)])
 
-    return _timed(lambda: drive(strategy, space, answer)) - scoring
+    finish(device)
+    began = time.monotonic()
+    search(told)
+    finish(device)
+    return time.monotonic() - began - scoring.seconds
 
 
-def _timed(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
+def finish(device: torch.device) -> None:
+    """Wait for what a GPU still has to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def smallest(seconds: Callable[[], float], *, times: int, slow: float) -> float:
+    """The smallest of `times` after one to warm up, or that one where it is slow."""
+    first = seconds()
+    return first if first > slow else min(seconds() for _ in range(times))
+
+
+def time_scoring(scorer: CrossEncoder, texts: Path, queries: int, budget: int) -> float:
+    """Seconds in which the scorer scores so many items for each of so many queries."""
+    drawn = argparse.Namespace(texts=texts, pairs=queries * budget, items_per_query=budget, seed=0)
+    pairs = draw_pairs(drawn)
+
+    def seconds() -> float:
+        began = time.monotonic()
+        scorer.score(*pairs)
+        return time.monotonic() - began
+
+    return smallest(seconds, times=3, slow=SLOW_SCORING)
+
+
+def summarise(took: dict[str, float], queries: int, scoring: float | None) -> dict[str, Any]:
+    rounds = {name: 1 if name == "Rerank" else ROUNDS for name in took}
+    found: dict[str, Any] = {
+        "ms": {name: round(1000 * seconds / queries / rounds[name], 3) for name, seconds in took.items()},
+        "seconds": {name: round(seconds, 4) for name, seconds in took.items()},
+    }
+    for ratio, base in BASES.items():
+        found[ratio] = {name: round(seconds / took[base], 2) for name, seconds in took.items() if name != base}
+    if scoring is not None:
+        found["scoring_seconds"] = round(scoring, 4)
+        found["share_of_scoring"] = {name: round(seconds / scoring, 4) for name, seconds in took.items()}
+    return found
 
 
 if __name__ == "__main__":

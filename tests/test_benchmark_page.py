@@ -1,5 +1,6 @@
 """benchmarks/README.md: its tables are those of the result files, and its pictures are there."""
 
+import json
 import re
 
 import pytest
@@ -31,6 +32,33 @@ def test_a_table_takes_the_place_of_the_old_one():
     new = "before\n<!-- times -->\n\n| | ms |\n| --- | --- |\n| one | 1 |\n| two | |\n\n<!-- end of times -->\nafter"
     assert fill(old, {"times": table}) == new
     assert fill(new, {"times": table}) == new
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """An empty folder in place of that of the result files."""
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    page.read.cache_clear()
+    yield tmp_path
+    page.read.cache_clear()
+
+
+def test_times_of_both_machines_are_shown_where_both_were_measured(results):
+    cell = {
+        "items": 25_000,
+        "queries": 64,
+        "budget": 100,
+        "ms": {"Axn": 1.234},
+        "times Axn": {"Posterior, no index": 1.5, "Posterior": 2, "AXN as in the paper": 7.25},
+        "times Rerank": {"Axn": 10, "Posterior": 20},
+    }
+    (results / "round_time.json").write_text(json.dumps({"cells": [cell]}))
+    here = "| CPU | 25,000 | 64 | 100 | 1.23 | 1.5 | 2.0 | 7.2 | 10.0 | 20.0 | – | – |"
+    assert page.round_time()[2:] == [here]
+    shares = {"share_of_scoring": {"Axn": 0.02, "Posterior": 0.0441}}
+    (results / "round_time_h200.json").write_text(json.dumps({"cells": [cell | shares]}))
+    there = here.replace("CPU", "H200").replace("– | –", "2.0 % | 4.4 %")
+    assert page.round_time()[2:] == [here, there]
 
 
 @pytest.mark.parametrize(
