@@ -45,3 +45,20 @@ def test_places_are_those_of_a_list(proposed, rows):
 
 def test_places_in_an_empty_proposal():
     assert places_in(NOTHING, np.array([3, 0])).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("different", [2, 50, 10**9])
+@pytest.mark.parametrize("n", [1, 7, 100, 1000, 4999, 5000])
+def test_many_values_are_not_all_partitioned(different: int, n: int) -> None:
+    """Against a plain sort, with few and with many ties, rising, and in no order."""
+    rng = np.random.default_rng(n)
+    drawn = rng.integers(0, different, 5000).astype(np.float32)
+    for values in (
+        drawn,
+        np.sort(drawn),
+        np.where(rng.random(5000) < 0.99, 0, drawn),
+        np.where(drawn > 0, drawn, -np.inf),
+    ):
+        wanted = np.lexsort((np.arange(5000), -values))[:n]
+        found = top_rows(values, n)
+        assert found.rows.tolist() == wanted[np.isfinite(values[wanted])].tolist()
