@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crossknn.lines import fill
 from crossknn.types import ApartSearch, Mask, Proposal, Rows, Scores, Vectors, VectorSearch
@@ -73,6 +74,13 @@ class PlainTensors:
 def on_tensors(items: VectorSearch) -> TensorSearch | PlainTensors:
     """The same search where items are, if it can be asked there."""
     return items if isinstance(items, TensorSearch) else PlainTensors(items)
+
+
+def move(array: NDArray[Any], device: torch.device) -> Tensor:
+    """The array on the device. Nobody waits for it to arrive: a GPU has taken a copy of its own before this ends."""
+    import torch
+
+    return torch.from_numpy(array).to(device, non_blocking=device.type == "cuda")
 
 
 class _PlainApart:

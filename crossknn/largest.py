@@ -12,15 +12,26 @@ def largest(values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     n = min(n, values.shape[1])
     if not n:
         return values[:, :0], torch.empty((len(values), 0), dtype=torch.int64, device=values.device)
-    best, columns = values.topk(n, dim=1)
-    if bool(torch.isnan(best[:, 0]).any()):
+    best, columns = values.topk(min(n + 1, values.shape[1]), dim=1)  # one more, to see whether they end in a tie
+    tied = (best[:, :-1] - best[:, 1:] == 0).any(1)  # of −∞ and −∞ this is NaN, and they may have any order
+    odd = torch.isnan(best[:, 0])
+    if not bool((tied | odd).any()):  # all that is asked of the device
+        return best[:, :n], columns[:, :n]
+    if bool(odd.any()):
         raise InputError("the vectors or the query vectors hold NaN.")
+    cut = ((best[:, n - 1 : n] == best[:, n:]) & (best[:, n:] > -torch.inf)).any(1)
+    return _in_order(values, columns[:, :n], cut)
+
+
+def _in_order(values: torch.Tensor, columns: torch.Tensor, cut: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values of these columns, which hold the largest, and the columns, as `largest` has them.
+
+    In lines that are `cut` there are more columns of the last value.
+    """
     columns = columns.sort(dim=1).values  # so that the stable sort below breaks ties by column
     best, order = values.gather(1, columns).sort(dim=1, descending=True, stable=True)
     columns = columns.gather(1, order)
-    last = best[:, -1:]
-    tied = ((values >= last).sum(1) > n) & torch.isfinite(last[:, 0])
-    for line in torch.nonzero(tied)[:, 0].tolist():  # topk cut through equal values: sort them all
+    for line in torch.nonzero(cut)[:, 0].tolist():
         line_best, line_columns = values[line].sort(descending=True, stable=True)
-        best[line], columns[line] = line_best[:n], line_columns[:n]
+        best[line], columns[line] = line_best[: best.shape[1]], line_columns[: best.shape[1]]
     return best, columns

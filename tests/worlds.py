@@ -53,7 +53,9 @@ class World:
             propose=propose,
             query_vectors=lambda: query_vectors,
             item_vectors=lambda: ExactSearch(self.vectors, device=DEVICE),
-            item_profiles=lambda: ExactSearch(self.vectors, device=DEVICE).beside(*(self.prior.beside if self.prior else ())),
+            item_profiles=lambda: ExactSearch(self.vectors, device=DEVICE).beside(
+                *(self.prior.beside if self.prior else ())
+            ),
             allowed=allowed,
             normalization=self.normalization,
             prior=self.prior,

@@ -102,7 +102,7 @@ class PackedModel:
         suffix_at = ends - len(template.suffix)
         for special, at in ((template.prefix, starts), (template.middle, middle_at), (template.suffix, suffix_at)):
             for shift, token in enumerate(special):
-                ids[at + shift] = token
+                ids.index_fill_(0, at + shift, token)  # an assignment would wait for the device
         types = torch.full_like(positions, template.first_type or 0)
         for step in template.type_steps:
             types += step.step * (positions >= step.position(query_lengths, item_lengths)[pair])

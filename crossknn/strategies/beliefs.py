@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from crossknn.prior import Prior
+from crossknn.strategies.fit import Evidence, log_volume
 from crossknn.strategies.heard import Heard
 
 FLAT: Final = 1e-3  # the least slope of means that a general prior expects
-TINY: Final = 1e-12  # the least mean square of residuals
 SAME: Final = 1e-6  # scores that differ by less than this part of the largest are all the same
+
+
+class Looked(NamedTuple):
+    """Some rows of each query, (queries, some), as beliefs see them.
+
+    rows      the number of items behind the last
+    known     which of them there are
+    places    where they are among what was heard
+    means     m
+    gamma     γ
+    features  (queries, some, features) φ; 0 where there is no row
+    side      (queries, some, lines) φ Φᵀ L⁻ᵀ, of all scores so far
+    """
+
+    rows: Tensor
+    known: Tensor
+    places: Tensor
+    means: Tensor
+    gamma: Tensor
+    features: Tensor
+    side: Tensor
+
+    def first(self, n: int) -> Looked:
+        """The first `n` of each query."""
+        return Looked(*(values[:, :n] for values in self)) if n < self.rows.shape[1] else self
 
 
 class Beliefs:
@@ -21,123 +46,153 @@ class Beliefs:
     For one query, with Φ the features of the scored rows, K = Φ Φᵀ + noise = L Lᵀ and r = (a − m) / γ their residuals,
     the posterior mean is `m + γ φ Φᵀ K⁻¹ r`, and a score is expected off it with the variance
     `γ² (φ φᵀ − φ Φᵀ K⁻¹ Φ φᵀ + noise)`. Of a round's scores only L's new corner is factorised: L⁻¹ Φ and L⁻¹ r, which
-    are kept, are all that both need.
+    are kept, are all that both need. A general prior has another scale after every round, so that r, a sum of 1, a and
+    m over γ, is kept as these three goals (`Evidence`).
 
     A query that knows fewer scores than another has lines of 0 instead, which change nothing.
 
     What retrievers say is known of the rows they propose; of all others they say the same, so that the posterior mean
     of these is a constant plus γ times an inner product: that of `query` with an item's profile, which is its vector
-    and, where there is a fitted prior, its traits and its bias.
+    and, where there is a fitted prior, its traits and its bias. φ is a profile, what retrievers say and a constant.
+
+    scores    (queries, lines) a
+    means     (queries, lines) m
+    known     (queries, lines) which lines are scores
+    query     (queries, dim) what profiles are multiplied with, to tell the mean of what retrievers do not propose
+    evidence  whether the model fits
     """
 
     def __init__(self, prior: Prior, heard: Heard, dim: int) -> None:
         self.heard = heard
         self._prior = prior  # priors of queries that are not fitted differ in what was heard only
-        queries, columns, traits = len(heard.base), heard.shown.shape[2], prior.traits.shape[1]
-        self._sizes = dim, columns, 1, 1, traits
-        zeros = heard.base.new_zeros
-        self._solved = zeros((queries, 0, sum(self._sizes) + 3)).double()  # L⁻¹ of Φ, and of a, 1 and m, over γ
-        self._told = zeros((queries, 0, columns + 1)).double()  # of Φ what retrievers say, and the constant
-        self._squares = zeros(queries).double()  # of all features, summed
-        self._volume = zeros(queries).double()  # the logarithm of |K|
-        self.known = zeros((queries, 0)).bool()  # which lines are scores
-        self.scores = zeros((queries, 0)).double()  # a
-        self.means = zeros((queries, 0)).double()  # m
-        self._gamma = zeros((queries, 0)).double()  # γ
-        self._level, self._spread = zeros(queries, 1).double(), zeros(queries, 1).double() + 1
-        self._weights = torch.split(zeros((queries, sum(self._sizes))), list(self._sizes), 1)
+        queries, columns = len(heard.base), heard.shown.shape[2]
+        scale = [prior.vector_variance**0.5] * dim
+        if prior.fitted:
+            scale += [1.0] * prior.traits.shape[1] + [prior.bias_scale]
+        self._profile = len(scale)
+        self._scale = heard.base.new_tensor([*scale, *[1.0] * columns, prior.constant], dtype=torch.float64)
+        width = len(self._scale)
 
-    def learn(self, rows: Tensor, profiles: Tensor, scores: Tensor, known: Tensor) -> None:
-        """Correct them by the scores of these rows, (queries, some); of rows that are not `known` there are none."""
+        def zeros(*size: int) -> Tensor:
+            return heard.base.new_zeros((queries, *size), dtype=torch.float64)
+
+        self._lines = zeros(0, 3)  # which are scores, a and m
+        self._solved = zeros(0, width + 3)  # L⁻¹ of Φ, and of the goals
+        self._sums = zeros(3, width)  # (L⁻¹ goals)ᵀ L⁻¹ Φ
+        self.evidence = Evidence.none(queries, narrow=columns + 1, noise=prior.noise, device=heard.base.device)
+        self._level, self._spread, self._low = zeros(1), zeros(1) + 1, zeros(1)
+        self._weights = zeros(width)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What never changes, of what is expected."""
+        heard = self.heard
+        last = heard.deviation[:, -1:]
+        # A product has the bias over the γ of others in it: with this it counts once, whatever γ is.
+        self._ground = heard.base[:, :-1] + heard.bias * (1 - heard.deviation[:, :-1] / last)
+        self._bias = heard.base.new_zeros((len(last), self._profile))
+        if self._prior.fitted:
+            self._bias[:, -1:] = 1 / last
+        self._apply()
+
+    def look(self, rows: Tensor, profiles: Tensor) -> Looked:
+        """These rows, (queries, some), to be learned from or asked about until other scores are learned."""
+        known = rows < self.heard.items
         places = self.heard.places(rows)
-        features = self._features(places, profiles) * known[:, :, None]
-        gamma = self.heard.deviation.gather(1, places).double()
-        means = self._mean(places, profiles).double()
-        goals = torch.stack([scores.double(), torch.ones_like(means), means], 2) * (known / gamma)[:, :, None]
-        self._append(torch.cat([features, goals], 2), known)
-        dim, columns = self._sizes[:2]
-        said = [features[:, :, dim : dim + columns], features[:, :, dim + columns + 1, None]]
-        self._told = torch.cat([self._told, torch.cat(said, 2)], 1)
-        self._squares += features.square().sum((1, 2))
-        for name, fresh in (("known", known), ("scores", scores.double()), ("means", means), ("_gamma", gamma)):
-            setattr(self, name, torch.cat([getattr(self, name), fresh], 1))
+        told = self.heard.told[self.heard.lines, places]
+        means, gamma = told[:, :, -2:].double().unbind(2)
+        if self._prior.fitted:
+            means = means + profiles[:, :, -1]
+        features = (torch.cat([profiles, told[:, :, :-2]], 2) * self._scale).mul_(known[:, :, None])
+        side = torch.bmm(features, self._solved[:, :, :-3].mT)
+        return Looked(rows, known, places, means, gamma, features, side)
+
+    def learn(self, rows: Looked, scores: Tensor) -> None:
+        """Correct them by the scores of these rows, 0 where there is none."""
+        lines = torch.stack([rows.known, scores, rows.means], 2) * rows.known[:, :, None]
+        fresh = torch.cat([rows.features, lines / rows.gamma[:, :, None]], 2)
+        self._lines = torch.cat([self._lines, lines], 1)
+        narrow = torch.cat([fresh[:, :, self._profile :], lines], 2)
+        self.evidence.moments.baddbmm_(narrow.mT, narrow)
+        self._append(fresh, rows)
         if not self._prior.fitted:
             self._take_scale()
-        weights = torch.einsum("qn,qnf->qf", self._solved_residuals(), self._solved[:, :, :-3])
-        self._weights = torch.split(weights.float(), list(self._sizes), 1)
+        self._weights = torch.bmm(self.evidence.residual[:, None], self._sums)[:, 0]
+        self._apply()
 
-    def _append(self, fresh: Tensor, known: Tensor) -> None:
-        """Let K grow by the features of these lines, and solve for what belongs to them."""
-        features, width = fresh[:, :, :-3], sum(self._sizes)
-        side = features @ self._solved[:, :, :width].mT  # of L
-        noise = 1 + known.double() * (self._prior.noise - 1)
-        corner = torch.linalg.cholesky(features @ features.mT + torch.diag_embed(noise) - side @ side.mT)
-        solved = torch.linalg.solve_triangular(corner, fresh - side @ self._solved, upper=False)
+    def _append(self, fresh: Tensor, rows: Looked) -> None:
+        """Let K grow by the features of these rows, and solve for what belongs to them."""
+        corner = torch.bmm(rows.features, rows.features.mT)
+        diagonal = corner.diagonal(dim1=1, dim2=2)
+        self.evidence.squares.add_(diagonal.sum(1, keepdim=True))
+        diagonal.add_(1).add_(rows.known, alpha=self._prior.noise - 1)  # 1 where there is no row
+        factor, failed = torch.linalg.cholesky_ex(corner.baddbmm_(rows.side, rows.side.mT, alpha=-1))
+        factor.masked_fill_((failed > 0)[:, None, None], torch.nan)  # which a search refuses, so that nobody waits here
+        solved = torch.linalg.solve_triangular(factor, fresh.baddbmm_(rows.side, self._solved, alpha=-1), upper=False)
         self._solved = torch.cat([self._solved, solved], 1)
-        self._volume += 2 * corner.diagonal(dim1=1, dim2=2).log().sum(1)
+        goals = solved[:, :, -3:]
+        self._sums.baddbmm_(goals.mT, solved[:, :, :-3])
+        self.evidence.solved.baddbmm_(goals.mT, goals)
+        self.evidence.volume.add_(log_volume(factor))
 
     def _take_scale(self) -> None:
         """The level and spread of scores that are 0 and 1 to a general prior: from all scores so far."""
-        count = self.known.sum(1, keepdim=True).clamp(min=1)
-        center, mean = ((values * self.known).sum(1, keepdim=True) / count for values in (self.scores, self.means))
-        spread = (((self.scores - center) * self.known).square().sum(1, keepdim=True) / count).sqrt()
-        high, low = self._extreme(-torch.inf).amax(1, True), self._extreme(torch.inf).amin(1, True)
+        count = self.evidence.count.clamp(min=1)
+        center, mean = self.evidence.score / count, self.evidence.mean / count
+        known, scores, _ = self._lines.unbind(2)
+        off = torch.addcmul(scores, known, center, value=-1)  # 0 where there is no score
+        low, high = (center + end for end in torch.aminmax(off, dim=1, keepdim=True))
         varies = high - low > SAME * torch.maximum(high.abs(), low.abs())
-        self._spread = torch.where(varies, spread, 1.0)
-        self._level = center - self._spread * mean
+        spread = torch.linalg.vector_norm(off, dim=1, keepdim=True) / count.sqrt()
+        self._low, self._spread = low, torch.where(varies, spread, 1.0)
+        self._level = torch.addcmul(center, self._spread, mean, value=-1)
+        self.evidence.residual[:, :2] = torch.cat([-self._level, torch.ones_like(center)], 1) / self._spread
 
-    def _extreme(self, other: float) -> Tensor:
-        """The scores, and this where there are none."""
-        return torch.where(self.known, self.scores, other)
-
-    def _solved_residuals(self) -> Tensor:
-        """(queries, lines) L⁻¹ r."""
-        scores, ones, means = self._solved[:, :, -3:].unbind(2)
-        return (scores - self._level * ones) / self._spread - means
+    def _apply(self) -> None:
+        """Take the weights to profiles and to what was heard."""
+        weights = (self._weights * self._scale).float()
+        self.query = weights[:, : self._profile] + self._bias
+        self._told = torch.bmm(self.heard.told[:, :, :-2], weights[:, self._profile :, None])[:, :, 0]
 
     @property
-    def query(self) -> Tensor:
-        """(queries, dim) what profiles are multiplied with, to tell the mean of what retrievers do not propose."""
-        vector, _, bias, _, traits = self._weights
-        parts = [self._prior.vector_variance**0.5 * vector]
-        if self._prior.fitted:
-            parts += [traits, bias * self._prior.bias_scale + 1 / self.heard.deviation[:, -1:]]
-        return torch.cat(parts, 1)
+    def known(self) -> Tensor:
+        return self._lines[:, :, 0] > 0
+
+    @property
+    def scores(self) -> Tensor:
+        return self._lines[:, :, 1]
+
+    @property
+    def means(self) -> Tensor:
+        return self._lines[:, :, 2]
 
     def expect_others(self, products: Tensor) -> Tensor:
         """The posterior mean of rows that no retriever proposes, from the products of `query` and their profiles."""
-        return self._expect(slice(-1, None), products, 0)
+        base, gamma = self.heard.base[:, -1:], self.heard.deviation[:, -1:]
+        return self._rescale(torch.addcmul(base, gamma, products + self._told[:, -1:]))
 
     def expect_proposed(self, products: Tensor) -> Tensor:
-        """The same of what they propose; −∞ where lines are filled up."""
-        expected = self._expect(slice(-1), products, self.heard.bias)
-        return expected.masked_fill(self.heard.filled, -torch.inf)
+        """The same of what they propose; any value where lines are filled up."""
+        gamma = self.heard.deviation[:, :-1]
+        return self._rescale(torch.addcmul(self._ground, gamma, products + self._told[:, :-1]))
 
-    def expect(self, rows: Tensor, profiles: Tensor) -> Tensor:
-        """The same of any rows, (queries, some)."""
-        places = self.heard.places(rows)
-        lines = torch.arange(len(rows), device=rows.device)[:, None]
-        bias = profiles[:, :, -1] if self._prior.fitted else 0
-        products = (profiles @ self.query[:, :, None])[:, :, 0]
-        return self._expect((lines, places), products, bias)
+    def expect(self, rows: Looked) -> Tensor:
+        """The same of any rows."""
+        products = torch.bmm(rows.features, self._weights[:, :, None])[:, :, 0]
+        return self._rescale(torch.addcmul(rows.means, rows.gamma, products)).float()
 
-    def _expect(self, places: slice | tuple[Tensor, Tensor], products: Tensor, bias: Tensor | int) -> Tensor:
-        """A product has the bias over the γ of others in it: here it counts once, whatever γ is."""
-        at = (slice(None), places) if isinstance(places, slice) else places
-        base, deviation, shown = (values[at] for values in (self.heard.base, self.heard.deviation, self.heard.shown))
-        _, said, _, constant, _ = self._weights
-        told = (shown @ said[:, :, None])[:, :, 0] + constant * self._prior.constant
-        expected = base + deviation * (products + told) + bias * (1 - deviation / self.heard.deviation[:, -1:])
-        scaled: Tensor = expected * self._spread.float() + self._level.float()
-        return scaled
+    def _rescale(self, expected: Tensor) -> Tensor:
+        """On the scale of scores."""
+        if self._prior.fitted:
+            return expected
+        return torch.addcmul(self._level.to(expected.dtype), self._spread.to(expected.dtype), expected)
 
-    def deviations(self, rows: Tensor, profiles: Tensor) -> Tensor:
+    def deviations(self, rows: Looked) -> Tensor:
         """How far the scores of these rows are expected off their posterior means; rows that they know stay unsure."""
-        places = self.heard.places(rows)
-        features = self._features(places, profiles)
-        known = (self._solved[:, :, :-3] @ features.mT).square().sum(1)
-        left = (features.square().sum(2) - known).clamp(min=0) + self._prior.noise
-        return (self._spread * self.heard.deviation.gather(1, places) * left.sqrt()).float()
+        whole, known = (torch.linalg.vector_norm(values, dim=2).square() for values in (rows.features, rows.side))
+        left = (whole - known).clamp(min=0) + self._prior.noise
+        off: Tensor = self._spread * rows.gamma * left.sqrt()
+        return off.float()
 
     def temper(self, means: Tensor, deviations: Tensor) -> tuple[Tensor, Tensor]:
         """Means and deviations as they are believed far from what was scored, too.
@@ -147,60 +202,7 @@ class Beliefs:
         """
         if self._prior.fitted:
             return means.double(), deviations.double()
-        low = self._extreme(torch.inf).amin(1, True)
-        above = (means.double() - low) / self._spread
+        above = (means.double() - self._low) / self._spread
         slope = torch.sigmoid(above).clamp(min=FLAT)
-        return low + self._spread * torch.nn.functional.softplus(above, threshold=500), slope.sqrt() * deviations
-
-    def advantage(self) -> Tensor:
-        """(queries,) how much better scores fit than with retrievers alone: the logarithm of the ratio of likelihoods.
-
-        Each of the two models is taken on the scale that suits it best.
-        """
-        count = self.known.sum(1)
-        residuals = (((self.scores - self._level) / self._spread - self.means) / self._gamma) * self.known
-        rest = self._prior.noise + (self._squares - self._told.square().sum((1, 2))) / count.clamp(min=1)
-        plain = _log_likelihood(*_solve_narrow(self._told, rest, residuals, count), count)
-        return _log_likelihood(self._solved_residuals().square().sum(1), self._volume, count) - plain
-
-    def agrees(self) -> Tensor:
-        """(queries,) whether scores rise with what was expected before any was seen."""
-        count = self.known.sum(1, keepdim=True).clamp(min=1)
-        off = (self.means - (self.means * self.known).sum(1, keepdim=True) / count) * self.known
-        return (off * self.scores).sum(1) > 0
-
-    def _mean(self, places: Tensor, profiles: Tensor) -> Tensor:
-        mean = self.heard.base.gather(1, places)
-        return mean + profiles[:, :, -1] if self._prior.fitted else mean
-
-    def _features(self, places: Tensor, profiles: Tensor) -> Tensor:
-        """(queries, some, features) φ: the vector, what retrievers say, the bias, the constant, the traits."""
-        dim, one = self._sizes[0], torch.ones_like(profiles[:, :, :1])
-        lines = torch.arange(len(places), device=places.device)[:, None]
-        bias = profiles[:, :, -1:] if self._prior.fitted else 0 * one
-        traits = profiles[:, :, dim:-1] if self._prior.fitted else one[:, :, :0]
-        parts = [
-            self._prior.vector_variance**0.5 * profiles[:, :, :dim],
-            self.heard.shown[lines, places],
-            self._prior.bias_scale * bias,
-            self._prior.constant * one,
-            traits,
-        ]
-        return torch.cat(parts, 2).double()
-
-
-def _solve_narrow(features: Tensor, noise: Tensor, goal: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """goalᵀ K⁻¹ goal and the logarithm of |K|, of K = features featuresᵀ + noise with few features."""
-    width = features.shape[2]
-    inner = features.mT @ features + noise[:, None, None] * torch.eye(width, dtype=noise.dtype, device=noise.device)
-    along = (features.mT @ goal[:, :, None])[:, :, 0]
-    factor = torch.linalg.cholesky(inner)
-    solved = torch.linalg.solve_triangular(factor, along[:, :, None], upper=False)[:, :, 0]
-    square = (goal.square().sum(1) - solved.square().sum(1)) / noise
-    volume = 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1)
-    return square, volume + (count - width) * noise.log()
-
-
-def _log_likelihood(square: Tensor, volume: Tensor, count: Tensor) -> Tensor:
-    """Of `count` values under a normal distribution on its best scale, but for a constant."""
-    return -0.5 * (count * (square / count.clamp(min=1)).clamp(min=TINY).log() + volume)
+        soft = torch.nn.functional.softplus(above, threshold=500)
+        return torch.addcmul(self._low, self._spread, soft), slope.sqrt() * deviations

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from crossknn.apart import move
 
 STEEP: Final = torch.pi / 3**0.5  # of a logistic curve of deviation 1
 LEVELS: Final = 32  # scores at which rows above them are counted; between them counts are interpolated
@@ -53,16 +56,14 @@ def _interpolate(places: Tensor, values: Tensor, width: int) -> Tensor:
     return low + share * (high - low)
 
 
-def scale_errors(rounds: Sequence[tuple[Tensor, Tensor]]) -> Tensor | float:
+def scale_errors(errors: Tensor, known: Tensor, rounds: Sequence[int]) -> Tensor:
     """(queries, 1) by how much errors are larger than expected; those of a query's later rounds count more.
 
-    A round is the standardised errors (queries, some), and which of them there are.
+    Errors are standardised, (queries, lines); of those `known` so many lines belong to each of the rounds.
     """
-    squares: Tensor | float = DOUBT
-    count: Tensor | float = DOUBT
-    weight: Tensor | float = 1.0
-    for errors, known in reversed(rounds):
-        squares = squares + weight * errors.masked_fill(~known, 0).square().sum(1, keepdim=True)
-        count = count + weight * known.sum(1, keepdim=True)
-        weight = weight * torch.where(known.any(1, keepdim=True), PAST, 1.0)
-    return (squares / count) ** 0.5
+    of_round = move(np.repeat(np.eye(len(rounds)), rounds, axis=0), errors.device)  # (lines, rounds)
+    squares, counts = errors.masked_fill(~known, 0).square() @ of_round, known.double() @ of_round
+    there = (counts > 0).double()
+    weights = PAST ** (there.sum(1, keepdim=True) - there.cumsum(1))  # by how many rounds with errors are later
+    scale = (DOUBT + (weights * squares).sum(1, keepdim=True)) / (DOUBT + (weights * counts).sum(1, keepdim=True))
+    return scale.sqrt()

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crossknn.apart import move
 from crossknn.largest import largest
 from crossknn.lines import fill
 from crossknn.prior import PER_SIGNAL, SOFT, Prior
-from crossknn.types import Proposal
+from crossknn.types import Proposal, Scores
 
 SAME: Final = 1e-6  # columns that deviate less are constant
 
@@ -23,11 +24,13 @@ class Heard:
     items      how many there are
     rows       (queries, most) lowest first; lines are filled up with the number of items
     filled     (queries, most) where they are
+    lines      (queries, 1) the number of each query
     ranks      by retriever (queries, most + 1) the place that it gives, its list's length where it gives none
     columns    (queries, most + 1, signals × 2) what they say of each, and last of all others (`prior.columns_at`)
     base       (queries, most + 1) m but for the biases
     deviation  (queries, most + 1) γ
     shown      (queries, most + 1, columns) features
+    told       (queries, most + 1, columns + 3) those, 1, the base and the deviation, side by side
     bias       (queries, most)
     """
 
@@ -46,28 +49,37 @@ class Heard:
         self._judge(prior, *self._scale(prior, near))
         self.bias = torch.zeros_like(self.base[:, :-1])
         if prior.fitted:
-            own = prior.bias[self.rows.clamp(max=items - 1).cpu().numpy()]
-            self.bias = torch.from_numpy(own).to(device).masked_fill(self.filled, 0)
+            self.bias = self._take(prior.bias).masked_fill_(self.filled, 0)
 
     def _listen(self, lists: Sequence[Sequence[Proposal]], device: torch.device) -> None:
-        proposed = [torch.from_numpy(fill([one.rows for one in mine], self.items)).to(device) for mine in lists]
+        proposed = [move(fill([one.rows for one in mine], self.items), device) for mine in lists]
         self.rows, places = _merge(proposed, self.items)
         self.filled = self.rows == self.items
+        self.lines = torch.arange(len(self.rows), device=device)[:, None]
         self.ranks, self._lengths, said = [], [], []
         for where, mine in zip(places, lists, strict=True):
-            lengths = torch.tensor([len(one) for one in mine], device=device)
+            lengths = move(np.array([len(one) for one in mine], np.int64), device)
             with_last = [np.append(one.estimates, one.estimates[-1:]) for one in mine]
             self._lengths.append(lengths)
             self.ranks.append(_rank(where, lengths, self.rows.shape[1]))
-            said.append(_say(self.ranks[-1], lengths, torch.from_numpy(fill(with_last, 0)).to(device)))
+            said.append(_say(self.ranks[-1], lengths, move(fill(with_last, 0), device)))
         self.columns = torch.cat(said, 2)
 
     def _judge(self, prior: Prior, center: Tensor, spread: Tensor) -> None:
-        weights, variances = (torch.from_numpy(array).to(spread.device) for array in (prior.weights, prior.variances))
+        weights, variances = (move(array, spread.device) for array in (prior.weights, prior.variances))
         slopes, level = weights / spread, prior.intercept - (center / spread) @ weights
         self.base = (self.columns * slopes.float()).sum(2) + level.float()
         self.shown = (self.columns - center.float()) * (variances[1:-2].sqrt() / spread).float()
         self.deviation = (1 + prior.rise * (self.base - prior.low).clamp(min=0)).clamp(max=prior.most)
+        plain = [torch.ones_like(self.base), self.base, self.deviation]
+        self.told = torch.cat([self.shown, torch.stack(plain, 2)], 2)
+
+    def _take(self, values: Scores) -> Tensor:
+        """(queries, most) what the rows have of these values, one for every item; any where lines are filled up."""
+        rows = self.rows.clamp(max=self.items - 1)
+        if rows.device.type == "cpu":
+            return torch.from_numpy(values[rows.numpy()])
+        return torch.tensor(values, device=rows.device)[rows]  # faster than to bring all rows here
 
     def places(self, rows: Tensor) -> Tensor:
         """(queries, some) where these rows of each query are; last where they are among the others."""
@@ -86,8 +98,8 @@ class Heard:
             shares.append(torch.where(counts, 1 / (constant + 1 + ranks.double()), 0.0))
         together = torch.stack(shares, 2)[:, :-1].sort(2).values.sum(2)  # in order of size, so that equal ranks tie
         best, places = largest(together.masked_fill(together <= 0, -torch.inf), n)
-        rows = self.rows.gather(1, places).cpu().numpy()
-        return [line[found].tolist() for line, found in zip(rows, torch.isfinite(best).cpu().numpy(), strict=True)]
+        rows = self.rows.gather(1, places).masked_fill_(torch.isinf(best), -1).cpu().numpy()
+        return [line[line >= 0].tolist() for line in rows]
 
     def _scale(self, prior: Prior, near: Sequence[Proposal]) -> tuple[Tensor, Tensor]:
         """What columns are brought to mean 0 and deviation 1 by: the prior's, or those of each query's `near` rows.
@@ -95,13 +107,12 @@ class Heard:
         Where a query has none, those of all that was proposed, and of the others.
         """
         if prior.fitted:
-            center, spread = (torch.from_numpy(array).to(self.rows.device) for array in (prior.center, prior.spread))
+            center, spread = (move(array, self.rows.device) for array in (prior.center, prior.spread))
             return center, spread
-        rows = torch.from_numpy(fill([one.rows for one in near], -1)).to(self.rows.device)
+        rows = move(fill([one.rows for one in near], -1), self.rows.device)
         none = (rows < 0).all(1, keepdim=True)
         known = torch.cat([rows >= 0, none & ~self.filled, none], 1)[:, :, None]
-        lines = torch.arange(len(rows), device=rows.device)[:, None]
-        some = torch.cat([self.columns[lines, self.places(rows)], self.columns], 1).double()
+        some = torch.cat([self.columns[self.lines, self.places(rows)], self.columns], 1).double()
         count = known.sum(1, keepdim=True)
         center = (some * known).sum(1, keepdim=True) / count
         spread = (((some - center) * known).square().sum(1, keepdim=True) / count).sqrt()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
-from crossknn.apart import PlainTensors, TensorSearch
+from crossknn.apart import PlainTensors, TensorSearch, move
 from crossknn.largest import largest
-from crossknn.lines import fill, which_are_there
-from crossknn.strategies.beliefs import Beliefs
+from crossknn.lines import fill
+from crossknn.strategies.beliefs import Beliefs, Looked
 from crossknn.strategies.expected_recall import expected_recall, scale_errors
 from crossknn.strategies.fit import order_worse
 from crossknn.strategies.rounds import Scored
@@ -21,18 +22,24 @@ from crossknn.types import NOTHING, Mask, Proposal
 
 SHORTLIST: Final = 1_000  # of the rows not scored, that are looked at to expect recall,
 PER_WANTED: Final = 5  # out of so many for every item that is wanted, where that is more
-TOGETHER: Final = 250  # of the rows of a shortlist
+TOGETHER: Final = 250  # of the rows of a shortlist,
+TOGETHER_ON_GPU: Final = 1 << 26  # or rows of all queries with so many numbers in their profiles
 UNFIT: Final = -2.5  # the model's advantage over retrievers alone below which it does not fit,
 WORSE: Final = 3.0  # and by how many standard errors its order of the scores may be worse than theirs
 
 
 class Asked(NamedTuple):
-    """What a round asks for, (queries, most); lines are filled up behind what is `known`."""
+    """What was expected of the rows that a round asked for, (queries, most)."""
+
+    estimates: Tensor
+    deviations: Tensor
+
+
+class Best(NamedTuple):
+    """The rows of which most is expected, (queries, some), and that; the number of items and −∞ behind the last."""
 
     rows: Tensor
     estimates: Tensor
-    deviations: Tensor
-    known: Tensor
 
 
 class Expected(NamedTuple):
@@ -49,7 +56,6 @@ class Expected(NamedTuple):
 class Quests:
     """The searches of all queries.
 
-    first   what the first round asked for
     hedge   rows of each query that are to be scored whatever the model says, a few in every round
     recall  (queries,) the expected share of each top k among what was scored, when it was last asked for
     """
@@ -64,67 +70,89 @@ class Quests:
         self.recall: NDArray[np.float64] | None = None
         self._seen: list[set[int]] = [set() for _ in range(queries)]
         self._asked: list[Asked] = []  # by every round but the first
-        self._hidden = torch.zeros_like(beliefs.heard.base, dtype=torch.bool)  # what retrievers propose and is scored
+        self._awaited: Looked | None = None  # what was asked for and has no scores yet
+        self._rows = beliefs.heard.rows[:, :0]  # all that is scored, as it was asked for
+        filled = beliefs.heard.filled
+        # What retrievers propose and is scored, and where their lines are filled up; last any other row.
+        self._hidden = torch.cat([filled, torch.zeros_like(filled[:, :1])], 1)
 
     def __len__(self) -> int:
         return len(self.scored)
 
     def learn(self) -> None:
-        """Correct what is believed by what was scored since."""
-        fresh = [one.rows[len(seen) :] for one, seen in zip(self.scored, self._seen, strict=True)]
+        """Correct what is believed by what was scored since: what was asked for, if anything was."""
+        fresh = [one.scores[len(seen) :] for one, seen in zip(self.scored, self._seen, strict=True)]
         if not any(map(len, fresh)):
             return
-        scores = [one.scores[len(seen) :] for one, seen in zip(self.scored, self._seen, strict=True)]
-        rows, known = self._tensor(fill(fresh, 0)), self._tensor(which_are_there(fresh))
-        self.beliefs.learn(rows, self.items.take_tensor(rows), self._tensor(fill(scores, 0)), known)
-        self._hide(self._hidden, rows, known)
-        for seen, mine in zip(self._seen, fresh, strict=True):
+        new = [one.rows[len(seen) :] for one, seen in zip(self.scored, self._seen, strict=True)]
+        looked = self._awaited or self._look(move(fill(new, self.beliefs.heard.items), self.items.device))
+        self.beliefs.learn(looked, move(fill(fresh, 0), self.items.device))
+        self._rows = torch.cat([self._rows, looked.rows], 1)
+        self._hidden.scatter_(1, looked.places, True)
+        self._awaited = None
+        for seen, mine in zip(self._seen, new, strict=True):
             seen.update(mine.tolist())
+
+    def _look(self, rows: Tensor) -> Looked:
+        """These rows, with lines that are filled up with the number of items."""
+        return self.beliefs.look(rows, self.items.take_tensor(rows.clamp(max=self.beliefs.heard.items - 1)))
 
     def expect(self, n: int, allowed: Mask | None) -> Expected:
         """What is expected of all scores: of those that retrievers do not propose, of the best `n` rows."""
-        exclude = self._tensor(fill([one.rows for one in self.scored], self.beliefs.heard.items))
-        found = self._search.search(self.beliefs.query, n, exclude=exclude, allowed=allowed)
-        proposed = self.beliefs.expect_proposed(found.products).masked_fill(self._hidden[:, :-1], -torch.inf)
-        others = self.beliefs.expect_others(found.best)
-        return Expected(proposed, found.rows, torch.where(torch.isfinite(found.best), others, -torch.inf))
+        found = self._search.search(self.beliefs.query, n, exclude=self._rows, allowed=allowed)
+        proposed = self.beliefs.expect_proposed(found.products).masked_fill_(self._hidden[:, :-1], -torch.inf)
+        return Expected(proposed, found.rows, self.beliefs.expect_others(found.best))
 
     def ask(self, expected: Expected, shares: Sequence[int], before: Sequence[Sequence[int]]) -> list[Proposal]:
         """The best rows of each query that are not scored yet, so many: first those `before` the others."""
-        front = self._unseen(before, shares)
-        given = [np.array(rows, np.int64) for rows in front]
-        rows, known = self._tensor(fill(given, 0)), self._tensor(which_are_there(given))
-        left = self._tensor(np.array([share - len(mine) for share, mine in zip(shares, front, strict=True)]))
-        best, estimates = self._best(self._without(expected, rows, known), max(shares))
-        wanted = torch.isfinite(estimates) & (torch.arange(best.shape[1], device=best.device) < left[:, None])
-        told = self.beliefs.expect(rows, self.items.take_tensor(rows))
-        both = (torch.cat(pair, 1) for pair in ((rows, best), (told, estimates), (known, wanted)))
-        self._asked.append(self._with_deviations(*both))
-        return _proposals(self._asked[-1])
+        first, n = self._unseen(before, shares), max(shares)
+        front, counts, wanted = self._bring(first, shares)
+        best, items = self._best(expected, n, without=front[:, : max(map(len, first))]).rows, self.beliefs.heard.items
+        if best.shape[1] < n:
+            best = pad(best, (0, n - best.shape[1]), value=items)
+        place = torch.arange(n, device=front.device)
+        behind = place - counts  # of each place, that among the best
+        rows = torch.where(behind < 0, front, best.gather(1, behind.clamp(min=0)))
+        proposals, asked = self._propose(rows.masked_fill_(place >= wanted, items))
+        self._asked.append(asked)
+        return proposals
+
+    def _bring(self, lists: Sequence[Sequence[int]], shares: Sequence[int]) -> tuple[Tensor, ...]:
+        """These rows of each query, (queries, largest share), how many they are and the shares, (queries, 1)."""
+        # In one array, so that one move is enough.
+        packed = np.full((len(lists), max(shares) + 2), self.beliefs.heard.items, np.int64)
+        for line, mine in zip(packed, lists, strict=True):
+            line[: len(mine)] = mine
+        packed[:, -2], packed[:, -1] = [len(mine) for mine in lists], shares
+        return torch.split(move(packed, self.items.device), [max(shares), 1, 1], 1)
 
     def begin(self, expected: Expected, n: int) -> list[Proposal]:
         """The `n` rows of each query of which most is expected, before anything is scored."""
-        rows, estimates = self._best(expected, n)
-        return _proposals(self._with_deviations(rows, estimates, torch.isfinite(estimates)))
+        return self._propose(self._best(expected, n).rows)[0]
 
-    def _with_deviations(self, rows: Tensor, estimates: Tensor, known: Tensor) -> Asked:
-        """What is known of each line, in a row, and how sure that is."""
-        order = (~known).to(torch.uint8).sort(dim=1, stable=True).indices[:, : int(known.sum(1).max())]
-        rows, estimates, known = (values.gather(1, order) for values in (rows, estimates, known))
-        rows = rows.masked_fill(~known, 0)
-        return Asked(rows, estimates, self.beliefs.deviations(rows, self.items.take_tensor(rows)), known)
+    def _propose(self, rows: Tensor) -> tuple[list[Proposal], Asked]:
+        """These rows, with lines that are filled up, to be scored next."""
+        looked = self._look(rows)
+        estimates, deviations = self.beliefs.expect(looked), self.beliefs.deviations(looked)
+        proposals = _proposals(rows, estimates, deviations, self.beliefs.heard.items)
+        most = max(map(len, proposals))
+        self._awaited = looked.first(most)
+        return proposals, Asked(estimates[:, :most], deviations[:, :most])
 
-    def _best(self, expected: Expected, n: int) -> tuple[Tensor, Tensor]:
-        """The `n` rows of largest expectation and those, −∞ behind the last; ties to the lower row.
+    def _best(self, expected: Expected, n: int, without: Tensor | None = None) -> Best:
+        """The `n` rows of largest expectation, but for those `without`; ties to the lower row.
 
         Where `n` is more than was asked for, maybe not all.
         """
-        estimates, places = largest(expected.proposed, n)
+        estimates, places = largest(expected.proposed, n if without is None else n + without.shape[1])
         rows = torch.cat([self.beliefs.heard.rows.gather(1, places), expected.rows], 1)
         estimates = torch.cat([estimates, expected.others], 1)
+        if without is not None and without.shape[1]:
+            estimates.masked_fill_((rows[:, :, None] == without[:, None]).any(2), -torch.inf)
         rows, order = rows.sort(dim=1)
         estimates, best = estimates.gather(1, order).sort(dim=1, descending=True, stable=True)
-        return rows.gather(1, best)[:, :n], estimates[:, :n]
+        estimates, rows = estimates[:, :n], rows.gather(1, best[:, :n])
+        return Best(rows.masked_fill_(estimates == -torch.inf, self.beliefs.heard.items), estimates)
 
     def hedge_with(self, counts: Sequence[int]) -> list[list[int]]:
         """The first rows of each hedge that are not scored yet, so many."""
@@ -139,14 +167,14 @@ class Quests:
 
     def unfit(self) -> NDArray[np.bool_]:
         """Which queries' scores retrievers alone explain better than the model, or order better than it did."""
-        beliefs = self.beliefs
-        unfit = (beliefs.advantage() < UNFIT) & beliefs.agrees()
+        beliefs, evidence = self.beliefs, self.beliefs.evidence.cpu()
+        unfit = (evidence.advantage() < UNFIT) & evidence.agrees()
         if self._asked:
             estimates = torch.cat([asked.estimates for asked in self._asked], 1)
-            late = slice(-estimates.shape[1], None)
+            late = slice(self._rows.shape[1] - estimates.shape[1], None)
             worse = order_worse(estimates, beliefs.means[:, late], beliefs.scores[:, late], beliefs.known[:, late])
             unfit |= worse > WORSE
-        return np.asarray(unfit.cpu().numpy())
+        return np.asarray(unfit.numpy())
 
     def expect_recall(self, k: int, reachable: int, expected: Expected) -> NDArray[np.float64]:
         """(queries,) the expected share of each top `k` among the scored rows."""
@@ -154,45 +182,29 @@ class Quests:
         if not wanted or not self.beliefs.scores.shape[1]:
             self.recall = np.full(len(self), float(not wanted))
             return self.recall
-        left = self._best(expected, shortlist(wanted))
-        rows, means = (values[:, :: each_of(wanted)] for values in left)
+        rows, means = (values[:, :: each_of(wanted)] for values in self._best(expected, shortlist(wanted)))
         missing = torch.isinf(means)
-        means, deviations = self.beliefs.temper(means, self._deviations(rows.masked_fill(missing, 0)))
-        means, deviations = means.masked_fill(missing, -torch.inf), scale_errors(self._errors()) * deviations
+        means, deviations = self.beliefs.temper(means, self._deviations(rows))
+        means, deviations = means.masked_fill(missing, -torch.inf), self._scale_errors() * deviations
         best = self.beliefs.scores.masked_fill(~self.beliefs.known, -torch.inf)
         best = best.sort(dim=1, descending=True).values[:, :wanted]
         self.recall = expected_recall(best, wanted, means, deviations, each=each_of(wanted)).cpu().numpy()
         return self.recall
 
     def _deviations(self, rows: Tensor) -> Tensor:
-        parts = [self.beliefs.deviations(some, self.items.take_tensor(some)) for some in torch.split(rows, TOGETHER, 1)]
-        return torch.cat(parts, 1)
+        on_gpu = TOGETHER_ON_GPU // self.beliefs.query.numel() if rows.is_cuda else 0
+        some = torch.split(rows, max(TOGETHER, on_gpu), 1)
+        return torch.cat([self.beliefs.deviations(self._look(part)) for part in some], 1)
 
-    def _errors(self) -> list[tuple[Tensor, Tensor]]:
-        """For each round after the first how far scores were from what was expected, in expected deviations."""
-        errors, beliefs = [], self.beliefs
-        start = beliefs.scores.shape[1] - sum(asked.rows.shape[1] for asked in self._asked)
-        for asked in self._asked:
-            scores = beliefs.scores[:, start : start + asked.rows.shape[1]]
-            start += asked.rows.shape[1]
-            means, deviations = beliefs.temper(asked.estimates, asked.deviations)
-            errors.append(((scores - means) / deviations, asked.known))
-        return errors
-
-    def _without(self, expected: Expected, rows: Tensor, known: Tensor) -> Expected:
-        """The same, with −∞ for these rows."""
-        hidden = self._hide(torch.zeros_like(self._hidden), rows, known)
-        same = ((expected.rows[:, :, None] == rows[:, None, :]) & known[:, None, :]).any(2)
-        proposed = expected.proposed.masked_fill(hidden[:, :-1], -torch.inf)
-        return Expected(proposed, expected.rows, expected.others.masked_fill(same, -torch.inf))
-
-    def _hide(self, hidden: Tensor, rows: Tensor, known: Tensor) -> Tensor:
-        """Mark where these rows are among what retrievers propose."""
-        places = torch.where(known, self.beliefs.heard.places(rows), hidden.shape[1] - 1)
-        return hidden.scatter_(1, places, True)
-
-    def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.items.device)
+    def _scale_errors(self) -> Tensor | float:
+        """By how much scores were further from what was expected than that was off, in all rounds after the first."""
+        if not self._asked:
+            return 1.0
+        estimates, deviations = (torch.cat(parts, 1) for parts in zip(*self._asked, strict=True))
+        late = slice(self._rows.shape[1] - estimates.shape[1], None)
+        means, deviations = self.beliefs.temper(estimates, deviations)
+        errors = (self.beliefs.scores[:, late] - means) / deviations
+        return scale_errors(errors, self.beliefs.known[:, late], [asked.estimates.shape[1] for asked in self._asked])
 
 
 def shortlist(wanted: int) -> int:
@@ -205,10 +217,11 @@ def each_of(wanted: int) -> int:
     return -(-PER_WANTED * wanted // SHORTLIST)
 
 
-def _proposals(asked: Asked) -> list[Proposal]:
-    rows, estimates, deviations, known = (tensor.cpu().numpy() for tensor in asked)
-    counts = known.sum(1).tolist()
+def _proposals(rows: Tensor, estimates: Tensor, deviations: Tensor, items: int) -> list[Proposal]:
+    """All that is not filled up, as arrays."""
+    together = torch.stack([rows.double(), estimates, deviations]).cpu().numpy()  # so that one wait is enough
+    numbers, (means, off) = together[0].astype(np.int64), together[1:].astype(np.float32)
     return [
-        Proposal(rows[line, :count], estimates[line, :count], deviations[line, :count]) if count else NOTHING
-        for line, count in enumerate(counts)
+        Proposal(numbers[line, :count], means[line, :count], off[line, :count]) if count else NOTHING
+        for line, count in enumerate((numbers < items).sum(1).tolist())
     ]

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crossknn.apart import on_tensors
+from crossknn.apart import move, on_tensors
 from crossknn.lines import fill, which_are_there
 from crossknn.types import Rows, Vectors, VectorSearch
 
@@ -25,8 +25,10 @@ def solve_query_vectors(items: VectorSearch, rows: Sequence[Rows], targets: Sequ
     size = max(1, TOGETHER.get(tensors.device.type, TOGETHER["cpu"]) // max(1, most * items.dim))
     for start in range(0, len(rows), size):
         mine, goals = rows[start : start + size], targets[start : start + size]
-        vectors = tensors.take_tensor(torch.from_numpy(fill(mine, 0)))
-        known, goal = (torch.from_numpy(array).to(vectors.device) for array in (which_are_there(goals), fill(goals, 0)))
+        places, known, goal = (
+            move(array, tensors.device) for array in (fill(mine, 0), which_are_there(goals), fill(goals, 0))
+        )
+        vectors = tensors.take_tensor(places)
         solved.append(solve(vectors, goal, known).float().cpu().numpy())
     return np.concatenate(solved)
 
@@ -38,15 +40,17 @@ def solve(vectors: Tensor, goals: Tensor, known: Tensor) -> Tensor:
     smaller of the two Gram matrices in float64. Directions whose singular value is below about 1e-7 of the largest
     (duplicates, up to float32 noise) count as absent.
     """
-    wide, goal = vectors.double() * known[:, :, None], goals.double() * known
+    there = known.double()
+    wide, goal = vectors * there[:, :, None], goals * there
     if not wide.shape[1]:
         return wide.sum(1)
     if wide.shape[1] > wide.shape[2]:  # u = (Vᵀ V)⁺ Vᵀ a
-        return _solve_symmetric(wide.mT @ wide, (wide.mT @ goal[:, :, None])[:, :, 0])
-    gram = wide @ wide.mT  # fewer equations than unknowns: u = Vᵀ (V Vᵀ)⁺ a
-    largest = gram.diagonal(dim1=1, dim2=2).amax(1, keepdim=True).clamp(min=TINY)
-    gram = gram + torch.diag_embed(~known * largest)  # for the equations that a query does not have
-    return (wide.mT @ _solve_symmetric(gram, goal)[:, :, None])[:, :, 0]
+        return _solve_symmetric(torch.bmm(wide.mT, wide), torch.bmm(wide.mT, goal[:, :, None])[:, :, 0])
+    gram = torch.bmm(wide, wide.mT)  # fewer equations than unknowns: u = Vᵀ (V Vᵀ)⁺ a
+    squares = gram.diagonal(dim1=1, dim2=2)
+    largest = squares.amax(1, keepdim=True).clamp(min=TINY)
+    squares.addcmul_(1 - there, largest)  # for the equations that a query does not have
+    return torch.bmm(wide.mT, _solve_symmetric(gram, goal)[:, :, None])[:, :, 0]
 
 
 def _solve_symmetric(grams: Tensor, goals: Tensor) -> Tensor:
@@ -55,7 +59,7 @@ def _solve_symmetric(grams: Tensor, goals: Tensor) -> Tensor:
     pivots = factors.diagonal(dim1=1, dim2=2)
     safe = (failed == 0) & ((pivots.amin(1) / pivots.amax(1)) ** 2 > 1e-10)  # float64 still leaves five digits
     solutions = torch.cholesky_solve(goals[:, :, None], factors)[:, :, 0]
-    for line in torch.nonzero(~safe)[:, 0].tolist():
+    for line in np.flatnonzero(~safe.cpu().numpy()):
         solutions[line] = _solve_singular(grams[line], goals[line])
     return solutions
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn.apart import move
 from crossknn.errors import InputError
 from crossknn.lines import fill
 from crossknn.optional import import_extra
@@ -65,7 +66,7 @@ class ExactSearch:
         result = np.empty((len(wanted), len(self)), np.float32)
         for first in range(0, len(wanted), BLOCK_QUERIES):
             batch = wanted[first : first + BLOCK_QUERIES]
-            for start, stop in self._blocks():
+            for start, stop in self._blocks(BLOCK_ROWS):
                 result[first : first + len(batch), start:stop] = _to_numpy(self._products(batch, start, stop))
         return result
 
@@ -92,8 +93,8 @@ class ExactSearch:
         wanted = self._check_queries(queries)
         check_limits(self, len(wanted), allowed=allowed, exclude=exclude, apart=apart)
         nothing = [NOTHING.rows] * len(wanted)
-        known, hidden = (self._torch.from_numpy(fill(rows or nothing, len(self))) for rows in (apart, exclude))
-        found = self.set_apart(known).search(wanted, n, exclude=hidden.to(self.device), allowed=allowed)
+        known, hidden = (move(fill(rows or nothing, len(self)), self.device) for rows in (apart, exclude))
+        found = self.set_apart(known).search(wanted, n, exclude=hidden, allowed=allowed)
         rows, best, products = (_to_numpy(tensor) for tensor in found)
         told = [line[: len(mine)] for line, mine in zip(products, apart or nothing, strict=True)]
         return [_finite(*line) for line in zip(rows, best, strict=True)], told
@@ -106,61 +107,85 @@ class ExactSearch:
 
     def take_tensor(self, rows: torch.Tensor) -> torch.Tensor:
         """(…, dim) float32 on the device: the vectors of these rows."""
-        parts = [part[rows.to(part.device)].to(self.device).float() for part in self._parts]
-        return parts[0] if len(parts) == 1 else self._torch.cat(parts, -1)
+        parts = [part[rows.to(part.device)].to(self.device) for part in self._parts]
+        together: torch.Tensor = parts[0] if len(parts) == 1 else self._torch.cat(parts, -1)
+        return together.float()
 
     def block_rows(self, queries: int) -> int:
         """How many rows are looked at together."""
         return BLOCK_ROWS if self.device.type == "cpu" else max(BLOCK_ROWS, BLOCK_VALUES // max(queries, 1))
 
     def find(
-        self, queries: torch.Tensor, n: int, *, apart: Pairs, hidden: Pairs, allowed: Mask | None
+        self, queries: torch.Tensor, n: int, *, apart: Pairs, hidden: torch.Tensor, allowed: Mask | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The rows of the `n` largest products, those, −∞ where there are fewer, and the products of what is apart."""
         from crossknn.largest import largest  # imports torch
 
-        torch = self._torch
-        best = torch.empty((len(queries), 0), device=self.device)
-        rows = torch.empty((len(queries), 0), dtype=torch.int64, device=self.device)
-        told = torch.zeros(len(queries) * apart.width, device=self.device)
+        told = self._torch.empty(len(queries) * apart.width, device=self.device)
+        best, rows = (one.new_empty((len(queries), 0)) for one in (told, hidden))
         for start, stop in self._blocks(self.block_rows(len(queries))) if len(queries) else ():
-            known = apart.within(start)
-            if allowed is not None and not allowed[start:stop].any() and known.start == known.stop:
+            spots, places = apart.within(start)
+            if allowed is not None and not allowed[start:stop].any() and not len(spots):
                 continue
             products = self._products(queries, start, stop)
-            if known.start < known.stop:
-                told[apart.places[known]] = self._cut(products, start, apart, known)
+            if len(spots):
+                told.index_copy_(0, places, products.view(-1).index_select(0, spots))
+                products.view(-1).index_fill_(0, spots, -np.inf)
             if allowed is not None:
-                barred = torch.from_numpy(~np.asarray(allowed[start:stop], np.bool_)).to(self.device)
-                products.masked_fill_(barred, -torch.inf)
-            self._cut(products, start, hidden, hidden.within(start))
-            block_best, block_rows = largest(products, min(n, len(self)))
-            # Rows of earlier blocks are lower, so a stable sort keeps ties in row order.
-            best, order = torch.cat([best, block_best], 1).sort(dim=1, descending=True, stable=True)
-            rows = torch.cat([rows, block_rows + start], 1).gather(1, order)[:, :n]
-            best = best[:, :n]
+                barred = move(~np.asarray(allowed[start:stop], np.bool_), self.device)
+                products.masked_fill_(barred, -np.inf)
+            self._hide(products, hidden - start if start else hidden)
+            block_best, columns = largest(products, n)
+            best, rows = self._join((best, rows), (block_best, columns + start if start else columns), n)
         return rows, best, told.view(len(queries), apart.width)
 
-    def _cut(self, products: torch.Tensor, start: int, pairs: Pairs, part: slice) -> torch.Tensor:
-        """The products of these pairs, which then may not be found."""
-        index = pairs.queries[part], pairs.rows[part] - start
-        values = products[index]
-        products.index_put_(index, products.new_tensor(-self._torch.inf))
-        return values
+    def _join(
+        self, one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor], n: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The `n` best of two, and their rows; those of the second are higher."""
+        if not one[0].shape[1]:
+            return other
+        best, rows = (self._torch.cat(both, 1) for both in zip(one, other, strict=True))
+        best, order = best.sort(dim=1, descending=True, stable=True)  # stable, so that ties stay in row order
+        return best[:, :n], rows.gather(1, order)[:, :n]
+
+    def _hide(self, products: torch.Tensor, columns: torch.Tensor) -> None:
+        """−∞ for these columns of each line. It is added, with 0 for what is outside, so that nobody need wait."""
+        if not columns.shape[1]:
+            return
+        inside = columns.clamp(0, products.shape[1] - 1)
+        added = products.new_zeros(columns.shape).masked_fill_(inside == columns, -np.inf)
+        products.scatter_add_(1, inside, added)
 
     def _products(self, queries: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         """(queries, stop - start) float32."""
-        result: torch.Tensor = self._torch.zeros((len(queries), stop - start), device=self.device)
         widths = [part.shape[1] for part in self._parts]
-        for part, mine, width in zip(self._parts, self._torch.split(queries, widths, 1), widths, strict=True):
-            size = max(1, STEP_BYTES.get(self.device.type, STEP_BYTES["cpu"]) // (4 * width))
-            for first in range(start, stop, size):
-                last = min(first + size, stop)
-                step = part[first:last].to(self.device).float()
-                result[:, first - start : last - start] += mine @ step.T
+        first, *others = zip(self._parts, self._torch.split(queries, widths, 1), strict=True)
+        result = self._halves(*first, start, stop)
+        if result is None:
+            result = self._torch.empty((len(queries), stop - start), device=self.device)
+            self._multiply(*first, start, result, beta=0)
+        for both in others:
+            self._multiply(*both, start, result, beta=1)
         return result
 
-    def _blocks(self, size: int = BLOCK_ROWS) -> Iterator[tuple[int, int]]:
+    def _halves(self, part: torch.Tensor, queries: torch.Tensor, start: int, stop: int) -> torch.Tensor | None:
+        """The products with a part in half precision where a GPU need not widen it; None where it has to."""
+        if not part.is_cuda or part.dtype != self._torch.float16:
+            return None
+        from crossknn.vectors.half_products import SplitQueries, can_multiply_halves  # imports torch
+
+        return SplitQueries(queries).products(part[start:stop]) if can_multiply_halves(part.device) else None
+
+    def _multiply(self, part: torch.Tensor, queries: torch.Tensor, start: int, result: torch.Tensor, beta: int) -> None:
+        """Write the products with rows of one part from `start` on to `result`, or add them to it."""
+        size = max(1, STEP_BYTES.get(self.device.type, STEP_BYTES["cpu"]) // (4 * part.shape[1]))
+        for first in range(0, result.shape[1], size):
+            last = min(first + size, result.shape[1])
+            step = part[start + first : start + last].to(self.device).float()
+            result[:, first:last].addmm_(queries, step.T, beta=beta)
+
+    def _blocks(self, size: int) -> Iterator[tuple[int, int]]:
         for start in range(0, len(self), size):
             yield start, min(start + size, len(self))
 
@@ -168,8 +193,7 @@ class ExactSearch:
         array = np.ascontiguousarray(queries, np.float32)
         if array.ndim != 2 or array.shape[1] != self.dim:
             raise InputError(f"query vectors must have shape (queries, {self.dim}). Got {array.shape} instead.")
-        tensor: torch.Tensor = self._torch.tensor(array, device=self.device)
-        return tensor
+        return move(array.copy(), self.device)
 
     def _place(self, vectors: NDArray[Any] | torch.Tensor) -> torch.Tensor:
         """The vectors where they are searched, or where they lie if they do not fit there."""

@@ -21,12 +21,12 @@ class ExactApart:
     def search(self, queries: Tensor, n: int, *, exclude: Tensor, allowed: Mask | None) -> FoundApart:
         """The `n` best rows of each query, and its products with the rows that are apart."""
         found = [
-            self._search.find(mine, n, apart=apart, hidden=self._pairs(hidden), allowed=allowed)
+            self._search.find(mine, n, apart=apart, hidden=hidden, allowed=allowed)
             for mine, hidden, apart in zip(
                 *(torch.split(one, exact.BLOCK_QUERIES) for one in (queries, exclude)), self._groups, strict=True
             )
         ]
-        return FoundApart(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+        return FoundApart(*(torch.cat(parts) for parts in zip(*found, strict=True)) if len(found) > 1 else found[0])
 
     def _pairs(self, rows: Tensor) -> Pairs:
         return Pairs(rows, items=len(self._search), block=self._search.block_rows(len(rows)))

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+
+class Part(NamedTuple):
+    """The pairs of a block.
+
+    spots   of each pair in the block's products, (queries, rows of the block), flattened
+    places  in an array of (queries, width), flattened
+    """
+
+    spots: Tensor
+    places: Tensor
 
 
 class Pairs:
@@ -14,17 +27,22 @@ class Pairs:
 
     def __init__(self, rows: Tensor, *, items: int, block: int) -> None:
         self.width = rows.shape[1]
+        self._block = block
+        nothing = Part(*rows.new_empty((2, 0)))
+        self._parts = self._cut(rows, items) if self.width else [nothing] * -(-items // block)
+
+    def _cut(self, rows: Tensor, items: int) -> list[Part]:
         queries, columns = torch.nonzero(rows < items, as_tuple=True)
         flat = rows[queries, columns]
-        number, order = (flat // block).sort(stable=True)
-        self.queries, self.rows = queries[order], flat[order]
-        self.places = (queries * self.width + columns)[order]  # in an array of (queries, width) that is flattened
-        self._block = block
-        self._ends = number.bincount(minlength=1).cumsum(0).tolist()
+        number = flat // self._block
+        widths = (items - number * self._block).clamp(max=self._block)
+        whole = Part(queries * widths + flat % self._block, queries * self.width + columns)
+        if items <= self._block:
+            return [whole]
+        order = number.sort(stable=True).indices
+        counts = number.bincount(minlength=-(-items // self._block)).tolist()
+        return [Part(*part) for part in zip(*(torch.split(one[order], counts) for one in whole), strict=True)]
 
-    def within(self, start: int) -> slice:
-        """Which of the pairs have a row in the block that begins with this row."""
-        number = start // self._block
-        if number >= len(self._ends):
-            return slice(0, 0)
-        return slice(self._ends[number - 1] if number else 0, self._ends[number])
+    def within(self, start: int) -> Part:
+        """Those that have a row in the block that begins with this row."""
+        return self._parts[start // self._block]

@@ -6,6 +6,7 @@ from math import ceil
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from crossknn.errors import InputError
 from crossknn.prior import Prior, columns_at
@@ -251,6 +252,33 @@ def test_without_a_prior_scores_may_all_be_the_same(value):
     for found in world.run(Posterior(100, 10, estimates=True)):
         assert len(set(all_rows(found))) == 100
         assert np.isfinite(found.all_estimates).all()
+
+
+class Waits(TorchDispatchMode):
+    """Counts how often a GPU would have to be waited for, but for its tensors that become arrays (`Tensor.cpu`)."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("prior", [True, False])
+def test_a_round_waits_for_a_gpu_five_times_at_most(prior, monkeypatch):
+    """Twice to see that there are no ties, twice to see whether the model fits, and for the rows that are asked for."""
+    world, fetched = make_world(items=1000), []
+    world.prior = world.prior if prior else None
+    to_cpu = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: (fetched.append(tensor), to_cpu(tensor))[1])
+
+    def count(rounds: int) -> int:
+        fetched.clear()
+        with Waits() as waits:
+            world.run(Posterior(10 * rounds, rounds))
+        return waits.count + len(fetched)
+
+    assert count(8) - count(4) <= 4 * 5
 
 
 @pytest.mark.parametrize(("budget", "rounds"), [(0, 1), (5, 6), (5, 0)])

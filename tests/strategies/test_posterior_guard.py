@@ -9,7 +9,7 @@ import torch
 from crossknn.prior import Prior
 from crossknn.strategies.beliefs import Beliefs
 from crossknn.strategies.exact import Exact
-from crossknn.strategies.fit import order_worse, rank_correlation
+from crossknn.strategies.fit import order_worse, rank_correlations
 from crossknn.strategies.heard import Heard
 from crossknn.strategies.posterior import Posterior
 from crossknn.strategies.quests import Quests
@@ -59,6 +59,13 @@ def test_order_worse_in_standard_errors():
     assert order_worse(*lines(noise, noise, scores)).tolist() == [0, 0]
     assert order_worse(*lines(noise, scores, np.zeros(50, np.float32))).tolist() == [0, 0]
     assert order_worse(*lines(noise[:18], scores[:18], scores[:18]))[1] == 0  # too few to tell
+
+
+def rank_correlation(one: torch.Tensor, other: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+    """Beside another that has no order."""
+    found, nothing = rank_correlations([one, torch.zeros_like(one)], other, known)
+    assert not nothing.any()
+    return found
 
 
 def test_only_what_is_known_is_ordered():
@@ -152,9 +159,9 @@ def test_the_advantage_is_the_ratio_of_two_likelihoods_on_their_best_scales():
     rows = np.stack([rng.permutation(300)[:40] for _ in proposals])
     known = torch.from_numpy(np.arange(40) < np.array([[40], [25]]))
     for part in (slice(10), slice(10, 40)):
-        some = torch.from_numpy(rows[:, part])
+        some = torch.from_numpy(rows[:, part]).masked_fill(~known[:, part], 300)
         scores = torch.from_numpy(np.take_along_axis(world.scores[:2], rows, 1)[:, part])
-        beliefs.learn(some, torch.from_numpy(world.vectors[some.numpy()]), scores, known[:, part])
+        beliefs.learn(beliefs.look(some, torch.from_numpy(world.vectors[rows[:, part]])), scores)
     for query, count in enumerate((40, 25)):
         mine = rows[query, :count]
         columns = np.column_stack([heard.shown[query, mine], np.ones(count)])
@@ -170,6 +177,6 @@ def test_the_advantage_is_the_ratio_of_two_likelihoods_on_their_best_scales():
 
         whole = columns @ columns.T + vectors @ vectors.T + 0.2 * np.eye(count)
         plain = columns @ columns.T + (0.2 + (vectors**2).sum(1).mean()) * np.eye(count)
-        advantage = float(beliefs.advantage()[query])
+        advantage = float(beliefs.evidence.advantage()[query])
         assert advantage == pytest.approx(likelihood(whole) - likelihood(plain), abs=1e-3)
         assert advantage > 5

@@ -95,8 +95,8 @@ def expected_recall(best, wanted, means, deviations, each=1) -> float:
 def scale_errors(rounds) -> float:
     """Of one query, beside another without errors."""
     known = torch.tensor([[True], [False]])
-    both = [(torch.from_numpy(np.stack([one, one])), known.expand(2, len(one))) for one in rounds]
-    one, other = np.broadcast_to(many.scale_errors(both), (2, 1))[:, 0]
+    errors = torch.from_numpy(np.concatenate([np.empty(0), *rounds])).expand(2, -1)
+    one, other = many.scale_errors(errors, known.expand(errors.shape), [len(one) for one in rounds])[:, 0]
     assert other == 1
     return float(one)
 

@@ -1,0 +1,46 @@
+"""Products by halves are those of float32."""
+
+import numpy as np
+import pytest
+import torch
+
+from crossknn.vectors.exact import ExactSearch
+from crossknn.vectors.half_products import SplitQueries, can_multiply_halves
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e6, 1e30])
+def test_products_are_as_exact_as_in_float32(device: str, size: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(5, 96, generator=generator) * size
+    queries[:, 3] *= 1e-4  # small values beside large ones
+    rows = torch.randn(200, 96, generator=generator).half()
+    exact = (queries.double() @ rows.double().T).numpy()
+    plain = (queries @ rows.float().T).numpy()
+    halves = SplitQueries(queries.to(device)).products(rows.to(device)).cpu().numpy()
+    assert np.abs(halves - exact).max() < 4 * np.abs(plain - exact).max()
+
+
+def test_a_query_of_zeros() -> None:
+    assert SplitQueries(torch.zeros(2, 4)).products(torch.ones(3, 4).half()).tolist() == [[0.0] * 3] * 2
+
+
+def test_where_it_is_used() -> None:
+    assert not can_multiply_halves(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("device", DEVICES[1:])
+def test_a_gpu_finds_what_a_cpu_finds(device: str) -> None:
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(5000, 64)).astype(np.float16)
+    queries = rng.normal(size=(7, 64)).astype(np.float32) * 100
+    assert can_multiply_halves(torch.device(device))
+    beside = rng.normal(size=(5000, 3)).astype(np.float16), rng.normal(size=(5000, 1)).astype(np.float32)
+    wide = np.hstack([queries, rng.normal(size=(7, 4)).astype(np.float32)])
+    for made, asked in ((lambda one: one, queries), (lambda one: one.beside(*beside), wide)):
+        cpu, gpu = (made(ExactSearch(vectors, device=which)).search(asked, 50) for which in ("cpu", device))
+        for one, other in zip(cpu, gpu, strict=True):
+            assert one.rows.tolist() == other.rows.tolist()
+            np.testing.assert_allclose(one.estimates, other.estimates, rtol=1e-5)
