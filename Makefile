@@ -23,7 +23,7 @@ docs: .venv/installed  ## the site, in site/; every warning is an error, which -
 
 bench: .venv/installed  ## the CPU part and the tables of benchmarks/README.md; needs the data folder, see there
 	mkdir -p .bench && tar -xf $(SHARED)/data/scifact.tar.xz -C .bench
-	$(BIN)/python -m benchmarks.paper_search $(SHARED)/scores/scifact $(SHARED)/scores/acl25k
+	$(BIN)/python -m benchmarks.paper_search $(SHARED)/scores/scifact $(SHARED)/scores/acl25k --queries 25 --out .bench/paper_search.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.posterior $(SHARED)/scores/scifact $(SHARED)/scores/acl25k --queries 25 --without-ablations --out .bench/posterior.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.round_time --items 25000 --out .bench/round_time.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.index_memory --items 20000 --out .bench/index_memory.json

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,12 @@ class Matrix:
     vectors: ExactSearch
     retrievers: dict[str, Retriever]
     normalization: Normalization
+
+    def first(self, queries: int | None) -> Matrix:
+        """The same with only the first test queries."""
+        mine = slice(queries)
+        parts = {"queries": self.queries[mine], "scores": self.scores[mine], "query_vectors": self.query_vectors[mine]}
+        return replace(self, **parts)
 
     def space(self, normalization: Normalization | None) -> Space:
         """What a strategy sees; without a normalization nobody has estimated α and β."""

@@ -12,13 +12,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks import posterior_tables
+from benchmarks import posterior_tables, speed_tables
 from benchmarks.pictures import draw_recall
 from benchmarks.tables import Table, as_table, fill
 
 PAGE = Path(__file__).parent / "README.md"
 RESULTS = Path(__file__).parent / "results"
 MACHINES = {"round_time": "CPU", "round_time_h200": "H200"}  # by result file; one that is not there is left out
+GPU_RUNS = ("h200", "h200_bert_base")
 KINDS = {"Posterior": "prior", "Posterior, no index": "no index"}
 SAVED = ("1@100", "1@200", "1@500", "10@100", "10@200", "10@500", "100@200", "100@500")
 PARTS = {
@@ -273,6 +274,11 @@ TABLES: dict[str, Callable[[], Table]] = {
     "files of an index": index_files,
     "memory of searches": index_search,
     "memory of processes": index_processes,
+    "scoring on a GPU": lambda: speed_tables.scoring([read(f"scoring_speed_{name}") for name in GPU_RUNS]),
+    "scoring on a CPU": lambda: speed_tables.scoring_on_cpu(read("scoring_speed_cpu")),
+    "variants of scoring": lambda: speed_tables.variants(read("scoring_variants_h200")),
+    "a million items": lambda: speed_tables.million_steps(read("million")),
+    "searches of a million": lambda: speed_tables.million_searches(read("million")),
 }
 
 

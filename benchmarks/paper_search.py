@@ -32,6 +32,7 @@ OUT = Path(__file__).parent / "results" / "paper_search.json"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+", help="folders of score matrices")
+    parser.add_argument("--queries", type=int, help="only the first of the test queries")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     torch.set_num_threads(1)  # many small solves: a second thread only waits
@@ -39,7 +40,7 @@ def main() -> None:
         "rounds": 10,
         "hardware": f"{os.cpu_count()} cores",
         "versions": {"python": platform.python_version(), "crossknn": crossknn.__version__, "numpy": np.__version__},
-        "sets": [measure(load(folder)) for folder in options.folders],
+        "sets": [measure(load(folder).first(options.queries)) for folder in options.folders],
     }
     options.out.write_text(json.dumps(report, indent=1) + "\n")
 
