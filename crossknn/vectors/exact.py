@@ -35,9 +35,9 @@ class ExactSearch:
 
     `vectors` is a numpy array, memory-mapped or not, or a torch tensor (the only way to bfloat16). On a
     CPU it is used where it lies and never copied; on a GPU it is moved there if it fits in half of
-    the free memory and streamed block by block otherwise. Inner products are computed in float32
+    the free memory and streamed block by block otherwise. Inner products are as exact as in float32
     whatever the storage, and extra memory does not grow with the number of items: at most
-    256 queries × 65,536 rows of estimates and one step of widened rows at a time.
+    256 queries × 65,536 rows of estimates (on a GPU 67 million estimates) and one step of widened rows at a time.
     """
 
     def __init__(self, vectors: NDArray[Any] | torch.Tensor, *, device: str | None = None) -> None:
