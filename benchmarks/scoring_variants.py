@@ -206,7 +206,6 @@ class Work:
 
     def _join(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Layout]:
         lengths = self.lengths[rows]
-        bounds = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])).int().cuda()
         ids, types, positions = (
             torch.from_numpy(np.concatenate(parts)).long().cuda()
             for parts in (
@@ -215,7 +214,7 @@ class Work:
                 [np.arange(length) for length in lengths],
             )
         )
-        return ids, types, positions, Layout(bounds, lengths, int(lengths.max()))
+        return ids, types, positions, Layout.of(lengths, "cuda")
 
     def _pad(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
         width = int(self.lengths[rows].max())

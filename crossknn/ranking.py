@@ -21,10 +21,10 @@ def top_rows(scores: NDArray[Any], n: int, allowed: Mask | None = None) -> Propo
     `scores` is (items,). A row whose score is −∞ is never proposed; NaN and +∞ are an error.
     """
     values: Scores = np.asarray(scores, np.float32)  # compare what is returned, so that ties are ties
+    if not values.max(initial=-np.inf) < np.inf:  # NaN, too, is the largest
+        _refuse(values)
     if n <= 0 or not len(values):
         return NOTHING
-    if not values.max() < np.inf:  # NaN, too, is the largest
-        _refuse(values)
     if allowed is None and values.min() > -np.inf:
         chosen = _largest(values, n)
         return order_rows(chosen, values[chosen])

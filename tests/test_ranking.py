@@ -34,6 +34,8 @@ def test_scores_that_are_equal_as_float32_are_ties():
 def test_scores_must_be_finite(bad):
     with pytest.raises(RetrieverError, match="Row 1: "):
         top_rows(np.array([0, bad]), 1)
+    with pytest.raises(RetrieverError):
+        top_rows(np.array([0, bad]), 0)
 
 
 @given(st.lists(st.integers(0, 40), unique=True, max_size=20), st.lists(st.integers(0, 40), max_size=10))

@@ -22,6 +22,12 @@ class Layout:
     lengths: Counts  # (sequences,)
     longest: int
 
+    @classmethod
+    def of(cls, lengths: Counts, device: Any) -> Layout:
+        """Of sequences of these lengths."""
+        bounds = import_extra("torch", extra="models").from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
+        return cls(bounds.int().to(device), lengths, int(lengths.max()))
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:

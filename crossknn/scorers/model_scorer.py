@@ -266,7 +266,7 @@ class ModelScorer:
             totals = self.template.specials + query_lengths + item_lengths
             inputs["attention_mask"] = (columns[None, :] < totals[:, None]).long()
         if self.template.first_type is not None:
-            inputs["token_type_ids"] = self.template.token_types(columns, query_lengths, item_lengths)
+            inputs["token_type_ids"] = self.template.token_types(columns, query_lengths[:, None], item_lengths[:, None])
         query_start = len(self.template.prefix)
         item_starts = query_start + query_lengths + len(self.template.middle)
         return PairSpans(moved, columns, query_start, query_lengths, item_starts, item_lengths, inputs)

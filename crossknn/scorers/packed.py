@@ -71,7 +71,7 @@ class PackedModel:
         (ids,) = encoded["input_ids"]
         types = encoded.get("token_type_ids")
         positions = self._torch.arange(len(ids), device=ids.device)
-        layout = self._lay_out(self._torch.tensor([len(ids)], device=ids.device), np.array([len(ids)]))
+        layout = Layout.of(np.array([len(ids)]), ids.device)
         return self.run(ids, self._torch.zeros_like(ids) if types is None else types[0], positions, layout)
 
     def run(self, ids: Any, types: Any, positions: Any, layout: Layout) -> Any:
@@ -103,15 +103,9 @@ class PackedModel:
         for special, at in ((template.prefix, starts), (template.middle, middle_at), (template.suffix, suffix_at)):
             for shift, token in enumerate(special):
                 ids.index_fill_(0, at + shift, token)  # an assignment would wait for the device
-        types = torch.full_like(positions, template.first_type or 0)
-        for step in template.type_steps:
-            types += step.step * (positions >= step.position(query_lengths, item_lengths)[pair])
-        return ids, types, positions, self._lay_out(lengths, batch.lengths)
-
-    def _lay_out(self, lengths: Any, known: Counts) -> Layout:
-        """From the same lengths on the device and on the host."""
-        ends = self._torch.cumsum(lengths, 0)
-        return Layout(self._torch.nn.functional.pad(ends, (1, 0)).int(), known, int(known.max()))
+        types = template.token_types(positions, query_lengths[pair], item_lengths[pair])
+        bounds = torch.nn.functional.pad(ends, (1, 0)).int()
+        return ids, types, positions, Layout(bounds, batch.lengths, int(batch.lengths.max()))
 
 
 class PackedLayer:
@@ -184,11 +178,10 @@ def pack(model: Any, template: PairTemplate) -> PackedModel | None:
 def find_first_position(model: Any, template: PairTemplate) -> int | None:
     """Where positions begin; None where float32 logits are not the model's wherever they begin."""
     plain = copy.deepcopy(model).float()
-    joined = copy.deepcopy(plain)
     padding = getattr(model.config, "pad_token_id", None) or 0
     for first_position in (0, padding + 1):  # RoBERTa counts from behind the padding's id
         try:
-            packed = PackedModel(joined, template, first_position, PLAIN_STEPS)
+            packed = PackedModel(plain, template, first_position, PLAIN_STEPS)
         except (AttributeError, TypeError):
             return None
         if _agrees(packed, plain, tolerance=1e-4):
@@ -222,7 +215,7 @@ def _agrees(packed: PackedModel, model: Any, *, tolerance: float) -> bool:
     high = model.config.vocab_size
     rows = [torch.randint(min(3, high - 1), high, (n,), generator=generator).to(model.device) for n in lengths.tolist()]
     positions = torch.cat([torch.arange(len(row)) for row in rows]).to(model.device)
-    layout = packed._lay_out(torch.from_numpy(lengths).to(model.device), lengths)
+    layout = Layout.of(lengths, model.device)
     try:
         with torch.inference_mode():
             wanted = torch.cat([model(input_ids=row[None]).logits for row in rows])

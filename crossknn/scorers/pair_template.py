@@ -74,11 +74,11 @@ class PairTemplate:
         _copy_rows(pieces.items, pieces.item_starts, pieces.item_lengths, flat, item_at)
         return ids
 
-    def token_types(self, columns: Any, query_lengths: Any, item_lengths: Any) -> Any:
-        """(pairs, longest): works on numpy arrays and on tensors alike. `columns` is 0, 1, … longest - 1."""
-        types = (self.first_type or 0) + 0 * (columns[None, :] + query_lengths[:, None])
+    def token_types(self, positions: Any, query_lengths: Any, item_lengths: Any) -> Any:
+        """Of tokens at these positions of their pairs, in any shapes that fit; numpy arrays and tensors alike."""
+        types = (self.first_type or 0) + 0 * (positions + query_lengths)
         for step in self.type_steps:
-            types = types + step.step * (columns[None, :] >= step.position(query_lengths, item_lengths)[:, None])
+            types = types + step.step * (positions >= step.position(query_lengths, item_lengths))
         return types
 
 
@@ -176,7 +176,7 @@ def _verify(template: PairTemplate, tokenizer: Any, tokenize: Any) -> None:
         ids = template.assemble(pieces)
         same = ids[0].tolist() == list(wanted["input_ids"][0])
         if same and template.first_type is not None:
-            types = template.token_types(np.arange(ids.shape[1]), queries.lengths, items.lengths)
+            types = template.token_types(np.arange(ids.shape[1]), queries.lengths[:, None], items.lengths[:, None])
             same = types[0].tolist() == list(wanted["token_type_ids"][0])
         if not same:
             raise InputError(

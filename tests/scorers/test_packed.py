@@ -45,11 +45,6 @@ def pack_pairs(scorer: CrossEncoder, queries: list[str], items: list[str]) -> Pa
     return PackedPairs(*map(torch.from_numpy, (pieces.queries, pieces.items, spans)), lengths)
 
 
-def lay_out(lengths: np.ndarray, device: str = "cpu") -> Layout:
-    starts = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])).int().to(device)
-    return Layout(starts, lengths, int(lengths.max()))
-
-
 def make_norm(dim: int, dtype: torch.dtype) -> torch.nn.LayerNorm:
     norm = torch.nn.LayerNorm(dim).to("cuda", dtype).requires_grad_(False)
     norm.weight.normal_()
@@ -113,10 +108,10 @@ def test_where_pairs_are_padded(bert_folder: Path) -> None:
 
 def test_attention_of_neighbours_of_equal_length() -> None:
     lengths = np.array([9, 4, 4, 4, 1, 1, 4])
-    layout = lay_out(lengths)
+    layout = Layout.of(lengths, "cpu")
     query, key, value = torch.randn(lengths.sum(), 3, 2, 8).unbind(1)
     whole, first = attend_alike(query, key, value, layout, layout), np.cumsum(lengths) - lengths
-    ones = lay_out(np.ones_like(lengths))
+    ones = Layout.of(np.ones_like(lengths), "cpu")
     of_first = attend_alike(query[first], key, value, ones, layout)
     for at, (start, length) in enumerate(zip(first, lengths, strict=True)):
         asked, seen, said = (part[start : start + length].transpose(0, 1) for part in (query, key, value))
@@ -160,12 +155,12 @@ def test_embeddings_and_their_norm_on_a_gpu(dtype: torch.dtype) -> None:
 def test_sequences_of_any_length_on_a_gpu(dim: int, fused: bool) -> None:
     from crossknn.scorers import kernels
 
-    layout = lay_out(np.array([5, 1, 194, 64, 511, 225]), "cuda")
+    layout = Layout.of(np.array([5, 1, 194, 64, 511, 225]), "cuda")
     query, key, value = torch.randn(1000, 3, 4, dim, device="cuda", dtype=torch.bfloat16).unbind(1)
     attend = kernels.attend if fused else attend_at_once
     wanted = attend_alike(query.float(), key.float(), value.float(), layout, layout)
     torch.testing.assert_close(attend(query, key, value, layout, layout).float(), wanted, rtol=0.02, atol=0.02)
-    first = lay_out(np.ones(6, np.int64), "cuda")
+    first = Layout.of(np.ones(6, np.int64), "cuda")
     wanted = attend_alike(query[:6].float(), key.float(), value.float(), first, layout)
     torch.testing.assert_close(attend(query[:6], key, value, first, layout).float(), wanted, rtol=0.02, atol=0.02)
 

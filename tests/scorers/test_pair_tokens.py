@@ -37,7 +37,8 @@ def test_ids_and_types_are_the_tokenizers(family_folder: Path, max_length: int) 
     wanted = tokenizer(queries, items, truncation=True, max_length=max_length, padding=True, return_tensors="np")
     np.testing.assert_array_equal(ids, wanted["input_ids"])
     if template.first_type is not None:
-        types = template.token_types(np.arange(ids.shape[1]), pieces.query_lengths, pieces.item_lengths)
+        lengths = pieces.query_lengths[:, None], pieces.item_lengths[:, None]
+        types = template.token_types(np.arange(ids.shape[1]), *lengths)
         mask = wanted["attention_mask"] == 1
         np.testing.assert_array_equal(types[mask], wanted["token_type_ids"][mask])
 
