@@ -56,7 +56,7 @@ def main() -> None:
     with step(report, "open"):
         index = Index.load(folder)
     searcher = Searcher(index, scorer=scorer, encoder=encoder, device=options.device)
-    with step(report, "prepare"):  # fits BM25, puts vectors where they are searched
+    with step(report, "prepare"):  # what the index does not keep
         searcher.prepare()
     queries = data.test.texts
     report["searches"] = [search(searcher, queries, one) for one in strategies()]
