@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
-from itertools import count
+from itertools import count, pairwise
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -43,7 +43,8 @@ logger = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
 
 PAIRS_AT_ONCE = 16_384  # tokenised together; the device works on one such part while the next is prepared
-PACKED_AT_ONCE = 4_096  # the same where pairs need not be sorted by length: the device begins sooner
+PACKED_AT_ONCE = 2_048  # the same where pairs need not be sorted by length,
+PACKED_FIRST = 1_024  # with a first part that is smaller, so that the device begins sooner
 BATCH_TOKENS = {"cpu": 2_048, "int8": 512, "cuda": 131_072}  # measured; see benchmarks/scoring_speed.py
 STORED_TOKENS = 50_000_000  # 200 MB of token ids
 
@@ -177,9 +178,7 @@ class ModelScorer:
         if self.device.type == "cpu" and self.dtype in ("bfloat16", "float16"):
             check_half_precision(self.dtype)
         with self._torch.inference_mode(), attention_of_any_shape(self.device):
-            together = PACKED_AT_ONCE if self._packed and self.device.type == "cuda" else PAIRS_AT_ONCE
-            for start in range(0, len(keys), together):
-                part = slice(start, start + together)
+            for part in self._parts(len(keys)):
                 running.append((part, self._start(query_texts, query_rows[part], item_texts, item_rows[part])))
                 if len(running) > 1:
                     done, finish = running.popleft()
@@ -189,6 +188,13 @@ class ModelScorer:
         with self._lock:
             self.counts.pairs += len(queries)
         return check_scores(scores[given], queries, items)
+
+    def _parts(self, pairs: int) -> Iterator[slice]:
+        """Those that are prepared together, one after the other."""
+        on_gpu = self._packed is not None and self.device.type == "cuda"
+        first, others = (PACKED_FIRST, PACKED_AT_ONCE) if on_gpu else (PAIRS_AT_ONCE, PAIRS_AT_ONCE)
+        starts = [0, *range(first, pairs, others), pairs]
+        return (slice(*bounds) for bounds in pairwise(starts))
 
     def _start(
         self, query_texts: list[str], query_rows: Rows, item_texts: list[str], item_rows: Rows
@@ -202,10 +208,11 @@ class ModelScorer:
             return describe_pair(query_texts[query_rows[passes.pair[row]]], item_texts[item_rows[passes.pair[row]]])
 
         order, outputs = self._run(passes, describe)
+        arrive = self._bring(self._torch.cat(outputs))
 
         def finish() -> Scores:
             scores = np.empty(len(order), np.float32)
-            scores[order] = self._torch.cat(outputs).cpu().numpy()  # the one wait for the device
+            scores[order] = arrive()
             return best_of_passes(scores, passes.pair, len(query_rows))
 
         return finish
@@ -276,6 +283,20 @@ class ModelScorer:
         if self.device.type != "cuda":
             return tensor.to(self.device)
         return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def _bring(self, values: Any) -> Callable[[], Scores]:
+        """Send the values back; the function waits until they are here, and for nothing that was begun later."""
+        if self.device.type != "cuda":
+            return lambda: np.asarray(values.cpu().numpy())
+        here = values.to("cpu", non_blocking=True)
+        sent = self._torch.cuda.Event()
+        sent.record()
+
+        def wait() -> Scores:
+            sent.synchronize()
+            return np.asarray(here.numpy())
+
+        return wait
 
     def _forward(self, batch: PairSpans | PackedPairs, describe: Callable[[int], str], rows: Rows) -> list[Any]:
         """The batch's scores, still on the device; a batch too large for its memory is halved, as are later ones."""
