@@ -12,6 +12,7 @@ from crossknn.errors import InputError
 from crossknn.ranking import top_rows
 from crossknn.retrievers.checks import check_fitted, check_name, check_request
 from crossknn.retrievers.postings import Counts, Postings, count_stems
+from crossknn.retrievers.side_by_side import map_queries
 from crossknn.retrievers.words import Words, import_bm25s
 from crossknn.types import Mask, Proposal, Scores
 
@@ -82,8 +83,9 @@ class Bm25:
         return self.postings.score(self._words.stems(query), n_items)
 
     def retrieve(self, queries: Sequence[str], n: int, *, allowed: Mask | None = None) -> list[Proposal]:
-        check_request(check_fitted(self.n_items, self.name), queries, n, allowed)
-        return [top_rows(self.scores(query), n, allowed) for query in queries]
+        n_items = check_fitted(self.n_items, self.name)
+        check_request(n_items, queries, n, allowed)
+        return map_queries(lambda query: top_rows(self.scores(query), n, allowed), queries, n_items)
 
     def _weigh(self, counts: Counts) -> Postings:
         """By the formulas of bm25s, whose own loop over items would take most of the time."""

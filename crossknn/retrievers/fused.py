@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -14,6 +14,9 @@ from crossknn.types import NOTHING, Mask, Proposal, Retriever
 
 if TYPE_CHECKING:
     from crossknn.items import Items
+
+Ask = Callable[[Retriever, list[int], int], list[Proposal]]
+"""For the queries at these places, at most so many rows that a member proposes."""
 
 
 class Fused:
@@ -58,14 +61,21 @@ class Fused:
         return self
 
     def retrieve(self, queries: Sequence[str], n: int, *, allowed: Mask | None = None) -> list[Proposal]:
+        check_request(check_fitted(self.n_items, self.name), queries, n, allowed)
+
+        def ask(member: Retriever, places: list[int], depth: int) -> list[Proposal]:
+            return member.retrieve([queries[place] for place in places], depth, allowed=allowed)
+
+        return self.fuse_lists(len(queries), n, ask)
+
+    def fuse_lists(self, queries: int, n: int, ask: Ask) -> list[Proposal]:
+        """The same for so many queries, with what `ask` says that members propose."""
         n_items = check_fitted(self.n_items, self.name)
-        check_request(n_items, queries, n, allowed)
-        fused = [NOTHING] * len(queries)
-        short = list(range(len(queries))) if n else []  # positions of queries that want more rows
+        fused = [NOTHING] * queries
+        short = list(range(queries)) if n else []  # positions of queries that want more rows
         depth = self.depth
         while short:
-            asked = [queries[place] for place in short]
-            lists = [member.retrieve(asked, depth, allowed=allowed) for member in self.retrievers]
+            lists = [ask(member, short, depth) for member in self.retrievers]
             still_short = []
             for place, members in zip(short, zip(*lists, strict=True), strict=True):
                 fused[place] = _append(fused[place], fuse(members, constant=self.constant))

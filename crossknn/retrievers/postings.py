@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError
+from crossknn.optional import import_extra
 from crossknn.retrievers.words import Tokens
 from crossknn.strings import Column, Strings
 from crossknn.types import Scores
@@ -43,14 +44,20 @@ class Postings:
 
     def score(self, stems: Iterable[str], n_items: int) -> Scores:
         """(items,) the sum of what these stems count."""
-        scores = np.zeros(n_items, np.float32)
         found = [self._places[stem] for stem in stems if stem in self._places]
-        for place in found:
-            mine = slice(self.starts[place], self.starts[place + 1])
-            np.add.at(scores, self.rows[mine], self.weights[mine])  # faster than `+=`
+        mine = [slice(self.starts[place], self.starts[place + 1]) for place in found]
+        scores = self._sum(mine, n_items) if found else np.zeros(n_items, np.float32)
         if len(self.absent):
             scores += self.absent[found].sum()
         return scores
+
+    def _sum(self, parts: list[slice], n_items: int) -> Scores:
+        """As `scores[rows] += weights` of one part after the other, but faster and in threads side by side."""
+        rows, weights = (np.concatenate([array[part] for part in parts]) for array in (self.rows, self.weights))
+        ends = np.cumsum([0, *(part.stop - part.start for part in parts)])
+        columns = import_extra("scipy.sparse", extra="retrievers").csc_array
+        shape = (n_items, len(parts))
+        return np.asarray(columns((weights, rows, ends), shape=shape) @ np.ones(len(parts), np.float32))
 
     @cached_property
     def _places(self) -> dict[str, int]:

@@ -12,6 +12,7 @@ from crossknn.errors import InputError
 from crossknn.optional import import_extra
 from crossknn.ranking import top_rows
 from crossknn.retrievers.checks import check_fitted, check_name, check_request
+from crossknn.retrievers.side_by_side import map_queries
 from crossknn.types import Mask, Proposal, Scores
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ class TfIdf:
         return np.asarray(product.toarray()[0], np.float32)
 
     def retrieve(self, queries: Sequence[str], n: int, *, allowed: Mask | None = None) -> list[Proposal]:
-        check_request(check_fitted(self.n_items, self.name), queries, n, allowed)
-        return [top_rows(self.scores(query), n, allowed) for query in queries]
+        n_items = check_fitted(self.n_items, self.name)
+        check_request(n_items, queries, n, allowed)
+        return map_queries(lambda query: top_rows(self.scores(query), n, allowed), queries, n_items)
 
     def _make_vectorizer(self) -> Any:
         text = import_extra("sklearn.feature_extraction.text", extra="retrievers")

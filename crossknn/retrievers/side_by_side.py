@@ -1,0 +1,25 @@
+"""Queries that have nothing to do with each other, on all cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from crossknn.types import Proposal
+
+WORTH = 1 << 20  # items of all queries together, from which on threads are worth starting
+
+
+def map_queries(retrieve: Callable[[str], Proposal], queries: Sequence[str], n_items: int) -> list[Proposal]:
+    """What `retrieve`, which looks at all items and mostly within numpy, finds for each query."""
+    threads = min(len(queries), _cores()) if n_items * len(queries) >= WORTH else 1
+    if threads < 2:
+        return [retrieve(query) for query in queries]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(retrieve, queries))
+
+
+def _cores() -> int:
+    """Those that this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
