@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from crossknn.errors import InputError
+
+WIDE: Final = 1 << 17  # columns, from which on a GPU first looks at the largest value of each block
+BLOCKS: Final = (128, 64, 32, 16)  # columns of a block, at most so many that the best blocks are
+SMALL: Final = 4  # times smaller than all
 
 
 def largest(values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -12,7 +18,7 @@ def largest(values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     n = min(n, values.shape[1])
     if not n:
         return values[:, :0], torch.empty((len(values), 0), dtype=torch.int64, device=values.device)
-    best, columns = values.topk(min(n + 1, values.shape[1]), dim=1)  # one more, to see whether they end in a tie
+    best, columns = _top(values, min(n + 1, values.shape[1]))  # one more, to see whether they end in a tie
     tied = (best[:, :-1] - best[:, 1:] == 0).any(1)  # of −∞ and −∞ this is NaN, and they may have any order
     odd = torch.isnan(best[:, 0])
     if not bool((tied | odd).any()):  # all that is asked of the device
@@ -21,6 +27,26 @@ def largest(values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         raise InputError("the vectors or the query vectors hold NaN.")
     cut = ((best[:, n - 1 : n] == best[:, n:]) & (best[:, n:] > -torch.inf)).any(1)
     return _in_order(values, columns[:, :n], cut)
+
+
+def _top(values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `torch.topk`, of any among equal ones."""
+    width = values.shape[1]
+    block = next((one for one in BLOCKS if n * one * SMALL <= width), 0)
+    if not values.is_cuda or width < WIDE or not block:
+        return values.topk(n, dim=1)
+    return top_of_blocks(values, n, block)
+
+
+def top_of_blocks(values: torch.Tensor, n: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same: the `n` largest are in the `n` blocks of columns that have the largest maxima, or behind the last."""
+    whole = values.shape[1] // block * block
+    blocks = values[:, :whole].view(len(values), -1, block)
+    chosen = blocks.amax(2).topk(n, dim=1, sorted=False).indices
+    near = blocks.gather(1, chosen[:, :, None].expand(-1, -1, block)).flatten(1)
+    best, places = torch.cat([near, values[:, whole:]], 1).topk(n, dim=1)
+    inside = chosen.gather(1, (places // block).clamp(max=n - 1)) * block + places % block
+    return best, torch.where(places < n * block, inside, places + (whole - n * block))
 
 
 def _in_order(values: torch.Tensor, columns: torch.Tensor, cut: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from crossknn.errors import InputError
-from crossknn.largest import largest
+from crossknn.largest import largest, top_of_blocks
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 VALUES = st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0])
 
 
@@ -36,3 +37,31 @@ def test_values_that_differ_are_not_sorted_twice(monkeypatch):
 def test_what_is_not_a_number_is_refused(line, n):
     with pytest.raises(InputError, match="hold NaN"):
         largest(torch.tensor([line, [0.0] * len(line)]), n)
+
+
+@pytest.mark.parametrize(("width", "block"), [(640, 16), (650, 16), (101, 4)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_the_top_of_blocks_is_that_of_all(width, block, device):
+    values = torch.randn(5, width, generator=torch.Generator().manual_seed(0)).to(device)
+    values[1, 3:] = -torch.inf
+    values[2, -1] = 9.0
+    for n in (1, 5, 20):
+        best, columns = top_of_blocks(values, n, block)
+        assert torch.equal(best, values.topk(n, dim=1).values)
+        assert torch.equal(values.gather(1, columns), best)
+        assert all(len(set(line)) == n for line in columns.tolist())
+
+
+@needs_gpu
+def test_wide_lines_on_a_gpu_are_as_on_a_cpu():
+    values = torch.randn(3, 200_001, generator=torch.Generator().manual_seed(0))
+    values[0, ::7] = 9.0  # more equal ones than are wanted
+    values[1, 5:] = -torch.inf
+    for n in (1, 10, 300):
+        here, there = largest(values, n), largest(values.cuda(), n)
+        assert torch.equal(here[0], there[0].cpu())
+        finite = torch.isfinite(here[0])
+        assert torch.equal(here[1][finite], there[1].cpu()[finite])
+    values[2, 150_000] = torch.nan
+    with pytest.raises(InputError, match="hold NaN"):
+        largest(values.cuda(), 10)

@@ -195,25 +195,37 @@ class _Gate:
             raise StrategyError(
                 f"a round must ask for {self._space.queries} queries. Got {len(ask.proposals)} instead."
             )
-        for query, (proposal, asked, name) in enumerate(zip(ask.proposals, self._asked, ask.proposers, strict=True)):
-            self._check_rows(proposal.rows, name)
+        self._check_rows(ask)
+        for query, (proposal, asked) in enumerate(zip(ask.proposals, self._asked, strict=True)):
             calls = len(asked) + len(proposal)
             asked.update(proposal.rows.tolist())
             if len(asked) != calls:
-                raise StrategyError(f"{name!r} asked to score a row of query {query} twice.")
+                raise StrategyError(f"{ask.proposers[query]!r} asked to score a row of query {query} twice.")
             if self._budget is not None and calls > self._budget:
-                raise StrategyError(f"{name!r} asked for call {calls} of query {query}; its budget is {self._budget}.")
+                raise StrategyError(
+                    f"{ask.proposers[query]!r} asked for call {calls} of query {query}; its budget is {self._budget}."
+                )
 
-    def _check_rows(self, rows: Rows, proposed_by: str) -> None:
-        if not len(rows):
+    def _check_rows(self, ask: Ask) -> None:
+        """All at once; the query that is to blame is looked for where there is one."""
+        if self._are_there(np.concatenate([proposal.rows for proposal in ask.proposals])):
             return
-        if rows.min() < 0 or rows.max() >= self._space.items:
-            raise StrategyError(
-                f"rows must be between 0 and {self._space.items - 1}."
-                f" {proposed_by!r} asked for {rows.min()} to {rows.max()} instead."
-            )
-        if self._space.allowed is not None and not self._space.allowed[rows].all():
-            raise StrategyError(f"{proposed_by!r} asked for a row outside the filter.")
+        for proposal, name in zip(ask.proposals, ask.proposers, strict=True):
+            rows = proposal.rows
+            if not self._are_there(rows):
+                if rows.min() >= 0 and rows.max() < self._space.items:
+                    raise StrategyError(f"{name!r} asked for a row outside the filter.")
+                raise StrategyError(
+                    f"rows must be between 0 and {self._space.items - 1}."
+                    f" {name!r} asked for {rows.min()} to {rows.max()} instead."
+                )
+
+    def _are_there(self, rows: Rows) -> bool:
+        if not len(rows):
+            return True
+        allowed = self._space.allowed
+        inside = rows.min() >= 0 and rows.max() < self._space.items
+        return bool(inside and (allowed is None or allowed[rows].all()))
 
 
 class Settings:

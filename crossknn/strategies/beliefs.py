@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from crossknn.prior import Prior
-from crossknn.strategies.fit import Evidence, log_volume
+from crossknn.strategies.fit import Evidence
 from crossknn.strategies.heard import Heard
 
 FLAT: Final = 1e-3  # the least slope of means that a general prior expects
@@ -133,7 +133,7 @@ class Beliefs:
         goals = solved[:, :, -3:]
         self._sums.baddbmm_(goals.mT, solved[:, :, :-3])
         self.evidence.solved.baddbmm_(goals.mT, goals)
-        self.evidence.volume.add_(log_volume(factor))
+        self.evidence.volume.add_(factor.diagonal(dim1=1, dim2=2).log().sum(1, keepdim=True), alpha=2)
 
     def _take_scale(self) -> None:
         """The level and spread of scores that are 0 and 1 to a general prior: from all scores so far."""

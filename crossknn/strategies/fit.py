@@ -1,16 +1,21 @@
 """Whether a model explains scores worse than retrievers alone do, or orders them worse.
 
-Both come down to a few sums for each query, which are taken where the scores are; the rest is done on a CPU, which has
-so little to do faster than a GPU is asked for it.
+Both come down to a few sums for each query, which are taken where the scores are; the rest is done with arrays, which
+is faster for so few numbers than to ask a GPU, or torch, for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from itertools import pairwise
+from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Numbers = NDArray[np.float64]
 
 ENOUGH: Final = 10  # scores, to tell anything
 SURE: Final = 1 - 1e-6  # the largest correlation that is told from 1
@@ -19,7 +24,7 @@ GOALS: Final = 3  # 1, a and m, each over γ
 
 
 class Evidence:
-    """What the scores of each query say about the model: sums over all of them, in views of one tensor.
+    """What the scores of each query say about the model: sums over all of them, in views of one tensor, or array.
 
     A score a, of which m was expected with the deviation γ, has the residual r, a sum of the goals 1, a and m over γ.
 
@@ -31,17 +36,19 @@ class Evidence:
     volume    (queries, 1) the logarithm of |K|
     """
 
-    def __init__(self, numbers: Tensor, narrow: int, noise: float) -> None:
+    def __init__(self, numbers: Any, narrow: int, noise: float) -> None:
         side = narrow + 2 * GOALS
-        parts = torch.split(numbers, self._sizes(narrow), 1)
-        self.moments, self.solved = parts[0].view(-1, side, side), parts[1].view(-1, GOALS, GOALS)
+        ends = np.cumsum([0, *self._sizes(narrow)]).tolist()
+        parts = [numbers[:, start:end] for start, end in pairwise(ends)]
+        self.moments, self.solved = parts[0].reshape(-1, side, side), parts[1].reshape(-1, GOALS, GOALS)
         self.residual, self.squares, self.volume = parts[2:]
-        self.count, self.score, self.mean = torch.split(self.moments[:, -3, -3:], 1, 1)  # (queries, 1)
+        last = self.moments[:, -3]
+        self.count, self.score, self.mean = last[:, -3:-2], last[:, -2:-1], last[:, -1:]  # (queries, 1)
         self._numbers, self._narrow, self._noise = numbers, narrow, noise
 
     @classmethod
     def none(cls, queries: int, *, narrow: int, noise: float, device: torch.device) -> Evidence:
-        """Before the first score, and with r = (a − m) / γ."""
+        """Before the first score, and with r = (a − m) / γ; tensors."""
         numbers = torch.zeros((queries, sum(cls._sizes(narrow))), dtype=torch.float64, device=device)
         found = cls(numbers, narrow, noise)
         found.residual[:, 1], found.residual[:, 2] = 1, -1
@@ -51,46 +58,47 @@ class Evidence:
     def _sizes(narrow: int) -> list[int]:
         return [(narrow + 2 * GOALS) ** 2, GOALS**2, GOALS, 1, 1]
 
-    def cpu(self) -> Evidence:
-        """The same on a CPU, moved at once."""
-        return Evidence(self._numbers.cpu(), self._narrow, self._noise)
+    def on_arrays(self) -> Evidence:
+        """The same as arrays, moved at once."""
+        return Evidence(self._numbers.cpu().numpy(), self._narrow, self._noise)
 
-    def advantage(self) -> Tensor:
+    def advantage(self) -> Numbers:
         """(queries,) how much better scores fit than with retrievers alone: the logarithm of the ratio of likelihoods.
 
-        Each of the two models is taken on the scale that suits it best.
+        Each of the two models is taken on the scale that suits it best. On arrays, as `agrees`.
         """
         told, across = self.moments[:, : self._narrow, : self._narrow], self.moments[:, : self._narrow, -6:-3]
-        residual, count = self.residual[:, :, None], self.count.clamp(min=1)
-        rest = self._noise + (self.squares - told.diagonal(dim1=1, dim2=2).sum(1, keepdim=True)) / count
-        whole, plain = ((residual.mT @ sums @ residual)[:, 0] for sums in (self.solved, self.moments[:, -6:-3, -6:-3]))
+        residual, count = self.residual[:, :, None], np.maximum(self.count, 1)
+        rest = self._noise + (self.squares - np.trace(told, axis1=1, axis2=2)[:, None]) / count
+        goals = self.moments[:, -6:-3, -6:-3]
+        whole, plain = ((residual.transpose(0, 2, 1) @ sums @ residual)[:, 0] for sums in (self.solved, goals))
         plain, volume = _solve_narrow(told, across @ residual, rest, plain, self.count)
-        whole, plain = ((square / count).clamp(min=TINY).log() for square in (whole, plain))
-        ratio: Tensor = 0.5 * (self.count * (plain - whole) + volume - self.volume)
+        whole, plain = (np.log(np.maximum(square / count, TINY)) for square in (whole, plain))
+        ratio: Numbers = 0.5 * (self.count * (plain - whole) + volume - self.volume)
         return ratio[:, 0]
 
-    def agrees(self) -> Tensor:
+    def agrees(self) -> NDArray[np.bool_]:
         """(queries,) whether scores rise with what was expected before any was seen."""
-        return (self.count * self.moments[:, -2, -1:] > self.score * self.mean)[:, 0]
+        rise: NDArray[np.bool_] = self.count * self.moments[:, -2, -1:] > self.score * self.mean
+        return rise[:, 0]
 
 
-def _solve_narrow(inner: Tensor, along: Tensor, noise: Tensor, square: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+def _solve_narrow(
+    inner: Numbers, along: Numbers, noise: Numbers, square: Numbers, count: Numbers
+) -> tuple[Numbers, Numbers]:
     """goalᵀ K⁻¹ goal and the logarithm of |K|, of K = F Fᵀ + noise with few columns in F; (queries, 1).
 
     `inner` is Fᵀ F, `along` Fᵀ goal and `square` goalᵀ goal.
     """
-    factor = torch.linalg.cholesky(inner + torch.diag_embed(noise.expand(inner.shape[:2])))
-    solved = torch.linalg.solve_triangular(factor, along, upper=False)
-    left = (square - solved.square().sum(1)) / noise
-    return left, log_volume(factor) + (count - inner.shape[1]) * noise.log()
+    width = inner.shape[1]
+    factor = np.linalg.cholesky(inner + noise[:, :, None] * np.eye(width))
+    solved = np.linalg.solve(factor, along)
+    left = (square - np.square(solved).sum(1)) / noise
+    volume = 2 * np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(1, keepdims=True)
+    return left, volume + (count - width) * np.log(noise)
 
 
-def log_volume(factors: Tensor) -> Tensor:
-    """(queries, 1) the logarithm of |L Lᵀ|."""
-    return 2 * factors.diagonal(dim1=1, dim2=2).log().sum(1, keepdim=True)
-
-
-def rank_correlations(several: Sequence[Tensor], other: Tensor, known: Tensor) -> Tensor:
+def rank_correlations(several: Sequence[Tensor], other: Tensor, known: Tensor) -> Numbers:
     """(several, lines) between −1 and 1: how much each has the other's order; 0 where one of them is constant.
 
     Of each line, (lines, values), only what is `known` counts.
@@ -98,28 +106,30 @@ def rank_correlations(several: Sequence[Tensor], other: Tensor, known: Tensor) -
     return _correlate(_multiply_ranks([*several, other], known))
 
 
-def order_worse(estimates: Tensor, others: Tensor, scores: Tensor, known: Tensor) -> Tensor:
+def order_worse(estimates: Tensor, others: Tensor, scores: Tensor, known: Tensor) -> Numbers:
     """(lines,) by how many standard errors `estimates` have less of the scores' order than `others` have."""
     sums = _multiply_ranks([others, estimates, scores], known)
-    better, worse = _correlate(sums).clamp(-SURE, SURE).arctanh()
+    better, worse = np.arctanh(np.clip(_correlate(sums), -SURE, SURE))
     count = sums[:, -1, -1]
-    errors: Tensor = (better - worse) * ((count - 3).clamp(min=0) / 2).sqrt()
-    return errors.masked_fill_(count < ENOUGH, 0)
+    errors: Numbers = (better - worse) * np.sqrt(np.maximum(count - 3, 0) / 2)
+    return np.where(count < ENOUGH, 0, errors)
 
 
-def _multiply_ranks(several: Sequence[Tensor], known: Tensor) -> Tensor:
+def _multiply_ranks(several: Sequence[Tensor], known: Tensor) -> Numbers:
     """(lines, several + 1, several + 1) sums of the products of any two ranks; the last rank is 1 for all."""
     values = torch.stack([*several], 1).masked_fill_(~known[:, None], torch.inf)
     ranks = torch.cat([_ranks(values) * known[:, None], known[:, None]], 1).double()
-    return torch.bmm(ranks, ranks.mT).cpu()
+    return np.asarray(torch.bmm(ranks, ranks.mT).cpu().numpy())
 
 
-def _correlate(sums: Tensor) -> Tensor:
+def _correlate(sums: Numbers) -> Numbers:
     """Of each with the last."""
-    total, count = sums[:, :-1, -1:], sums[:, -1:, -1:].clamp(min=1)
-    shared = sums[:, :-1, :-1] - total * total.mT / count  # of whole numbers, so that no digit is lost
-    squares = shared.diagonal(dim1=1, dim2=2)
-    return (shared[:, :-1, -1] / (squares[:, :-1] * squares[:, -1:]).sqrt().clamp(min=1)).T
+    total, count = sums[:, :-1, -1:], np.maximum(sums[:, -1:, -1:], 1)
+    shared = sums[:, :-1, :-1] - total * total.transpose(0, 2, 1) / count  # of whole numbers, so that no digit is lost
+    squares = np.diagonal(shared, axis1=1, axis2=2)
+    sizes = np.maximum(np.sqrt(squares[:, :-1] * squares[:, -1:]), 1)
+    correlations: Numbers = shared[:, :-1, -1] / sizes
+    return correlations.T
 
 
 def _ranks(values: Tensor) -> Tensor:

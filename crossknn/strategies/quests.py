@@ -167,14 +167,14 @@ class Quests:
 
     def unfit(self) -> NDArray[np.bool_]:
         """Which queries' scores retrievers alone explain better than the model, or order better than it did."""
-        beliefs, evidence = self.beliefs, self.beliefs.evidence.cpu()
+        beliefs, evidence = self.beliefs, self.beliefs.evidence.on_arrays()
         unfit = (evidence.advantage() < UNFIT) & evidence.agrees()
         if self._asked:
             estimates = torch.cat([asked.estimates for asked in self._asked], 1)
             late = slice(self._rows.shape[1] - estimates.shape[1], None)
             worse = order_worse(estimates, beliefs.means[:, late], beliefs.scores[:, late], beliefs.known[:, late])
             unfit |= worse > WORSE
-        return np.asarray(unfit.numpy())
+        return unfit
 
     def expect_recall(self, k: int, reachable: int, expected: Expected) -> NDArray[np.float64]:
         """(queries,) the expected share of each top `k` among the scored rows."""

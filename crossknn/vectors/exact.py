@@ -62,13 +62,13 @@ class ExactSearch:
         return _to_numpy(self.take_tensor(self._torch.as_tensor(np.asarray(rows, np.int64))))
 
     def estimates(self, queries: NDArray[Any]) -> Scores:
-        wanted = self._check_queries(queries)
+        wanted, unit = self._in_units(self._check_queries(queries))
         result = np.empty((len(wanted), len(self)), np.float32)
         for first in range(0, len(wanted), BLOCK_QUERIES):
             batch = wanted[first : first + BLOCK_QUERIES]
             for start, stop in self._blocks(BLOCK_ROWS):
                 result[first : first + len(batch), start:stop] = _to_numpy(self._products(batch, start, stop))
-        return result
+        return result if unit is None else result * _to_numpy(unit)
 
     def search(
         self,
@@ -97,7 +97,8 @@ class ExactSearch:
         found = self.set_apart(known).search(wanted, n, exclude=hidden, allowed=allowed)
         rows, best, products = (_to_numpy(tensor) for tensor in found)
         told = [line[: len(mine)] for line, mine in zip(products, apart or nothing, strict=True)]
-        return [_finite(*line) for line in zip(rows, best, strict=True)], told
+        proposals = map(Proposal, rows, best) if np.isfinite(best).all() else map(_finite, rows, best)
+        return list(proposals), told
 
     def set_apart(self, rows: torch.Tensor) -> ExactApart:
         """A search of as many queries, round after round, with these rows of each apart (`TensorSearch`)."""
@@ -121,6 +122,7 @@ class ExactSearch:
         """The rows of the `n` largest products, those, −∞ where there are fewer, and the products of what is apart."""
         from crossknn.largest import largest  # imports torch
 
+        queries, unit = self._in_units(queries)
         told = self._torch.empty(len(queries) * apart.width, device=self.device)
         best, rows = (one.new_empty((len(queries), 0)) for one in (told, hidden))
         for start, stop in self._blocks(self.block_rows(len(queries))) if len(queries) else ():
@@ -137,7 +139,8 @@ class ExactSearch:
             self._hide(products, hidden - start if start else hidden)
             block_best, columns = largest(products, n)
             best, rows = self._join((best, rows), (block_best, columns + start if start else columns), n)
-        return rows, best, told.view(len(queries), apart.width)
+        products = told.view(len(queries), apart.width)
+        return (rows, best, products) if unit is None else (rows, best * unit, products * unit)
 
     def _join(
         self, one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor], n: int
@@ -171,11 +174,28 @@ class ExactSearch:
 
     def _halves(self, part: torch.Tensor, queries: torch.Tensor, start: int, stop: int) -> torch.Tensor | None:
         """The products with a part in half precision where a GPU need not widen it; None where it has to."""
-        if not part.is_cuda or part.dtype != self._torch.float16:
+        if not self._in_halves(part):
             return None
-        from crossknn.vectors.half_products import SplitQueries, can_multiply_halves  # imports torch
+        from crossknn.vectors.half_products import SplitQueries  # imports torch
 
-        return SplitQueries(queries).products(part[start:stop]) if can_multiply_halves(part.device) else None
+        return SplitQueries(queries).products(part[start:stop])
+
+    def _in_halves(self, part: torch.Tensor) -> bool:
+        if not part.is_cuda or part.dtype != self._torch.float16:
+            return False
+        from crossknn.vectors.half_products import can_multiply_halves  # imports torch
+
+        return can_multiply_halves(part.device)
+
+    def _in_units(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Queries as `_products` wants them, and what it gives too little of; None is 1."""
+        first = self._parts[0]
+        if not len(queries) or not self._in_halves(first):
+            return queries, None
+        from crossknn.vectors.half_products import power_of_two  # imports torch
+
+        unit = power_of_two(queries, first.shape[1])
+        return queries / unit, unit
 
     def _multiply(self, part: torch.Tensor, queries: torch.Tensor, start: int, result: torch.Tensor, beta: int) -> None:
         """Write the products with rows of one part from `start` on to `result`, or add them to it."""

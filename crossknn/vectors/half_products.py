@@ -11,6 +11,7 @@ from functools import cache
 import torch
 
 REST = 2.0**11  # what the first float16 leaves is so much smaller than it
+FAR = 2.0**-60  # values so much smaller than others count for nothing beside them
 
 
 @cache
@@ -25,21 +26,30 @@ def can_multiply_halves(device: torch.device) -> bool:
         return False
 
 
+def power_of_two(queries: torch.Tensor, width: int) -> torch.Tensor:
+    """(queries, 1) what each query is to be divided by so that none of its first `width` values is above 1.
+
+    That rounds nothing. It is not so small that the values behind them would grow without bound.
+    """
+    most = torch.linalg.vector_norm(queries[:, :width], torch.inf, dim=1, keepdim=True)
+    if width < queries.shape[1]:
+        most = most.maximum(FAR * torch.linalg.vector_norm(queries, torch.inf, dim=1, keepdim=True))
+    most = most.clamp_(min=torch.finfo(torch.float32).tiny)
+    power: torch.Tensor = most / torch.frexp(most).mantissa
+    return power
+
+
 class SplitQueries:
-    """(queries, dim) float32 as pairs of float16."""
+    """(queries, dim) float32, with values up to 1, as pairs of float16."""
 
     def __init__(self, queries: torch.Tensor) -> None:
-        largest = queries.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-        self._scale = torch.exp2(torch.ceil(torch.log2(largest)))  # a power of two: nothing is rounded by it
-        scaled = queries / self._scale
-        first = scaled.half()
-        self._both = torch.cat([first, ((scaled - first.float()) * REST).half()])
+        first = queries.half()
+        self._both = torch.cat([first, ((queries - first) * REST).half()])
 
     def products(self, rows: torch.Tensor) -> torch.Tensor:
         """(queries, rows) float32"""
-        both = self.multiply(self._both, rows.T)
-        count = len(self._scale)
-        return both[:count].add_(both[count:], alpha=1 / REST).mul_(self._scale)
+        first, rest = self.multiply(self._both, rows.T).chunk(2)
+        return first.add_(rest, alpha=1 / REST)
 
     @staticmethod
     def multiply(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -54,8 +54,8 @@ def lines(*values: np.ndarray) -> list[torch.Tensor]:
 def test_order_worse_in_standard_errors():
     scores = np.arange(50, dtype=np.float32)
     noise = np.random.default_rng(0).normal(size=50).astype(np.float32)
-    assert (order_worse(*lines(noise, scores, scores)) > torch.tensor([10, 7])).all()
-    assert (order_worse(*lines(scores, noise, scores)) < torch.tensor([-10, -7])).all()
+    assert (order_worse(*lines(noise, scores, scores)) > [10, 7]).all()
+    assert (order_worse(*lines(scores, noise, scores)) < [-10, -7]).all()
     assert order_worse(*lines(noise, noise, scores)).tolist() == [0, 0]
     assert order_worse(*lines(noise, scores, np.zeros(50, np.float32))).tolist() == [0, 0]
     assert order_worse(*lines(noise[:18], scores[:18], scores[:18]))[1] == 0  # too few to tell
@@ -177,6 +177,6 @@ def test_the_advantage_is_the_ratio_of_two_likelihoods_on_their_best_scales():
 
         whole = columns @ columns.T + vectors @ vectors.T + 0.2 * np.eye(count)
         plain = columns @ columns.T + (0.2 + (vectors**2).sum(1).mean()) * np.eye(count)
-        advantage = float(beliefs.evidence.advantage()[query])
+        advantage = float(beliefs.evidence.on_arrays().advantage()[query])
         assert advantage == pytest.approx(likelihood(whole) - likelihood(plain), abs=1e-3)
         assert advantage > 5

@@ -5,9 +5,14 @@ import pytest
 import torch
 
 from crossknn.vectors.exact import ExactSearch
-from crossknn.vectors.half_products import SplitQueries, can_multiply_halves
+from crossknn.vectors.half_products import SplitQueries, can_multiply_halves, power_of_two
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
+def multiply(queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    powers = power_of_two(queries, queries.shape[1])
+    return SplitQueries(queries / powers).products(rows) * powers
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -19,12 +24,25 @@ def test_products_are_as_exact_as_in_float32(device: str, size: float) -> None:
     rows = torch.randn(200, 96, generator=generator).half()
     exact = (queries.double() @ rows.double().T).numpy()
     plain = (queries @ rows.float().T).numpy()
-    halves = SplitQueries(queries.to(device)).products(rows.to(device)).cpu().numpy()
+    halves = multiply(queries.to(device), rows.to(device)).cpu().numpy()
     assert np.abs(halves - exact).max() < 4 * np.abs(plain - exact).max()
 
 
 def test_a_query_of_zeros() -> None:
-    assert SplitQueries(torch.zeros(2, 4)).products(torch.ones(3, 4).half()).tolist() == [[0.0] * 3] * 2
+    assert multiply(torch.zeros(2, 4), torch.ones(3, 4).half()).tolist() == [[0.0] * 3] * 2
+
+
+def test_powers_of_two() -> None:
+    queries = torch.tensor([[0.0, 1.0, 9.0], [-3.0, 0.1, 0.0], [1e-30, 0.0, 1e-29], [0.25, -0.75, 1e9]])
+    powers = power_of_two(queries, 2)
+    assert (powers.log2() % 1 == 0).all()
+    most = (queries / powers)[:, :2].abs().amax(1)
+    assert ((most <= 1) & (most >= 0.5)).all()
+
+
+def test_what_is_behind_zeros_stays_finite() -> None:
+    queries = torch.tensor([[0.0, 1e20], [1e-38, 1.0], [0.0, 0.0]])
+    assert torch.isfinite(queries / power_of_two(queries, 1)).all()
 
 
 def test_where_it_is_used() -> None:
