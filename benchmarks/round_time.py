@@ -25,25 +25,27 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from benchmarks.scoring_speed import draw_pairs, surroundings
+from crossknn.items import Items
 from crossknn.normalization import Normalization
 from crossknn.prior import TRAITS, Prior
+from crossknn.proposed import Proposed
 from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Answer, Space, Stopwatch, Strategy, drive
 from crossknn.strategies.posterior import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.strategies.rounds import share_of_round
-from crossknn.types import Proposal, Rows
+from crossknn.types import Mask, Proposal, Rows
 from crossknn.vectors.exact import ExactSearch
 
 DIM, ROUNDS = 384, 10
@@ -93,6 +95,21 @@ def read_options() -> argparse.Namespace:
 
 
 @dataclass(frozen=True)
+class FirstStage:
+    """The encoder alone."""
+
+    vectors: ExactSearch
+    queries: np.ndarray
+    name: str = "dense"
+
+    def fit(self, _: Items) -> Self:
+        return self
+
+    def retrieve(self, _: Sequence[str], n: int, *, allowed: Mask | None = None) -> list[Proposal]:
+        return self.vectors.search(self.queries, n, allowed=allowed)
+
+
+@dataclass(frozen=True)
 class World:
     vectors: ExactSearch
     wide: torch.Tensor | None  # (items, dim) float32 on a GPU, for the paper's side
@@ -113,13 +130,12 @@ class World:
         return cls(search, wide, asked, scores, make_prior(items, rng))
 
     def space(self, queries: int) -> Space:
-        def propose(_: str | None, n: int) -> tuple[str, list[Proposal]]:
-            return "dense", self.vectors.search(self.queries[:queries], n)
-
+        """That of one search: what its first stage proposed is remembered until its end, as in a `Searcher`."""
+        first_stage = FirstStage(self.vectors, self.queries[:queries])
         return Space(
             queries=queries,
             items=self.scores.shape[1],
-            propose=propose,
+            propose=Proposed([""] * queries, lambda _: first_stage, None),
             query_vectors=lambda: self.queries[:queries],
             item_vectors=lambda: self.vectors,
             item_profiles=lambda: self.vectors,
@@ -164,15 +180,20 @@ def make_prior(items: int, rng: np.random.Generator) -> Prior:
 
 def measure(world: World, queries: int, budget: int, times: int) -> dict[str, float]:
     """Seconds outside the scorer for all queries, by side."""
-    plain, profiles = world.space(queries), world.vectors.beside(*world.prior.beside)
-    sides: dict[str, tuple[Strategy, Space]] = {
-        "Rerank": (Rerank(budget, "dense"), plain),
-        "Axn": (Axn(budget, ROUNDS), plain),
-        "Posterior, no index": (Posterior(budget, ROUNDS), plain),
-        "Posterior": (Posterior(budget, ROUNDS), replace(plain, prior=world.prior, item_profiles=lambda: profiles)),
+    profiles = world.vectors.beside(*world.prior.beside)
+    known = {"prior": world.prior, "item_profiles": lambda: profiles}
+    sides: dict[str, tuple[Strategy, dict[str, Any]]] = {
+        "Rerank": (Rerank(budget, "dense"), {}),
+        "Axn": (Axn(budget, ROUNDS), {}),
+        "Posterior, no index": (Posterior(budget, ROUNDS), {}),
+        "Posterior": (Posterior(budget, ROUNDS), known),
     }
+
+    def search(strategy: Strategy, known: dict[str, Any], told: Told) -> None:
+        drive(strategy, replace(world.space(queries), **known), told)
+
     took = {
-        name: smallest(partial(outside, world, partial(drive, *side)), times=times, slow=SLOW)
+        name: smallest(partial(outside, world, partial(search, *side)), times=times, slow=SLOW)
         for name, side in sides.items()
     }
     few = min(queries, PAPER_QUERIES)
