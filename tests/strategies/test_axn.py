@@ -162,13 +162,14 @@ def test_a_query_without_first_rows_uses_the_dual_encoder_or_ends():
     assert [f.calls for f in world.run(Axn(budget=20, rounds=4, mix=0.5), space=nothing)] == [20, 20]
 
 
-@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 10_000), st.booleans())
-def test_solution_equals_numpy_pinv(rows, dim, seed, duplicate):
-    """Under- and over-determined systems, with duplicated rows too, and several that are not of the same size."""
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 10_000), st.integers(0, 3), st.integers(0, 3))
+def test_solution_equals_numpy_pinv(rows, dim, seed, copies, unused):
+    """Under- and over-determined systems, with rows several times, dimensions of zeros, and of different sizes."""
     rng = np.random.default_rng(seed)
     vectors = rng.normal(size=(rows, dim)).astype(np.float32)
-    if duplicate:
-        vectors[rows // 2 :] = vectors[: rows - rows // 2]
+    if copies:
+        vectors = vectors[np.arange(rows) // (copies + 1)]
+    vectors[:, :unused] *= 1e-8 * (unused == 3)
     targets = rng.normal(size=rows).astype(np.float32)
     counts = [rows, rows // 2, 0]
     found = solve_query_vectors(
@@ -177,6 +178,19 @@ def test_solution_equals_numpy_pinv(rows, dim, seed, duplicate):
     for count, one in zip(counts, found, strict=True):
         wanted = np.linalg.pinv(vectors[:count].astype(np.float64), rcond=1e-6) @ targets[:count]
         np.testing.assert_allclose(one, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max(initial=0))
+
+
+@pytest.mark.parametrize("rows", [12, 30, 60])
+@pytest.mark.parametrize("unused", [0, 2])
+def test_items_that_are_there_twice_and_unused_dimensions_are_no_slow_case(rows, unused, monkeypatch):
+    monkeypatch.setattr("crossknn.strategies.regression._solve_singular", None)
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(rows, 24)).astype(np.float16)
+    vectors[: rows // 2 : 2] = vectors[1 : rows // 2 + 1 : 2]
+    vectors[:, :unused] = 0
+    targets = rng.normal(size=rows)
+    (found,) = solve_query_vectors(ExactSearch(vectors), [np.arange(rows)], [targets])
+    np.testing.assert_allclose(found, np.linalg.pinv(vectors.astype(np.float64)) @ targets, atol=1e-5)
 
 
 def test_solution_of_zero_vectors_is_zero():
