@@ -16,8 +16,9 @@ def map_queries(retrieve: Callable[[str], Proposal], queries: Sequence[str], n_i
     threads = min(len(queries), _cores()) if n_items * len(queries) >= WORTH else 1
     if threads < 2:
         return [retrieve(query) for query in queries]
+    first = retrieve(queries[0])  # alone: what is made once, such as a dictionary of words, is not made by every thread
     with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(retrieve, queries))
+        return [first, *pool.map(retrieve, queries[1:])]
 
 
 def _cores() -> int:
