@@ -21,6 +21,7 @@ from crossknn.types import Vectors
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 BATCH_SIZE = {"cpu": 32, "cuda": 256}
+BATCH_TOKENS = {"cuda": 65_536}  # a GPU has more short texts than that at a time
 AT_ONCE = {"cpu": 256, "cuda": 8192}
 # Files that decide a vector. README, training notes and copies in other formats do not.
 CONFIG_FILES = ("modules.json", "config.json", "config_sentence_transformers.json", "sentence_bert_config.json")
@@ -66,6 +67,7 @@ class SentenceEncoder:
         self._model = _load(library, self.folder, device, dtype)
         self.max_tokens = _limit_tokens(self._model, max_tokens)
         self.batch_size = batch_size or BATCH_SIZE.get(self._model.device.type, BATCH_SIZE["cpu"])
+        self._batch_tokens = 0 if batch_size else BATCH_TOKENS.get(self._model.device.type, 0)
         self.at_once = AT_ONCE.get(self._model.device.type, AT_ONCE["cpu"])
         self._quick = None if query_prompt or item_prompt else QuickEncoding.for_model(self._model)
         self.threads = 2 if self._quick is not None and self._model.device.type == "cuda" else 1
@@ -120,7 +122,8 @@ class SentenceEncoder:
 
     def _encode(self, side: str, texts: list[str]) -> Any:
         if self._quick is not None:
-            return self._quick.encode(texts, batch_size=self.batch_size, normalize=self.normalize)
+            sizes = {"batch_size": self.batch_size, "batch_tokens": self._batch_tokens}
+            return self._quick.encode(texts, **sizes, normalize=self.normalize)
         options: dict[str, Any] = {
             "batch_size": self.batch_size,
             "normalize_embeddings": self.normalize,

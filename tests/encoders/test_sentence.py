@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from crossknn.encoders.quick import cut
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError, ModelNotFound
 from crossknn.items import Items
@@ -88,6 +89,19 @@ def test_vectors_are_those_of_the_library():
         np.testing.assert_allclose(vectors, wanted, atol=2e-6)
         np.testing.assert_array_equal(encoder.encode_queries(texts), vectors)
         assert vectors.dtype == np.float32
+
+
+def test_batches_of_tokens(encoder, monkeypatch):
+    texts = ["", *TEXTS, *("ice " * count for count in range(40))]
+    monkeypatch.setattr(encoder, "_batch_tokens", 200)
+    np.testing.assert_allclose(encoder.encode_items(texts), SentenceEncoder(folder).encode_items(texts), atol=2e-6)
+
+
+def test_short_texts_come_in_larger_batches():
+    lengths = np.array([500, 300, 10, 10, 10, 10, 0, 0])
+    assert list(cut(lengths, 2, 0)) == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8)]
+    assert list(cut(lengths, 2, 40)) == [slice(0, 2), slice(2, 6), slice(6, 46)]
+    assert list(cut(lengths[:0], 2, 40)) == []
 
 
 def test_an_unusual_model_is_left_to_the_library(encoder, tmp_path):
