@@ -55,6 +55,8 @@ class Postings:
         """As `scores[rows] += weights` of one part after the other, but faster and in threads side by side."""
         rows, weights = (np.concatenate([array[part] for part in parts]) for array in (self.rows, self.weights))
         ends = np.cumsum([0, *(part.stop - part.start for part in parts)])
+        if ends[-1] <= np.iinfo(rows.dtype).max:
+            ends = ends.astype(rows.dtype)  # or else rows would be copied to have that of the ends
         columns = import_extra("scipy.sparse", extra="retrievers").csc_array
         shape = (n_items, len(parts))
         return np.asarray(columns((weights, rows, ends), shape=shape) @ np.ones(len(parts), np.float32))
