@@ -116,22 +116,22 @@ def _join(recalls: dict[str, float]) -> str:
 def round_time() -> Table:
     head = ["on", "items", "queries together", "budget", "`Axn`, ms", "`Posterior`, no index", "`Posterior`, prior"]
     head += ["AXN as in the paper", "`Axn` to `Rerank`", "`Posterior` to `Rerank`"]
-    head += ["`Axn`, of scoring", "`Posterior`, of scoring"]
+    head += [f"of scoring by {model}" for model in speed_tables.MODELS.values()]
     found = [(shown, read(name)["cells"]) for name, shown in MACHINES.items() if (RESULTS / f"{name}.json").exists()]
     return as_table(head, ([shown, *_round_cell(cell)] for shown, cells in found for cell in cells))
 
 
 def _round_cell(cell: dict[str, Any]) -> list[str]:
-    """Shares of the scoring time are there only where a model was given."""
+    """Shares of the scoring time are there only where a model was given, those of `Axn` and `Posterior`."""
     times_axn = (cell["times Axn"].get(side) for side in ("Posterior, no index", "Posterior", "AXN as in the paper"))
     times_rerank = (cell.get("times Rerank", {}).get(side) for side in ("Axn", "Posterior"))
-    shares = (cell.get("share_of_scoring", {}).get(side) for side in ("Axn", "Posterior"))
+    shares = (cell.get("share_of_scoring", {}).get(model) for model in speed_tables.MODELS)
     return [
         *(f"{cell[part]:,}" for part in ("items", "queries", "budget")),
         f"{cell['ms']['Axn']:.2f}",
         *map(_or_dash, times_axn),
         *map(_or_dash, times_rerank),
-        *("–" if share is None else f"{100 * share:.1f} %" for share in shares),
+        *("–" if one is None else f"{100 * one['Axn']:.1f} and {100 * one['Posterior']:.1f} %" for one in shares),
     ]
 
 

@@ -14,7 +14,7 @@ products with all items in every round, without the mix and the shortlist that t
 at most four are searched, and `seconds` of more are so many times that. On a GPU it has a float32 copy of the vectors;
 on a CPU it widens the same float16 vectors as the others, block by block, which code that holds float32 would not.
 
-With `--model` and `--texts`, `share_of_scoring` is `seconds` over the seconds in which the model scores as many pairs
+With `--model` and `--texts`, `share_of_scoring` is `seconds` over the seconds in which each model scores as many pairs
 of real texts on the same device, all in one call and with tokens stored: the smallest of 3 after one to warm up, or
 that one alone where it takes more than a minute. Rounds would score fewer pairs at a time and take longer, so that the
 share is rather too large.
@@ -62,18 +62,19 @@ def main() -> None:
     options = read_options()
     report: dict[str, Any] = {"rounds": ROUNDS, "dim": DIM, "cells": [], **surroundings(options)}
     sizes = [(queries, budget) for queries in options.queries for budget in options.budgets]
-    scoring: dict[tuple[int, int], float] = {}
-    if options.model:
-        scorer = CrossEncoder(options.model, device=options.device)
-        scoring = {size: time_scoring(scorer, options.texts, *size) for size in sizes}
-        report |= {"model": options.model.name, "texts": options.texts.stem, "dtype": scorer.dtype}
+    scoring: dict[tuple[int, int], dict[str, float]] = {size: {} for size in sizes}
+    for folder in options.model:
+        scorer = CrossEncoder(folder, device=options.device)
+        for size, took_by in scoring.items():
+            took_by[folder.name] = time_scoring(scorer, options.texts, *size)
+        report |= {"texts": options.texts.stem, "dtype": scorer.dtype}
         del scorer
     for items in options.items:
         world = World.of(items, max(options.queries), options.device)
         for queries, budget in sizes:
             cell = {"items": items, "queries": queries, "budget": budget}
             took = measure(world, queries, budget, options.times)
-            report["cells"].append({**cell, **summarise(took, queries, scoring.get((queries, budget)))})
+            report["cells"].append({**cell, **summarise(took, queries, scoring[queries, budget])})
             print(json.dumps(report["cells"][-1]), flush=True)
             options.out.write_text(json.dumps(report, indent=1) + "\n")
 
@@ -85,11 +86,13 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--budgets", type=int, nargs="+", default=[100, 500])
     parser.add_argument("--times", type=int, default=3, help="once where a search takes more than 10 s")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--model", type=Path, help="folder of a cross-encoder, for the share of the scoring time")
+    parser.add_argument(
+        "--model", type=Path, nargs="+", default=[], help="folders of cross-encoders, for the share of the scoring time"
+    )
     parser.add_argument("--texts", type=Path, help="BEIR folder, or a .jsonl whose lines have a text")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/round_time.json"))
     options = parser.parse_args()
-    if (options.model is None) != (options.texts is None):
+    if bool(options.model) != (options.texts is not None):
         parser.error("--model and --texts go together.")
     return options
 
@@ -263,7 +266,8 @@ def time_scoring(scorer: CrossEncoder, texts: Path, queries: int, budget: int) -
     return smallest(seconds, times=3, slow=SLOW_SCORING)
 
 
-def summarise(took: dict[str, float], queries: int, scoring: float | None) -> dict[str, Any]:
+def summarise(took: dict[str, float], queries: int, scoring: dict[str, float]) -> dict[str, Any]:
+    """`scoring` are the seconds of each model."""
     rounds = {name: 1 if name == "Rerank" else ROUNDS for name in took}
     found: dict[str, Any] = {
         "ms": {name: round(1000 * seconds / queries / rounds[name], 3) for name, seconds in took.items()},
@@ -271,9 +275,12 @@ def summarise(took: dict[str, float], queries: int, scoring: float | None) -> di
     }
     for ratio, base in BASES.items():
         found[ratio] = {name: round(seconds / took[base], 2) for name, seconds in took.items() if name != base}
-    if scoring is not None:
-        found["scoring_seconds"] = round(scoring, 4)
-        found["share_of_scoring"] = {name: round(seconds / scoring, 4) for name, seconds in took.items()}
+    if scoring:
+        found["scoring_seconds"] = {model: round(seconds, 4) for model, seconds in scoring.items()}
+        found["share_of_scoring"] = {
+            model: {name: round(seconds / whole, 4) for name, seconds in took.items()}
+            for model, whole in scoring.items()
+        }
     return found
 
 

@@ -60,11 +60,12 @@ def test_what_is_slow_is_done_once():
 
 def test_ratios_are_of_whole_searches():
     took = {"Rerank": 0.5, "Axn": 2.0, "Posterior": 4.0, PAPER: 8.0}
-    found = summarise(took, 2, 40.0)
+    found = summarise(took, 2, {"small": 40.0, "large": 80.0})
     assert found["ms"] == {"Rerank": 250, "Axn": 100, "Posterior": 200, PAPER: 400}
     assert found["seconds"] == took
     assert found["times Axn"] == {"Rerank": 0.25, "Posterior": 2, PAPER: 4}
     assert found["times Rerank"] == {"Axn": 4, "Posterior": 8, PAPER: 16}
     assert found["times the paper"] == {"Rerank": 0.06, "Axn": 0.25, "Posterior": 0.5}
-    assert found["share_of_scoring"] == {"Rerank": 0.0125, "Axn": 0.05, "Posterior": 0.1, PAPER: 0.2}
-    assert "share_of_scoring" not in summarise(took, 2, None)
+    assert found["share_of_scoring"]["small"] == {"Rerank": 0.0125, "Axn": 0.05, "Posterior": 0.1, PAPER: 0.2}
+    assert found["share_of_scoring"]["large"]["Axn"] == 0.025
+    assert "share_of_scoring" not in summarise(took, 2, {})

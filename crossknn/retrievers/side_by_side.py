@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from crossknn.types import Proposal
 
 WORTH = 1 << 20  # items of all queries together, from which on threads are worth starting
+MOST = 8  # threads; more wait for each other
 
 
 def map_queries(retrieve: Callable[[str], Proposal], queries: Sequence[str], n_items: int) -> list[Proposal]:
     """What `retrieve`, which looks at all items and mostly within numpy, finds for each query."""
-    threads = min(len(queries), _cores()) if n_items * len(queries) >= WORTH else 1
+    threads = min(len(queries), _cores(), MOST) if n_items * len(queries) >= WORTH else 1
     if threads < 2:
         return [retrieve(query) for query in queries]
     first = retrieve(queries[0])  # alone: what is made once, such as a dictionary of words, is not made by every thread
