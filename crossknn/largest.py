@@ -9,8 +9,8 @@ import torch
 from crossknn.errors import InputError
 
 WIDE: Final = 1 << 17  # columns, from which on a GPU first looks at the largest value of each block
-BLOCKS: Final = (128, 64, 32, 16)  # columns of a block, at most so many that the best blocks are
-SMALL: Final = 4  # times smaller than all
+BLOCKS: Final = (128, 64, 32, 16)  # how many columns those have: the first number with which the best blocks together
+SMALL: Final = 4  # are so many times smaller than the line; with none of them all values are looked at
 
 
 def largest(values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,7 +30,7 @@ def largest(values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _top(values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `torch.topk`, of any among equal ones."""
+    """As `torch.topk`: any of those that are equal."""
     width = values.shape[1]
     block = next((one for one in BLOCKS if n * one * SMALL <= width), 0)
     if not values.is_cuda or width < WIDE or not block:

@@ -21,7 +21,7 @@ from crossknn.types import Vectors
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 BATCH_SIZE = {"cpu": 32, "cuda": 256}
-BATCH_TOKENS = {"cuda": 65_536}  # a GPU has more short texts than that at a time
+BATCH_TOKENS = {"cuda": 65_536}  # of short texts a GPU takes more together, up to so many tokens
 AT_ONCE = {"cpu": 256, "cuda": 8192}
 # Files that decide a vector. README, training notes and copies in other formats do not.
 CONFIG_FILES = ("modules.json", "config.json", "config_sentence_transformers.json", "sentence_bert_config.json")
