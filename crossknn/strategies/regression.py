@@ -14,7 +14,8 @@ from crossknn.apart import move, on_tensors
 from crossknn.lines import fill, which_are_there
 from crossknn.types import Rows, Vectors, VectorSearch
 
-TOGETHER: Final = {"cpu": 1 << 20, "cuda": 1 << 26}  # numbers of item vectors that are held at once: what a cache holds
+TOGETHER: Final = {"cpu": 1 << 20, "cuda": 1 << 26}  # numbers of vectors or products held at once: what a cache holds
+MERGED: Final = 4_096  # equations at most that are compared with each other
 TINY: Final = 1e-30
 SAME: Final = 1e-12  # numbers that differ by less than this part of them are equal
 
@@ -23,7 +24,7 @@ def solve_query_vectors(items: VectorSearch, rows: Sequence[Rows], targets: Sequ
     """(queries, dim) for each query the vector that explains the targets of its rows; zeros where there are none."""
     solved, tensors = [np.empty((0, items.dim), np.float32)], on_tensors(items)
     most = max((len(mine) for mine in rows), default=0)
-    size = max(1, TOGETHER.get(tensors.device.type, TOGETHER["cpu"]) // max(1, most * items.dim))
+    size = max(1, _together(tensors.device) // max(1, most * items.dim))
     for start in range(0, len(rows), size):
         mine, goals = rows[start : start + size], targets[start : start + size]
         places, known, goal = (
@@ -32,6 +33,10 @@ def solve_query_vectors(items: VectorSearch, rows: Sequence[Rows], targets: Sequ
         vectors = tensors.take_tensor(places)
         solved.append(solve(vectors, goal, known).float().cpu().numpy())
     return np.concatenate(solved)
+
+
+def _together(device: torch.device) -> int:
+    return TOGETHER.get(device.type, TOGETHER["cpu"])
 
 
 def solve(vectors: Tensor, goals: Tensor, known: Tensor) -> Tensor:
@@ -45,8 +50,9 @@ def solve(vectors: Tensor, goals: Tensor, known: Tensor) -> Tensor:
     solutions, safe = _solve_regular(vectors * there[:, :, None], goals * there)
     unsafe = np.flatnonzero(~safe.cpu().numpy())
     if len(unsafe):  # as where an item is there twice
-        lines = move(unsafe, vectors.device)
-        solutions[lines] = _solve_merged(*merge_duplicates(vectors[lines] * there[lines, :, None], goals[lines]))
+        size = max(1, _together(vectors.device) // vectors.shape[1] ** 2)
+        for lines in torch.split(move(unsafe, vectors.device), size):
+            solutions[lines] = _solve_unsafe(vectors[lines] * there[lines, :, None], goals[lines].double())
     return solutions
 
 
@@ -77,24 +83,10 @@ def _solve_symmetric(grams: Tensor, goals: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cholesky_solve(goals.masked_fill(absent, 0)[:, :, None], factors)[:, :, 0], safe
 
 
-def merge_duplicates(wide: Tensor, goals: Tensor) -> tuple[Tensor, Tensor]:
-    """The same equations (queries, most, dim) with equal rows as one: that, times the root of how many it stands for.
-
-    Its goal is their mean, times the same. The solution of least squares stays what it is.
-    """
-    gram = torch.bmm(wide, wide.mT)
-    squares = gram.diagonal(dim1=1, dim2=2)
-    both = squares[:, :, None] + squares[:, None]
-    same = (both - 2 * gram <= SAME * both) & (squares > 0)[:, :, None] & (squares > 0)[:, None]
-    first = same.to(torch.uint8).argmax(2)  # the first that a row is equal to; of a row of zeros any
-    counts = torch.zeros_like(squares).scatter_add_(1, first, (squares > 0).double())
-    sums = torch.zeros_like(squares).scatter_add_(1, first, goals.double() * (squares > 0))
-    weights = counts.sqrt()
-    return wide * weights[:, :, None], sums / weights.clamp(min=1)
-
-
-def _solve_merged(wide: Tensor, goals: Tensor) -> Tensor:
-    """The solutions where some equations, maybe many, are all 0."""
+def _solve_unsafe(wide: Tensor, goals: Tensor) -> Tensor:
+    """The solutions where equations may be there several times, and some, maybe many, are all 0."""
+    if wide.shape[1] <= MERGED:
+        wide, goals = merge_duplicates(wide, goals)
     there = wide.any(2)
     order = there.sort(dim=1, descending=True, stable=True).indices  # those that are there first
     solutions = torch.empty_like(wide[:, 0])
@@ -109,6 +101,22 @@ def _solve_merged(wide: Tensor, goals: Tensor) -> Tensor:
                 found[line] = _solve_singular(rows[line], goal[line])
             solutions[some] = found
     return solutions
+
+
+def merge_duplicates(wide: Tensor, goals: Tensor) -> tuple[Tensor, Tensor]:
+    """The same equations (queries, most, dim) with equal rows as one: that, times the root of how many it stands for.
+
+    Its goal is their mean, times the same. The solution of least squares stays what it is.
+    """
+    gram = torch.bmm(wide, wide.mT)
+    squares = gram.diagonal(dim1=1, dim2=2)
+    both = squares[:, :, None] + squares[:, None]
+    same = (both - 2 * gram <= SAME * both) & (squares > 0)[:, :, None] & (squares > 0)[:, None]
+    first = same.to(torch.uint8).argmax(2)  # the first that a row is equal to; of a row of zeros any
+    counts = torch.zeros_like(squares).scatter_add_(1, first, (squares > 0).double())
+    sums = torch.zeros_like(squares).scatter_add_(1, first, goals * (squares > 0))
+    weights = counts.sqrt()
+    return wide * weights[:, :, None], sums / weights.clamp(min=1)
 
 
 def _solve_singular(rows: Tensor, goal: Tensor) -> Tensor:

@@ -193,6 +193,15 @@ def test_items_that_are_there_twice_and_unused_dimensions_are_no_slow_case(rows,
     np.testing.assert_allclose(found, np.linalg.pinv(vectors.astype(np.float64)) @ targets, atol=1e-5)
 
 
+def test_too_many_rows_to_be_compared_are_solved_all_the_same(monkeypatch):
+    monkeypatch.setattr("crossknn.strategies.regression.MERGED", 10)
+    rng = np.random.default_rng(0)
+    vectors = np.repeat(rng.normal(size=(8, 24)).astype(np.float32), 2, axis=0)
+    targets = rng.normal(size=16)
+    (found,) = solve_query_vectors(ExactSearch(vectors), [np.arange(16)], [targets])
+    np.testing.assert_allclose(found, np.linalg.pinv(vectors.astype(np.float64)) @ targets, atol=1e-5)
+
+
 def test_solution_of_zero_vectors_is_zero():
     (found,) = solve_query_vectors(ExactSearch(np.zeros((3, 4), np.float32)), [np.arange(3)], [np.ones(3)])
     assert found.tolist() == [0, 0, 0, 0]
