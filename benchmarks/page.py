@@ -265,6 +265,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "stopping": lambda: posterior_tables.stopping(read("stopping")),
     "asking": lambda: posterior_tables.asking(read("asking")),
     "round time": round_time,
+    "steps of exact search": lambda: speed_tables.search_steps(read("search_steps")),
     "start-up": startup,
     "kept BM25": kept_bm25,
     "vector storage": vector_storage,

@@ -70,6 +70,13 @@ def _variant(one: dict[str, Any]) -> list[str]:
     return [f"{one['pairs_per_s']:,}", f"{100 * one['share']:.0f} %"]
 
 
+def search_steps(found: dict[str, Any]) -> Table:
+    """Milliseconds of a search by the kilobytes of a step."""
+    steps = found["ms_by_kilobytes"]
+    head = ["queries together", *(f"{int(size) / 1024:g} MB" for size in steps)]
+    return as_table(head, ([count, *(f"{took[count]:,.0f}" for took in steps.values())] for count in steps["2048"]))
+
+
 def million_steps(found: dict[str, Any]) -> Table:
     steps = {name: taken["seconds"] for name, taken in found["steps"].items()}
     build = found["build"]["seconds"]

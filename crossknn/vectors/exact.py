@@ -27,7 +27,7 @@ BLOCK_ROWS = 65_536  # rows whose estimates are held at once, per query
 BLOCK_QUERIES = 256
 BLOCK_VALUES = 1 << 26  # estimates that are held at once on a GPU, where few large blocks are faster
 # Rows are widened to float32 in steps that fit the cache of a core (CPU) or fill the chip (GPU).
-STEP_BYTES = {"cpu": 8 << 20, "cuda": 512 << 20}
+STEP_BYTES = {"cpu": 2 << 20, "cuda": 512 << 20}
 
 
 class ExactSearch:
