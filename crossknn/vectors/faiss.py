@@ -43,9 +43,9 @@ LEAST: Final = 32_768  # and the fewest vectors,
 LOOKED: Final = 24  # how many more for each row that is wanted,
 PER_HIDDEN: Final = 2  # and for each that is hidden, since these are often the nearest
 # What takes how long, where exact search takes 1 for each item: a candidate of hnsw, a vector of ivf or flat,
-COST: Final = {"hnsw": 13.0, "ivf": 0.5, "flat": 0.5}
-LISTED: Final = 4.0  # a row that is looked up by itself,
-EACH_QUERY: Final = 0.05  # and an item for each further query of an exact search
+COST: Final = {"hnsw": 16.0, "ivf": 0.5, "flat": 0.5}
+LISTED: Final = 8.0  # a row that is looked up by itself,
+EACH_QUERY: Final = 0.12  # and an item for each further query of an exact search
 
 Answer = tuple[Proposal | None, Scores]  # the best rows, None where exact search is to find them, and products
 
