@@ -68,7 +68,9 @@ class ExactSearch:
             batch = wanted[first : first + BLOCK_QUERIES]
             for start, stop in self._blocks(BLOCK_ROWS):
                 result[first : first + len(batch), start:stop] = _to_numpy(self._products(batch, start, stop))
-        return result if unit is None else result * _to_numpy(unit)
+        if unit is not None:
+            result *= _to_numpy(unit)
+        return result
 
     def search(
         self,
