@@ -27,10 +27,11 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from benchmarks.matrix_rate import device_seconds, matrix_rate, matrix_work
 from benchmarks.scoring_speed import draw_pairs, surroundings
 from crossknn.attention import attention_of_any_shape
+from crossknn.like_lengths import cut_alike
 from crossknn.scorers.first_token import shorten_last_layer
 from crossknn.scorers.layer_steps import GPU_STEPS, Layout, Steps, attend_at_once, fused_steps
 from crossknn.scorers.packed import PackedModel
-from crossknn.scorers.pair_batches import cut_alike, cut_in_order
+from crossknn.scorers.pair_batches import cut_in_order
 from crossknn.scorers.pair_template import find_template
 from crossknn.scorers.token_store import fast_tokenize
 

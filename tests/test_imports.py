@@ -49,6 +49,7 @@ LAYERS = [
         "files",
         "fingerprints",
         "largest",
+        "like_lengths",
         "lines",
         "models",
         "ranking",

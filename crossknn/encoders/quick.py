@@ -6,13 +6,13 @@ than the model does. Here the tokenizer reads all texts at once, and vectors are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crossknn.like_lengths import cut_alike
 from crossknn.optional import import_extra
 from crossknn.types import Vectors
 
@@ -53,17 +53,16 @@ class QuickEncoding:
     def encode(self, texts: Sequence[str], *, batch_size: int, batch_tokens: int, normalize: bool) -> Vectors:
         """(texts, dim), in batches of so many texts, or of as many more as have so many tokens together."""
         tokens = self._tokenize(texts)
-        lengths = np.array([len(some) for some in tokens])
-        order = np.argsort(-lengths, kind="stable")  # the largest batch first
+        batches = list(cut_alike(np.array([len(some) for some in tokens]), batch_tokens, least=batch_size))
         torch, parts = self._torch, []
         with torch.inference_mode():
-            for batch in cut(lengths[order], batch_size, batch_tokens):
-                features = self._pad([tokens[place] for place in order[batch]])
+            for batch in batches:
+                features = self._pad([tokens[place] for place in batch])
                 part = self._model(self._to_device(features))["sentence_embedding"]
                 parts.append(torch.nn.functional.normalize(part, p=2, dim=1) if normalize else part)
             in_order: Vectors = torch.cat(parts).float().cpu().numpy()
         vectors = np.empty_like(in_order)
-        vectors[order] = in_order
+        vectors[np.concatenate(batches)] = in_order
         return vectors
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
@@ -93,12 +92,3 @@ class QuickEncoding:
             self._torch.is_tensor(wanted.get(name)) and self._torch.equal(wanted[name], tensor)
             for name, tensor in features.items()
         ) and not any(map(self._torch.is_tensor, self._plain.values()))
-
-
-def cut(lengths: NDArray[np.int64], batch_size: int, batch_tokens: int) -> Iterator[slice]:
-    """Batches of texts of these lengths, which fall: `batch_size` of them, or more up to so many padded tokens."""
-    start = 0
-    while start < len(lengths):
-        end = start + max(batch_size, batch_tokens // max(1, int(lengths[start])))
-        yield slice(start, end)
-        start = end

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from crossknn.attention import attention_of_any_shape
 from crossknn.errors import InputError, ScorerError
+from crossknn.like_lengths import cut_alike
 from crossknn.models import portable_name
 from crossknn.optional import import_extra
 from crossknn.scorers.checked import check_scores, describe_pair
@@ -29,7 +30,6 @@ from crossknn.scorers.pair_batches import (
     LongItems,
     Passes,
     best_of_passes,
-    cut_alike,
     cut_in_order,
     plan_passes,
 )

@@ -1,4 +1,4 @@
-"""From pairs to padded batches: cut to the model's length, windows over long items, batches of like length."""
+"""From pairs to batches: cut to the model's length, windows over long items, batches in the order given."""
 
 from __future__ import annotations
 
@@ -108,16 +108,6 @@ def _windows(lengths: Counts, window: Counts, stride: int | None) -> tuple[Rows,
     pair = np.repeat(np.arange(len(lengths)), counts)
     number = np.arange(len(pair)) - np.repeat(np.cumsum(counts) - counts, counts)
     return pair, np.minimum(number * step[pair], (lengths - window)[pair])
-
-
-def cut_alike(lengths: Counts, batch_tokens: int) -> Iterator[Rows]:
-    """Positions in batches of like length, longest first: rows × longest ≤ `batch_tokens`, at least one row."""
-    order = np.argsort(-lengths, kind="stable")
-    start = 0
-    while start < len(order):
-        rows = max(1, batch_tokens // int(lengths[order[start]]))
-        yield order[start : start + rows]
-        start += rows
 
 
 def cut_in_order(lengths: Counts, batch_tokens: int) -> Iterator[slice]:

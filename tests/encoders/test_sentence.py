@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
-from crossknn.encoders.quick import cut
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError, ModelNotFound
 from crossknn.items import Items
+from crossknn.like_lengths import cut_alike
 from crossknn.retrievers.dense import Dense
 from crossknn.testing import check_encoder, check_retriever
 
@@ -99,9 +99,9 @@ def test_batches_of_tokens(encoder, monkeypatch):
 
 def test_short_texts_come_in_larger_batches():
     lengths = np.array([500, 300, 10, 10, 10, 10, 0, 0])
-    assert list(cut(lengths, 2, 0)) == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8)]
-    assert list(cut(lengths, 2, 40)) == [slice(0, 2), slice(2, 6), slice(6, 46)]
-    assert list(cut(lengths[:0], 2, 40)) == []
+    assert [rows.tolist() for rows in cut_alike(lengths, 0, least=2)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [rows.tolist() for rows in cut_alike(lengths, 40, least=2)] == [[0, 1], [2, 3, 4, 5], [6, 7]]
+    assert list(cut_alike(lengths[:0], 40, least=2)) == []
 
 
 def test_an_unusual_model_is_left_to_the_library(encoder, tmp_path):

@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from crossknn.errors import InputError
-from crossknn.scorers.pair_batches import Limits, best_of_passes, cut_alike, longest_first, plan_passes
+from crossknn.like_lengths import cut_alike
+from crossknn.scorers.pair_batches import Limits, best_of_passes, longest_first, plan_passes
 from crossknn.scorers.pair_template import PairTemplate, find_template
 from crossknn.scorers.token_store import Ragged, TokenStore, fast_tokenize
 from tests.scorers import tiny
