@@ -27,14 +27,14 @@ import numpy as np
 from benchmarks.posterior import CALLS_PER_ITEM, ROUNDS, Shares, build, means, search
 from benchmarks.scoring_speed import surroundings
 from benchmarks.signals import compare
-from crossknn.evaluate.bench import Bench
+from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.tasks import Task, read_matrix
-from crossknn.searcher import Searcher
-from crossknn.strategies import posterior
-from crossknn.strategies.base import Ask, Space
-from crossknn.strategies.posterior import Posterior
-from crossknn.strategies.quests import Expected, Quests
-from crossknn.strategies.rounds import Scored
+from crossknn.search.searcher import Searcher
+from crossknn.strategies.base import Round, SearchContext
+from crossknn.strategies.posterior import strategy as posterior
+from crossknn.strategies.posterior.session import Expected, PosteriorSession
+from crossknn.strategies.posterior.strategy import Posterior
+from crossknn.strategies.rounds import Observations
 from crossknn.types import Rows
 
 CELLS = ((1, 25), (1, 100), (10, 50), (10, 100), (100, 500))
@@ -112,16 +112,16 @@ class Mixed(Posterior):
 
     part: float = 0.0
 
-    def _ask(self, space: Space, quests: Quests, expected: Expected, shares: list[int]) -> Ask:
+    def _ask(self, space: SearchContext, quests: PosteriorSession, expected: Expected, shares: list[int]) -> Round:
         before = quests.hedge_with([ceil(posterior.HEDGE * share) for share in shares])
         for hedge, scored, share in zip(before, quests.scored, shares, strict=True):
             count = round(self.part * share)
             others = from_neighbours(space, scored, self.budget) if count else np.empty(0, np.int64)
             hedge += others[~np.isin(others, [*scored.rows, *hedge])][:count].tolist()
-        return Ask(quests.ask(expected, shares, before), "mixed")
+        return Round(quests.ask(expected, shares, before), "mixed")
 
 
-def from_neighbours(space: Space, scored: Scored, budget: int) -> Rows:
+def from_neighbours(space: SearchContext, scored: Observations, budget: int) -> Rows:
     """The nearest of the best scored item first, then those of the second, one of each in turn."""
     best = scored.rows[np.argsort(-scored.scores, kind="stable")[:BEST]]
     items = space.item_vectors()

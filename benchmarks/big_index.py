@@ -10,8 +10,8 @@ from zlib import crc32
 import numpy as np
 
 from crossknn.encoders.function import function_encoder
-from crossknn.index import Index
-from crossknn.items import Items
+from crossknn.indexing.index import Index
+from crossknn.items.items import Items
 from crossknn.scorers.function import function_scorer
 
 DIM, WORDS, VOCABULARY, QUERIES = 384, 24, 50_000, 500

@@ -23,12 +23,12 @@ import torch
 from benchmarks.scoring_speed import surroundings
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.evaluate.measures import bootstrap_interval
-from crossknn.items import Items
-from crossknn.ranking import top_rows
+from crossknn.items.items import Items
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.dense import Dense
 from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.types import Retriever, Scorer
+from crossknn.vectors.ranking import top_rows
 from tools.training_lists import TrainingQuery, phrases, read_corpus, rows_held_out, sentences
 
 

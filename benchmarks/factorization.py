@@ -25,16 +25,16 @@ import torch
 from benchmarks.matrices import Matrix, load
 from benchmarks.scoring_speed import surroundings
 from crossknn.encoders.precomputed import PrecomputedEncoder
-from crossknn.indexing.entries import Entries, Pairs
-from crossknn.indexing.fitting import explained
-from crossknn.indexing.inductive import Inductive
+from crossknn.indexing.factorization.inductive import Inductive
+from crossknn.indexing.factorization.trainer import explained
+from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.sampling import PerItem, PerQuery, sample_per_item, sample_per_query
-from crossknn.indexing.transductive import Transductive
-from crossknn.items import Items
-from crossknn.normalization import Normalization
+from crossknn.indexing.score_matrix import Pairs, SparseScores
+from crossknn.items.items import Items
 from crossknn.retrievers.dense import Dense
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
+from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.rerank import Rerank
 from crossknn.vectors.exact import ExactSearch
 
@@ -76,8 +76,8 @@ class World:
     train_vectors: np.ndarray  # (train queries, dim)
     train_scores: np.ndarray  # (train queries, items) normalised
 
-    def buy(self, pairs: Pairs) -> Entries:
-        return Entries(pairs, self.train_scores[pairs.queries, pairs.rows])
+    def buy(self, pairs: Pairs) -> SparseScores:
+        return SparseScores(pairs, self.train_scores[pairs.queries, pairs.rows])
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def dual_encoder(world: World) -> Learned:
     return Learned("DE", world.train_vectors, world.matrix.query_vectors, world.items, {})
 
 
-def learn(world: World, entries: Entries, seed: int) -> Iterator[Learned]:
+def learn(world: World, entries: SparseScores, seed: int) -> Iterator[Learned]:
     """Every kind of vectors fitted to the same entries, with the same ones held out."""
     test = world.matrix.query_vectors
     fit, went = fit_vectors(world, entries, Transductive.preset("paper", seed=seed))
@@ -173,7 +173,7 @@ def learn(world: World, entries: Entries, seed: int) -> Iterator[Learned]:
     yield Learned("MF_ind", train, test, nets.encode_items(world.items), went)
 
 
-def fit_vectors(world: World, entries: Entries, settings: Transductive | Inductive) -> tuple[Any, dict[str, Any]]:
+def fit_vectors(world: World, entries: SparseScores, settings: Transductive | Inductive) -> tuple[Any, dict[str, Any]]:
     """What was fitted, and how that went; processor seconds stay the same on a busy machine."""
     began = time.process_time()
     fit = settings.fit(entries, world.train_vectors, world.items)

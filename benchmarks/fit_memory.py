@@ -21,10 +21,10 @@ import numpy as np
 
 import crossknn
 from benchmarks.memory import anonymous, in_a_process, watch_anonymous
-from crossknn.indexing.entries import Entries
-from crossknn.indexing.inductive import Inductive
+from crossknn.indexing.factorization.inductive import Inductive
+from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.sampling import PerItem, sample_per_item
-from crossknn.indexing.transductive import Transductive
+from crossknn.indexing.score_matrix import SparseScores
 
 OUT = Path(__file__).parent / "results" / "fit_memory.json"
 QUERIES = 500
@@ -81,9 +81,9 @@ def fit(name: str, items: int, dim: int, per_item: int) -> dict[str, Any]:
     return {"mb": round(peak - before, 1)}
 
 
-def make_entries(items: int, per_item: int, rng: np.random.Generator) -> Entries:
+def make_entries(items: int, per_item: int, rng: np.random.Generator) -> SparseScores:
     pairs = sample_per_item(PerItem(queries=per_item), n_queries=QUERIES, n_items=items)
-    return Entries(pairs, rng.standard_normal(len(pairs), np.float32))
+    return SparseScores(pairs, rng.standard_normal(len(pairs), np.float32))
 
 
 if __name__ == "__main__":

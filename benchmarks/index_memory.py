@@ -26,11 +26,11 @@ import numpy as np
 import crossknn
 from benchmarks.big_index import DIM, ENCODER, SCORER, build_index, read_items
 from benchmarks.memory import anonymous, in_a_process, peak_resident, watch_anonymous
-from crossknn.index import Index
-from crossknn.searcher import Searcher
+from crossknn.indexing.index import Index
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
-from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.posterior.strategy import Posterior
 
 OUT = Path(__file__).parent / "results" / "index_memory.json"
 SEARCHES: dict[str, Strategy] = {"Axn": Axn(100, 10, first="dense"), "Posterior": Posterior(100, 10)}

@@ -35,19 +35,19 @@ from benchmarks.sets import Set, add_options, open_scorer, read_set
 from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.evaluate.compare import rows_of
+from crossknn.evaluate.ground_truth import exact_scores, truth_rows
 from crossknn.evaluate.known import KnownScores
 from crossknn.evaluate.measures import top_k_recall
-from crossknn.evaluate.truth import exact_scores, truth_rows
-from crossknn.index import Index
-from crossknn.indexing.building import Build
-from crossknn.indexing.distill import Distillation
-from crossknn.indexing.inductive import Inductive
+from crossknn.indexing.builder import Build
+from crossknn.indexing.factorization.inductive import Inductive
+from crossknn.indexing.factorization.transductive import Transductive
+from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerItem, PerQuery
-from crossknn.indexing.transductive import Transductive
-from crossknn.searcher import Searcher
+from crossknn.indexing.teaching.distillation import Distillation
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
-from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Scorer
 

@@ -21,10 +21,10 @@ import torch
 from scipy.stats import spearmanr
 
 from benchmarks.scoring_speed import surroundings
-from crossknn import example
 from crossknn.evaluate.measures import top_k_recall
-from crossknn.ranking import top_rows
+from crossknn.example import wordnet as example
 from crossknn.scorers.cross_encoder import CrossEncoder
+from crossknn.vectors.ranking import top_rows
 
 TOPS = (1, 10, 100)
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.evaluate.matrices import read_scores
-from crossknn.normalization import Normalization
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.dense import Dense
 from crossknn.retrievers.fused import Fused
-from crossknn.strategies.base import Answer, Found, Space, Strategy, drive
+from crossknn.strategies.base import QueryResult, RoundScores, SearchContext, Strategy, drive
+from crossknn.strategies.normalization import Normalization
 from crossknn.types import Proposal, Retriever
 from crossknn.vectors.exact import ExactSearch
 
@@ -36,14 +36,14 @@ class Matrix:
         parts = {"queries": self.queries[mine], "scores": self.scores[mine], "query_vectors": self.query_vectors[mine]}
         return replace(self, **parts)
 
-    def space(self, normalization: Normalization | None) -> Space:
+    def space(self, normalization: Normalization | None) -> SearchContext:
         """What a strategy sees; without a normalization nobody has estimated α and β."""
 
         def propose(retriever: str | None, n: int) -> tuple[str, list[Proposal]]:
             return str(retriever), self.retrievers[str(retriever)].retrieve(self.queries, n)
 
         queries, items = self.scores.shape
-        return Space(
+        return SearchContext(
             queries=queries,
             items=items,
             propose=propose,
@@ -53,16 +53,16 @@ class Matrix:
             normalization=normalization,
         )
 
-    def run(self, strategy: Strategy, *, scale: str = "train") -> list[Found]:
+    def run(self, strategy: Strategy, *, scale: str = "train") -> list[QueryResult]:
         """`scale` says where α and β come from: "train" queries, the query's "own" first scores, or "none"."""
         normalization = {"train": self.normalization, "own": None, "none": Normalization()}[scale]
         return drive(
             strategy,
             self.space(normalization),
-            lambda asks: Answer([line[rows] for line, rows in zip(self.scores, asks, strict=True)]),
+            lambda asks: RoundScores([line[rows] for line, rows in zip(self.scores, asks, strict=True)]),
         )
 
-    def recall(self, found: list[Found], k: int) -> np.ndarray:
+    def recall(self, found: list[QueryResult], k: int) -> np.ndarray:
         """(queries,): the share of the exact top k that was scored."""
         truth = np.argsort(-self.scores, axis=1, kind="stable")[:, :k]
         return np.array([np.isin(t, np.concatenate(f.rows)).mean() for t, f in zip(truth, found, strict=True)])

@@ -26,14 +26,14 @@ from benchmarks.scoring_speed import surroundings
 from benchmarks.sets import Set, add_options, open_scorer, read_set
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.evaluate.compare import rows_of
+from crossknn.evaluate.ground_truth import exact_scores, truth_rows
 from crossknn.evaluate.measures import top_k_recall
-from crossknn.evaluate.truth import exact_scores, truth_rows
-from crossknn.hits import Hits
-from crossknn.index import Index
-from crossknn.searcher import Searcher
+from crossknn.indexing.index import Index
+from crossknn.search.results import Hits
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
-from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Scorer
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
-from crossknn.evaluate.canvas import DASHES, LIGHT, MARKERS, Canvas, Style
+from crossknn.evaluate.report.style import DASHES, LIGHT, MARKERS, Canvas, Style
 
 SIDES = ("best Rerank", "best Axn", "Posterior, no index", "Posterior")
 NAMES = ("best Rerank", "best Axn", "Posterior, no index", "Posterior, prior")

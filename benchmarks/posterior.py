@@ -23,20 +23,20 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.scoring_speed import surroundings
-from crossknn.evaluate.bench import Bench
+from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.compare import rows_of, search_together
+from crossknn.evaluate.ground_truth import truth_rows
 from crossknn.evaluate.measures import bootstrap_interval, paired_difference, top_k_recall
 from crossknn.evaluate.tasks import Task, read_matrix
-from crossknn.evaluate.truth import truth_rows
-from crossknn.index import Index
 from crossknn.indexing import prior_fit
-from crossknn.indexing.building import prior_sampling
-from crossknn.indexing.traits import Tastes
-from crossknn.prior import TRAITS
-from crossknn.searcher import Searcher
+from crossknn.indexing.builder import prior_sampling
+from crossknn.indexing.index import Index
+from crossknn.indexing.ppca import ProbabilisticPca
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
-from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.posterior.prior import TRAITS
+from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Scores
 
@@ -182,7 +182,7 @@ def without_biases() -> Iterator[None]:
 
 @contextmanager
 def without_traits() -> Iterator[None]:
-    with patch.object(Tastes, "features", lambda _, rows: np.zeros((len(rows), TRAITS))):
+    with patch.object(ProbabilisticPca, "features", lambda _, rows: np.zeros((len(rows), TRAITS))):
         yield
 
 

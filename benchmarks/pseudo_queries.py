@@ -22,13 +22,13 @@ from benchmarks.posterior import ROUNDS, Shares, means, search_queries
 from benchmarks.scoring_speed import surroundings
 from benchmarks.sets import Set, add_options, open_scorer, read_set
 from benchmarks.signals import compare
-from crossknn.encoders.corpus import encode_items
+from crossknn.encoders.item_encoding import encode_items
 from crossknn.encoders.sentence import SentenceEncoder
+from crossknn.evaluate.ground_truth import exact_scores
 from crossknn.evaluate.known import KnownScores
-from crossknn.evaluate.truth import exact_scores
-from crossknn.index import Index
-from crossknn.searcher import Searcher
-from crossknn.strategies.posterior import Posterior
+from crossknn.indexing.index import Index
+from crossknn.search.searcher import Searcher
+from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 
 CELLS = ((1, 25), (1, 100), (10, 50), (10, 100), (100, 500))

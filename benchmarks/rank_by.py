@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks.scoring_speed import surroundings
-from crossknn.evaluate.bench import Bench
+from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.compare import TOGETHER
 from crossknn.evaluate.matrices import read_scores
 from crossknn.evaluate.measures import bootstrap_interval, paired_difference
 from crossknn.evaluate.quality import measure_quality
 from crossknn.evaluate.splits import Split
 from crossknn.evaluate.tasks import read_matrix
-from crossknn.searcher import Searcher
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.exact import Exact
-from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.posterior.strategy import Posterior
 
 MEASURE, BEST, BUDGET = "nDCG@10", 10, 100
 STRATEGIES: dict[str, Strategy] = {"exact": Exact(), "posterior": Posterior(BUDGET)}

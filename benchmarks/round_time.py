@@ -35,14 +35,14 @@ import numpy as np
 import torch
 
 from benchmarks.scoring_speed import draw_pairs, surroundings
-from crossknn.items import Items
-from crossknn.normalization import Normalization
-from crossknn.prior import TRAITS, Prior
-from crossknn.proposed import Proposed
+from crossknn.items.items import Items
+from crossknn.retrievers.cache import CandidateCache
 from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.strategies.axn import Axn
-from crossknn.strategies.base import Answer, Space, Stopwatch, Strategy, drive
-from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.base import RoundScores, SearchContext, Stopwatch, Strategy, drive
+from crossknn.strategies.normalization import Normalization
+from crossknn.strategies.posterior.prior import TRAITS, Prior
+from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.strategies.rounds import share_of_round
 from crossknn.types import Mask, Proposal, Rows
@@ -55,7 +55,7 @@ PAPER_QUERIES = 4  # that it searches at most
 SLOW, SLOW_SCORING = 10.0, 60.0  # seconds from which on once is enough
 BASES = {"times Axn": "Axn", "times Rerank": "Rerank", "times the paper": PAPER}
 
-Told = Callable[..., Answer]
+Told = Callable[..., RoundScores]
 
 
 def main() -> None:
@@ -132,13 +132,13 @@ class World:
         wide = search.take_tensor(torch.arange(items)) if on_gpu else None
         return cls(search, wide, asked, scores, make_prior(items, rng))
 
-    def space(self, queries: int) -> Space:
+    def space(self, queries: int) -> SearchContext:
         """That of one search: what its first stage proposed is remembered until its end, as in a `Searcher`."""
         first_stage = FirstStage(self.vectors, self.queries[:queries])
-        return Space(
+        return SearchContext(
             queries=queries,
             items=self.scores.shape[1],
-            propose=Proposed([""] * queries, lambda _: first_stage, None),
+            propose=CandidateCache([""] * queries, lambda _: first_stage, None),
             query_vectors=lambda: self.queries[:queries],
             item_vectors=lambda: self.vectors,
             item_profiles=lambda: self.vectors,
@@ -229,10 +229,10 @@ def outside(world: World, search: Callable[[Told], object]) -> float:
     """Seconds of a search that are not spent in the scorer."""
     scoring, device = Stopwatch(), world.vectors.device
 
-    def told(asked: list[Rows], *, first: int = 0) -> Answer:
+    def told(asked: list[Rows], *, first: int = 0) -> RoundScores:
         finish(device)
         with scoring:
-            return Answer([line[rows] for line, rows in zip(world.scores[first:], asked, strict=False)])
+            return RoundScores([line[rows] for line, rows in zip(world.scores[first:], asked, strict=False)])
 
     finish(device)
     began = time.monotonic()

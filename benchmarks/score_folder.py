@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.sets import Drawn, Set, add_options, open_scorer, read_set
-from crossknn.encoders.corpus import encode_items
+from crossknn.encoders.item_encoding import encode_items
 from crossknn.encoders.sentence import SentenceEncoder
-from crossknn.evaluate.truth import exact_scores, truth_rows
+from crossknn.evaluate.ground_truth import exact_scores, truth_rows
 from crossknn.types import Scorer
 
 PARTS = ("test", "train")

@@ -26,14 +26,14 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from benchmarks.matrix_rate import device_seconds, matrix_rate, matrix_work
 from benchmarks.scoring_speed import draw_pairs, surroundings
-from crossknn.attention import attention_of_any_shape
-from crossknn.like_lengths import cut_alike
-from crossknn.scorers.first_token import shorten_last_layer
-from crossknn.scorers.layer_steps import GPU_STEPS, Layout, Steps, attend_at_once, fused_steps
-from crossknn.scorers.packed import PackedModel
-from crossknn.scorers.pair_batches import cut_in_order
-from crossknn.scorers.pair_template import find_template
-from crossknn.scorers.token_store import fast_tokenize
+from crossknn.models.batching import cut_alike
+from crossknn.models.torch_attention import attention_of_any_shape
+from crossknn.scorers.inference.cls_only import shorten_last_layer
+from crossknn.scorers.inference.ops import GPU_STEPS, Layout, Steps, attend_at_once, fused_steps
+from crossknn.scorers.inference.pair_batches import cut_in_order
+from crossknn.scorers.inference.pair_template import find_template
+from crossknn.scorers.inference.token_store import fast_tokenize
+from crossknn.scorers.inference.varlen import PackedModel
 
 Variant = Callable[[], list[torch.Tensor]]
 
@@ -187,7 +187,7 @@ class Work:
     @torch.inference_mode()
     def tiles(self) -> dict[str, float]:
         """Milliseconds of attention in one batch and layer, by rows, columns, warps and stages; and torch's own."""
-        kernels = import_module("crossknn.scorers.kernels")
+        kernels = import_module("crossknn.scorers.inference.triton_kernels")
         layout = self.batches()[0][3]
         heads = self.config.num_attention_heads
         dim = self.config.hidden_size // heads

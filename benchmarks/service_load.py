@@ -71,7 +71,7 @@ def main() -> None:
 
 def build(options: argparse.Namespace) -> list[str]:
     """Have an index in the folder; the queries."""
-    from crossknn.demo import Demo
+    from crossknn.example.demo import Demo
 
     demo = Demo(options.dir, senses=options.senses, device=options.device)
     demo.build()
@@ -80,7 +80,7 @@ def build(options: argparse.Namespace) -> list[str]:
 
 def serve(options: argparse.Namespace) -> None:
     from crossknn.encoders.sentence import SentenceEncoder
-    from crossknn.models import EMBEDDED
+    from crossknn.models.hub import EMBEDDED
     from crossknn.scorers.cross_encoder import CrossEncoder
     from crossknn.serve import server
     from crossknn.serve.service import Service

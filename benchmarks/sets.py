@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from crossknn import example
 from crossknn.evaluate.datasets import Dataset
 from crossknn.evaluate.tasks import marks_of
-from crossknn.items import Items
+from crossknn.example import wordnet as example
+from crossknn.items.items import Items
 from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder, is_emb_cross_encoder
 from crossknn.types import Scorer

@@ -19,18 +19,18 @@ from typing import Any
 
 from benchmarks.posterior import CALLS_PER_ITEM, ROUNDS, Shares, means, search
 from benchmarks.scoring_speed import surroundings
-from crossknn.evaluate.bench import Bench
+from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.known import FittedOnce
 from crossknn.evaluate.matrices import read_scores
 from crossknn.evaluate.measures import paired_difference
 from crossknn.evaluate.tasks import Task, read_matrix
-from crossknn.index import Index
-from crossknn.indexing.building import prior_sampling
-from crossknn.items import Items
-from crossknn.prior import SIGNALS
+from crossknn.indexing.builder import prior_sampling
+from crossknn.indexing.index import Index
+from crossknn.items.items import Items
 from crossknn.retrievers.tfidf import TfIdf
-from crossknn.searcher import Searcher
-from crossknn.strategies.posterior import Posterior
+from crossknn.search.searcher import Searcher
+from crossknn.strategies.posterior.prior import SIGNALS
+from crossknn.strategies.posterior.strategy import Posterior
 
 CHOICES = {"dense, bm25": SIGNALS, "dense, bm25, tfidf": (*SIGNALS, "tfidf"), "dense, tfidf": ("dense", "tfidf")}
 BASE = "dense, bm25"

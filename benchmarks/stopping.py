@@ -24,16 +24,16 @@ import numpy as np
 from benchmarks.pictures import with_few_colours
 from benchmarks.posterior import CALLS_PER_ITEM, Shares, build, search
 from benchmarks.scoring_speed import surroundings
-from crossknn.evaluate.bench import Bench
-from crossknn.evaluate.canvas import LIGHT, MARKERS, Canvas
+from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.compare import TOGETHER
+from crossknn.evaluate.ground_truth import truth_rows
 from crossknn.evaluate.measures import top_k_recall
+from crossknn.evaluate.report.style import LIGHT, MARKERS, Canvas
 from crossknn.evaluate.tasks import Task, read_matrix
-from crossknn.evaluate.truth import truth_rows
-from crossknn.searcher import Searcher
-from crossknn.strategies.base import Flow, Space
-from crossknn.strategies.posterior import Posterior
-from crossknn.strategies.quests import Quests
+from crossknn.search.searcher import Searcher
+from crossknn.strategies.base import Flow, SearchContext
+from crossknn.strategies.posterior.session import PosteriorSession
+from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.types import Rows
 
 KS, BUDGETS, STOPS = (1, 10, 100), (25, 50, 100, 200, 500), (0.8, 0.9, 0.95, 0.99)
@@ -93,7 +93,7 @@ def measure_guard(task: Task, searcher: Searcher) -> tuple[Shares, list[dict[str
         cells = [(k, budget) for k in KS]
         with counting() as unfit:
             shares |= search(task, searcher, Posterior, cells)
-        with patch.object(Quests, "unfit", lambda quests: np.zeros(len(quests), np.bool_)):
+        with patch.object(PosteriorSession, "unfit", lambda quests: np.zeros(len(quests), np.bool_)):
             without = search(task, searcher, Posterior, cells)
         added = {f"top {k}": round(float((shares[k, budget] - without[k, budget]).mean()), 2) for k in KS}
         guarded = round(100 * sum(map(len, unfit)) / len(task.queries), 1)
@@ -104,16 +104,16 @@ def measure_guard(task: Task, searcher: Searcher) -> tuple[Shares, list[dict[str
 @contextmanager
 def counting() -> Iterator[list[set[int]]]:
     """For each search of some queries, which of them followed a retriever in some round after the first."""
-    found: dict[int, tuple[Quests, set[int]]] = {}
-    unfit = Quests.unfit
+    found: dict[int, tuple[PosteriorSession, set[int]]] = {}
+    unfit = PosteriorSession.unfit
 
-    def count(quests: Quests) -> np.ndarray:
+    def count(quests: PosteriorSession) -> np.ndarray:
         which = unfit(quests)
         found.setdefault(id(quests), (quests, set()))[1].update(np.flatnonzero(which).tolist())
         return which
 
     followed: list[set[int]] = []
-    with patch.object(Quests, "unfit", count):
+    with patch.object(PosteriorSession, "unfit", count):
         yield followed
     followed += [mine for _, mine in found.values()]
 
@@ -134,7 +134,7 @@ class Watch:
     asked: list[list[Rows]] = field(default_factory=list)
     expected: list[list[float]] = field(default_factory=list)
 
-    def flow(self, space: Space) -> Flow:
+    def flow(self, space: SearchContext) -> Flow:
         flow = WATCHED.flow(space)
         ask = next(flow)
         while True:

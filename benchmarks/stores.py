@@ -37,21 +37,21 @@ import numpy as np
 
 from benchmarks.posterior import CALLS_PER_ITEM, build, search
 from benchmarks.scoring_speed import surroundings
-from crossknn.evaluate.bench import Bench
+from crossknn._imports import import_extra
+from crossknn.evaluate.benchmark import Bench
+from crossknn.evaluate.ground_truth import truth_rows
 from crossknn.evaluate.measures import top_k_recall
 from crossknn.evaluate.tasks import Task, read_matrix
-from crossknn.evaluate.truth import truth_rows
-from crossknn.items import Items
-from crossknn.optional import import_extra
-from crossknn.searcher import Searcher
+from crossknn.items.items import Items
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
-from crossknn.strategies.base import Answer, Found, Space, Strategy, drive
-from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.base import QueryResult, RoundScores, SearchContext, Strategy, drive
+from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Proposal, Rows, VectorSearch
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.faiss import KINDS, FaissSearch
-from crossknn.vectors.pg_table import PgTable
+from crossknn.vectors.postgres.table import PgTable
 from crossknn.vectors.recall import recall_against_exact
 
 ROUNDS, BLOCK = 10, 50_000
@@ -111,11 +111,11 @@ class World:
         scores += rng.standard_normal(scores.shape, np.float32) * np.float32(0.3 * scores.std())
         return cls(vectors, asked, scores, clock)
 
-    def space(self, store: VectorSearch, queries: int) -> Space:
+    def space(self, store: VectorSearch, queries: int) -> SearchContext:
         def propose(_: str | None, n: int) -> tuple[str, list[Proposal]]:
             return "dense", store.search(self.queries[:queries], n)
 
-        return Space(
+        return SearchContext(
             queries=queries,
             items=len(self.vectors),
             propose=propose,
@@ -124,11 +124,11 @@ class World:
             item_profiles=lambda: store,
         )
 
-    def run(self, strategy: Strategy, store: VectorSearch, queries: int) -> tuple[list[Found], float]:
+    def run(self, strategy: Strategy, store: VectorSearch, queries: int) -> tuple[list[QueryResult], float]:
         """What was found, and the milliseconds that it took for each query; looking scores up takes none."""
 
-        def answer(asked: list[Rows]) -> Answer:
-            return Answer([line[rows] for line, rows in zip(self.scores, asked, strict=False)])
+        def answer(asked: list[Rows]) -> RoundScores:
+            return RoundScores([line[rows] for line, rows in zip(self.scores, asked, strict=False)])
 
         space, began = self.space(store, queries), self.clock()
         found = drive(strategy, space, answer)

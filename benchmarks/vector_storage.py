@@ -22,14 +22,14 @@ import numpy as np
 
 from benchmarks.posterior import CALLS_PER_ITEM, ROUNDS, Shares, build, search
 from benchmarks.scoring_speed import surroundings
-from crossknn.evaluate.bench import Bench
+from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.measures import paired_difference
 from crossknn.evaluate.tasks import Task, read_matrix
-from crossknn.index import Index
-from crossknn.searcher import Searcher
+from crossknn.indexing.index import Index
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
-from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.vectors.faiss import FaissSearch
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from crossknn.errors import InputError
 from crossknn.types import (
-    ApartSearch,
+    CandidateSearch,
     Encoder,
     Engine,
     Job,
@@ -159,18 +159,18 @@ def check_vector_search(search: VectorSearch, vectors: NDArray[Any], *, toleranc
     left[[0, n_items - 1]] = False
     for proposal in search.search(queries, n_items, exclude=exclude, allowed=allowed):
         _want(sorted(proposal.rows) == list(np.flatnonzero(left)), "all rows allowed and not excluded, and no others")
-    if isinstance(search, ApartSearch):
+    if isinstance(search, CandidateSearch):
         _check_apart(search, queries, truth, allowed, exclude, tolerance)
     _want(search.search(np.empty((0, search.dim), np.float32), 3) == [], "no queries must give no proposals")
 
 
 def _check_apart(
-    search: ApartSearch, queries: Vectors, truth: Scores, allowed: Mask, exclude: list[Rows], tolerance: float
+    search: CandidateSearch, queries: Vectors, truth: Scores, allowed: Mask, exclude: list[Rows], tolerance: float
 ) -> None:
     """What is apart has its products, allowed or not, and is not found."""
     n_items = truth.shape[1]
     apart: list[Rows] = [np.arange(number, n_items, 3) for number in range(len(queries))]
-    found, products = search.search_apart(queries, n_items, apart, exclude=exclude, allowed=allowed)
+    found, products = search.search_with_candidates(queries, n_items, apart, exclude=exclude, allowed=allowed)
     for proposal, rows, mine, wanted in zip(found, apart, products, truth, strict=True):
         _want_close(mine, wanted[rows], tolerance, "products must be those of the rows that are apart, in their order")
         left = np.setdiff1d(np.flatnonzero(allowed), np.concatenate([rows, exclude[0]]))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from crossknn.items import Items
+    from crossknn.items.items import Items
 
 Rows = NDArray[np.int64]  # positions of items, 0 ≤ row < len(items)
 Scores = NDArray[np.float32]  # the scorer's raw logits, or estimates of them
@@ -41,7 +41,7 @@ class Proposal:
         return Proposal(self.rows[:n], self.estimates[:n], None if self.deviations is None else self.deviations[:n])
 
 
-NOTHING = Proposal(np.empty(0, np.int64), np.empty(0, np.float32))
+EMPTY_PROPOSAL = Proposal(np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 @runtime_checkable
@@ -128,10 +128,10 @@ class VectorSearch(Protocol):
 
 
 @runtime_checkable
-class ApartSearch(VectorSearch, Protocol):
+class CandidateSearch(VectorSearch, Protocol):
     """A search that looks at all vectors, and can tell the inner products of some in the same pass."""
 
-    def search_apart(
+    def search_with_candidates(
         self,
         queries: NDArray[Any],
         n: int,
@@ -144,7 +144,7 @@ class ApartSearch(VectorSearch, Protocol):
 
 
 @runtime_checkable
-class BesideSearch(VectorSearch, Protocol):
+class AugmentableSearch(VectorSearch, Protocol):
     """A search that can have further columns beside its vectors."""
 
     def beside(self, *columns: NDArray[Any]) -> VectorSearch:

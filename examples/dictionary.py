@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 import crossknn as ck
-from crossknn.example import senses
+from crossknn.example.wordnet import senses
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
 
     items = senses(arguments.senses)
     scorer, encoder = ck.CrossEncoder("embedded"), ck.SentenceEncoder("embedded")
-    vectors = ck.encode_items(items, encoder)
+    vectors = ck.encoders.encode_items(items, encoder)
     searcher = ck.Searcher(items, scorer=scorer, encoder=encoder, vectors=vectors)
     for strategy in (ck.Rerank(arguments.budget), ck.Axn(arguments.budget, rounds=5)):
         hits = searcher.search(arguments.query, k=3, strategy=strategy)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from beir.retrieval.evaluation import EvaluateRetrieval
 
 import crossknn as ck
-from crossknn.example import queries, senses
+from crossknn.example.wordnet import queries, senses
 from crossknn.integrations.beir import CrossKnnSearch
 
 

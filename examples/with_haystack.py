@@ -10,7 +10,7 @@ import sys
 from haystack import Document, Pipeline
 
 import crossknn as ck
-from crossknn.example import senses
+from crossknn.example.wordnet import senses
 from crossknn.integrations.haystack import CrossKnnRanker, CrossKnnRetriever
 
 

@@ -10,7 +10,7 @@ import sys
 from langchain_core.runnables import RunnableLambda
 
 import crossknn as ck
-from crossknn.example import senses
+from crossknn.example.wordnet import senses
 from crossknn.integrations.langchain import CrossKnnRetriever
 
 

@@ -10,7 +10,7 @@ import sys
 from llama_index.core.schema import TextNode
 
 import crossknn as ck
-from crossknn.example import senses
+from crossknn.example.wordnet import senses
 from crossknn.integrations.llama_index import CrossKnnPostprocessor, CrossKnnRetriever
 
 

@@ -13,7 +13,7 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.task_metadata import TaskMetadata
 
 import crossknn as ck
-from crossknn.example import queries, senses
+from crossknn.example.wordnet import queries, senses
 from crossknn.integrations.mteb import CrossKnnSearch
 
 

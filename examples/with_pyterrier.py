@@ -9,7 +9,7 @@ import pandas as pd
 import pyterrier as pt
 
 import crossknn as ck
-from crossknn.example import queries, senses
+from crossknn.example.wordnet import queries, senses
 from crossknn.integrations.pyterrier import CrossKnnRetriever
 
 BUDGETS = (10, 40)

@@ -49,7 +49,7 @@ def test_what_needs_an_extra_says_which(code, extra):
     output = run(f"""
         try:
             {code}
-        except ck.MissingExtra as error:
+        except ck.errors.MissingExtra as error:
             print(error)
     """)
     assert output.endswith(f"pip install 'crossknn[{extra}]'")

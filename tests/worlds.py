@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from crossknn.normalization import Normalization
-from crossknn.prior import Prior
-from crossknn.ranking import top_rows
-from crossknn.strategies.base import Answer, Found, Space, Strategy, drive
+from crossknn.strategies.base import QueryResult, RoundScores, SearchContext, Strategy, drive
+from crossknn.strategies.normalization import Normalization
+from crossknn.strategies.posterior.prior import Prior
 from crossknn.types import Proposal
 from crossknn.vectors.exact import ExactSearch
+from crossknn.vectors.ranking import top_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -37,7 +37,7 @@ class World:
         guess = truth + noise * rng.normal(size=truth.shape).astype(np.float32)
         return cls(truth @ vectors.T, vectors, guess, Normalization())
 
-    def space(self, *, allowed: np.ndarray | None = None, only: slice = slice(None)) -> Space:
+    def space(self, *, allowed: np.ndarray | None = None, only: slice = slice(None)) -> SearchContext:
         query_vectors = self.query_vectors[only]
         signals = {
             "dense": query_vectors @ self.vectors.T,
@@ -47,7 +47,7 @@ class World:
         def propose(name: str | None, n: int) -> tuple[str, list[Proposal]]:
             return name or "dense", [top_rows(line, n, allowed) for line in signals[name or "dense"]]
 
-        return Space(
+        return SearchContext(
             queries=len(query_vectors),
             items=len(self.vectors),
             propose=propose,
@@ -67,23 +67,23 @@ class World:
         *,
         allowed: np.ndarray | None = None,
         only: slice = slice(None),
-        space: Space | None = None,
-    ) -> list[Found]:
+        space: SearchContext | None = None,
+    ) -> list[QueryResult]:
         self.asked = []
         scores = self.scores[only]
 
-        def answer(asks: list[np.ndarray]) -> Answer:
+        def answer(asks: list[np.ndarray]) -> RoundScores:
             assert self.asked is not None
             self.asked.append([len(rows) for rows in asks])
-            return Answer([line[rows].astype(np.float32) for line, rows in zip(scores, asks, strict=True)])
+            return RoundScores([line[rows].astype(np.float32) for line, rows in zip(scores, asks, strict=True)])
 
         return drive(strategy, space or self.space(allowed=allowed, only=only), answer)
 
 
-def all_rows(found: Found) -> list[int]:
+def all_rows(found: QueryResult) -> list[int]:
     return np.concatenate(found.rows).tolist()
 
 
-def best(found: Found, k: int) -> list[int]:
+def best(found: QueryResult, k: int) -> list[int]:
     rows, scores = np.concatenate(found.rows), np.concatenate(found.scores)
     return rows[np.lexsort((rows, -scores))][:k].tolist()

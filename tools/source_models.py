@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from crossknn.errors import InputError
-from crossknn.models import no_progress_bars
+from crossknn.models.hub import no_progress_bars
 from crossknn.scorers.emb_cross_encoder import POOLING_FILE, Pooling
-from crossknn.scorers.pretrained import Pretrained, load_pretrained
+from crossknn.scorers.inference.loading import Pretrained, load_pretrained
 
 MODULES = {  # of a sentence-transformers folder: the model, the mean of its vectors, length 1
     "": "sentence_transformers.models.Transformer",

@@ -32,9 +32,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from crossknn.checks import check_positive, check_seed
+from crossknn._checks import check_positive, check_seed
 from crossknn.errors import CrossKnnError, InputError
-from crossknn.scorers.pretrained import Pretrained, longest_input
+from crossknn.scorers.inference.loading import Pretrained, longest_input
 from tools.pairs import Pairs, Tokens, in_chunks, score
 from tools.source_lists import AT_RANDOM, Relevance, draw_negatives, draw_positives, nearest
 from tools.source_models import DualEncoder, EmbModel, load_base, save_dual_encoder, save_emb_model, write_json

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from crossknn import example
+from crossknn.example import wordnet as example
 
 ITEM = re.compile(r"^(?P<lemmas>.*?) \((?P<pos>noun|verb|adjective|adverb)\): (?P<definition>.*)$", re.DOTALL)
 UNMARKED = 0.15  # share of sentences that lose their brackets, so that plain phrases work too

@@ -15,7 +15,7 @@ import typer
 from rich.logging import RichHandler
 
 from crossknn.cli import bench, build, demo, index, score, search, serve
-from crossknn.cli.common import err, fail, out
+from crossknn.cli.options import err, fail, out
 from crossknn.errors import CrossKnnError, InputError, MissingExtra, ModelNotFound
 
 __all__ = ["app", "main"]

@@ -16,7 +16,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from crossknn.cli.common import (
+from crossknn.cli.engine import AddressOption, EngineName, EngineOption, WorkersOption, make_engine
+from crossknn.cli.options import (
     DEFAULT_ENCODER,
     DEFAULT_SCORER,
     DeviceOption,
@@ -35,11 +36,10 @@ from crossknn.cli.common import (
     say,
     work_dir_of,
 )
-from crossknn.cli.engine import AddressOption, EngineName, EngineOption, WorkersOption, make_engine
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
-    from crossknn.evaluate.bench import Bench
+    from crossknn.evaluate.benchmark import Bench
     from crossknn.evaluate.compare import Quality
     from crossknn.evaluate.comparison import Comparison
     from crossknn.evaluate.tasks import Task
@@ -121,7 +121,7 @@ def matrix(
     accuracy are measured, too. With --tune the last fifth of the train queries, at most 100, are dev
     queries: nothing is learned from them.
     """
-    from crossknn.evaluate.bench import Bench
+    from crossknn.evaluate.benchmark import Bench
     from crossknn.evaluate.tasks import read_matrix
 
     sizes = {"budgets": _read_sizes("--budgets", budgets), "ks": _read_sizes("--k", ks)}
@@ -195,9 +195,9 @@ def set_(
     --index-calls-per-item is given, with as many anchor queries. With --engine ray the machines of a cluster make the
     calls of exact search.
     """
-    from crossknn.evaluate.bench import Bench
+    from crossknn._imports import import_extra
+    from crossknn.evaluate.benchmark import Bench
     from crossknn.evaluate.tasks import read_set, score_task
-    from crossknn.optional import import_extra
 
     sizes = {"budgets": _read_sizes("--budgets", budgets), "ks": _read_sizes("--k", ks)}
     _check_outputs(json_file, report)
@@ -285,7 +285,7 @@ def _plan(
 
 def _check_outputs(json_file: Path | None, report: Path | None) -> None:
     """What would show only after all the work is said before."""
-    from crossknn.optional import import_extra
+    from crossknn._imports import import_extra
 
     if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
         raise InputError(f"--json must be a file in a folder that exists. Got {json_file} instead.")
@@ -309,7 +309,7 @@ def _choose_studies(studies: str | None, json_file: Path | None, report: Path | 
 
 def _choose_judged(task: Task, studies: list[str], *, named: bool) -> Task:
     """The task; without its judgments where ir_measures is not there and no study needs it."""
-    from crossknn.optional import import_extra
+    from crossknn._imports import import_extra
 
     if "quality" not in studies:
         return task if find_spec("ir_measures") else replace(task, judged=None)
@@ -341,9 +341,9 @@ def _command(name: str, source: str, given: dict[str, Any]) -> str:
 
 def _present(comparison: Comparison, ks: list[int], json_file: Path | None, report: Path | None) -> None:
     """The numbers on the terminal, and in the files that were asked for."""
-    from crossknn.evaluate.report import write_report
-    from crossknn.evaluate.table import table
-    from crossknn.files import write_whole
+    from crossknn.evaluate.report.table import table
+    from crossknn.evaluate.report.write import write_report
+    from crossknn.storage.atomic import write_whole
 
     out.print(table(comparison, ks))
     if comparison.quality:

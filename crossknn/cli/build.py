@@ -12,7 +12,9 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from crossknn.cli.common import (
+from crossknn.cli.engine import AddressOption, EngineName, EngineOption, WorkersOption, make_engine
+from crossknn.cli.index import count_bytes, describe_index
+from crossknn.cli.options import (
     DEFAULT_ENCODER,
     DEFAULT_SCORER,
     DeviceOption,
@@ -36,15 +38,13 @@ from crossknn.cli.common import (
     say,
     work_dir_of,
 )
-from crossknn.cli.engine import AddressOption, EngineName, EngineOption, WorkersOption, make_engine
-from crossknn.cli.index import count_bytes, describe_index
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
-    from crossknn.indexing.factors import Method
+    from crossknn.indexing.factorization.factors import Method
+    from crossknn.indexing.planner import BuildPlan
     from crossknn.indexing.sampling import Sampling
-    from crossknn.items import Items
-    from crossknn.planner import BuildPlan
+    from crossknn.items.items import Items
 
 
 class FactorsName(StrEnum):
@@ -144,8 +144,8 @@ def build(
     and score. Without, several processes may score at once, each with its own --worker; when they are done, run it
     once more without.
     """
-    from crossknn.index import Index
-    from crossknn.indexing.folder import check_target
+    from crossknn.indexing.index import Index
+    from crossknn.storage.atomic_dir import check_target
 
     check_target(folder)
     work = work_dir or work_dir_of(folder)
@@ -208,7 +208,7 @@ def plan(
 
     512 pairs are scored, 256 items and 64 queries encoded to measure both models; nothing is written.
     """
-    from crossknn.planner import plan_build
+    from crossknn.indexing.planner import plan_build
 
     method = _make_method(factors, preset=preset, anchors=anchors, seed=seed)
     chosen = _make_sampling(factors, sampling, per_item=per_item, per_query=per_query, retriever=retriever, seed=seed)
@@ -236,10 +236,10 @@ def plan(
 
 
 def _make_method(name: FactorsName, *, preset: str | None, anchors: int | None, seed: int) -> Method | None:
-    from crossknn.index import DEFAULT_FACTORS
-    from crossknn.indexing.cur import Cur
-    from crossknn.indexing.inductive import Inductive
-    from crossknn.indexing.transductive import Transductive
+    from crossknn.indexing.factorization.cur import Cur
+    from crossknn.indexing.factorization.inductive import Inductive
+    from crossknn.indexing.factorization.transductive import Transductive
+    from crossknn.indexing.index import DEFAULT_FACTORS
 
     if anchors is not None and name is not FactorsName.cur:
         raise InputError(f"--anchors goes with --factors cur only. Got --factors {name} instead.")
@@ -302,7 +302,7 @@ def _read_queries(path: Path | None) -> list[str] | None:
 
 
 def _score_part(items: Items, part: tuple[int, int], settings: dict[str, Any], *, as_json: bool) -> None:
-    from crossknn.indexing.building import Build
+    from crossknn.indexing.builder import Build
 
     build = Build(items, **settings)
     build.score(part)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crossknn.cli.common import load_encoder
+from crossknn.cli.options import load_encoder
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
-    from crossknn.items import Items
+    from crossknn.items.items import Items
     from crossknn.types import Encoder, Progress
 
 SearchEncoderOption = Annotated[
@@ -45,7 +45,7 @@ def load_search_encoder(name: str, *, device: str | None) -> Encoder | None:
 
 def item_vectors(items: Items, encoder: Encoder | None, path: Path | None, progress: Progress) -> Any:
     """The vectors that --vectors names, made where they are not there yet; None without the option."""
-    from crossknn.encoders.corpus import encode_items
+    from crossknn.encoders.item_encoding import encode_items
 
     if path is None:
         return None

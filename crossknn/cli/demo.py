@@ -18,14 +18,14 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from crossknn.cli.common import DeviceOption, Steps, check_device, err, out, say
+from crossknn.cli.options import DeviceOption, Steps, check_device, err, out, say
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
-    from crossknn.demo import Demo, Estimate
     from crossknn.evaluate.comparison import Comparison
-    from crossknn.hits import Hits
-    from crossknn.items import Items
+    from crossknn.example.demo import Demo, Estimate
+    from crossknn.items.items import Items
+    from crossknn.search.results import Hits
 
 FOLDER = Path("crossknn-demo")
 SHOWCASE = (
@@ -92,7 +92,8 @@ def _check_options(queries: Sequence[str], *, k: int, budget: int) -> None:
 
 def _read_senses(given: str | None, folder: Path | None) -> int | None:
     """How many senses, None for all; where nothing is given, what the folder was built with or the default."""
-    from crossknn import demo, example
+    from crossknn.example import demo
+    from crossknn.example import wordnet as example
 
     if given is None:
         return (demo.find_build(folder) if folder else None) or demo.SENSES
@@ -108,7 +109,7 @@ def _open(folder: Path, senses: int | None, *, device: str | None, steps: Steps)
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # read when torch is first imported
     with _saying("loading the models"):
         check_device(device)
-        from crossknn.demo import Demo
+        from crossknn.example.demo import Demo
 
         return Demo(folder, senses=senses, device=device, progress=steps)
 
@@ -126,7 +127,7 @@ def _answer(demo: Demo, queries: Sequence[str], steps: Steps, *, k: int, budget:
 
 def _tour(demo: Demo, steps: Steps, *, queries: int, budget: int, strategy: str, start: float) -> None:
     """Everything: build, showcase, comparison, report."""
-    from crossknn.evaluate.report import write_report
+    from crossknn.evaluate.report.write import write_report
 
     with _saying("estimating"):
         left = demo.estimate(queries)
@@ -194,9 +195,9 @@ def _marked(query: str) -> Text:
 
 
 def _print_comparison(comparison: Comparison) -> None:
-    from crossknn.evaluate.figures import describe_speed
-    from crossknn.evaluate.findings import headline
-    from crossknn.evaluate.table import table
+    from crossknn.evaluate.report.findings import headline
+    from crossknn.evaluate.report.format import describe_speed
+    from crossknn.evaluate.report.table import table
 
     out.print()
     out.print(table(comparison))

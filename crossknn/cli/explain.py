@@ -11,8 +11,8 @@ import typer
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
-    from crossknn.hits import Hits
-    from crossknn.trace import Hit
+    from crossknn.search.results import Hits
+    from crossknn.search.trace import Hit
 
 PictureOption = Annotated[
     Path | None,
@@ -31,7 +31,7 @@ def explain(hit: Hit) -> str:
 
 def check_picture(path: Path | None, queries: Sequence[str], *, exact: bool) -> None:
     """An error unless a picture can be drawn and written, before anything is scored."""
-    from crossknn.optional import import_extra
+    from crossknn._imports import import_extra
 
     if path is None:
         return
@@ -46,8 +46,8 @@ def check_picture(path: Path | None, queries: Sequence[str], *, exact: bool) -> 
 
 def write_picture(path: Path, hits: Hits) -> None:
     """The rounds of a search as PNG."""
-    from crossknn.evaluate.round_plots import draw_rounds
-    from crossknn.files import write_whole
+    from crossknn.evaluate.report.round_plots import draw_rounds
+    from crossknn.storage.atomic import write_whole
 
     try:
         write_whole(path, draw_rounds(hits))

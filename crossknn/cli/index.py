@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from crossknn.cli.common import (
+from crossknn.cli.options import (
     DEFAULT_ENCODER,
     DEFAULT_SCORER,
     AnyModelOption,
@@ -37,14 +37,14 @@ from crossknn.cli.common import (
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
-    from crossknn.index import Index
+    from crossknn.indexing.index import Index
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of an index.")]
 
 
 def info(folder: FolderArgument, as_json: JsonOption = False) -> None:
     """Say what an index holds and how it was built."""
-    from crossknn.index import Index
+    from crossknn.indexing.index import Index
 
     index = Index.load(folder)
     facts = describe_index(index, folder)
@@ -79,7 +79,7 @@ def add(
     as_json: JsonOption = False,
 ) -> None:
     """Add the items of CORPUS to an index. Who has it open keeps the old one."""
-    from crossknn.index import Index
+    from crossknn.indexing.index import Index
 
     index = Index.load(folder)
     with Steps() as progress:
@@ -117,7 +117,7 @@ def remove(
     as_json: JsonOption = False,
 ) -> None:
     """Remove items from an index. Who has it open keeps the old one."""
-    from crossknn.index import Index
+    from crossknn.indexing.index import Index
 
     if bool(ids) == (ids_file is not None):
         raise InputError("give ids as arguments or in a file with --ids, one of the two.")
@@ -137,7 +137,7 @@ def verify(
     work_dir: Annotated[Path | None, typer.Option(help="Verify the scores in this work folder, too.")] = None,
 ) -> None:
     """Read every byte of an index and compare it with its checksums."""
-    from crossknn.index import Index
+    from crossknn.indexing.index import Index
     from crossknn.indexing.score_log import ScoreLog
 
     index = Index.load(folder)
@@ -169,6 +169,6 @@ def describe_index(index: Index, folder: Path) -> dict[str, Any]:
 
 def count_bytes(folder: Path) -> int:
     """What an index takes on disk."""
-    from crossknn.indexing.folder import read_folder
+    from crossknn.storage.atomic_dir import read_folder
 
     return sum(path.stat().st_size for path in read_folder(folder).files.values())

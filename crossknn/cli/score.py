@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from crossknn.cli.common import (
+from crossknn.cli.options import (
     DEFAULT_SCORER,
     CacheOption,
     DeviceOption,
@@ -44,7 +44,7 @@ def score(
     as_json: JsonOption = False,
 ) -> None:
     """Score pairs of texts with a cross-encoder: raw logits, in the order given."""
-    from crossknn.scorers.checked import score_pairs
+    from crossknn.scorers.base import score_pairs
 
     wanted, total = _read_pairs(texts or [], pairs)
     table = Table("score", "query", "item")
@@ -66,7 +66,7 @@ def score(
 
 def _read_pairs(texts: list[str], path: Path | None) -> tuple[Iterator[tuple[str, str]], int]:
     """The pairs, one at a time, and how many there are (0 where that is not known yet)."""
-    from crossknn import readers
+    from crossknn.items import readers
 
     if path is None:
         if len(texts) < 2:

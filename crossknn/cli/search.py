@@ -11,7 +11,15 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from crossknn.cli.common import (
+from crossknn.cli.corpus import (
+    SearchEncoderOption,
+    VectorsOption,
+    check_corpus,
+    item_vectors,
+    load_search_encoder,
+)
+from crossknn.cli.explain import PictureOption, check_picture, explain, write_picture
+from crossknn.cli.options import (
     DEFAULT_ENCODER,
     DEFAULT_SCORER,
     AnyModelOption,
@@ -32,21 +40,13 @@ from crossknn.cli.common import (
     print_json,
     read_items,
 )
-from crossknn.cli.corpus import (
-    SearchEncoderOption,
-    VectorsOption,
-    check_corpus,
-    item_vectors,
-    load_search_encoder,
-)
-from crossknn.cli.explain import PictureOption, check_picture, explain, write_picture
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
-    from crossknn.hits import Hits
-    from crossknn.index import Index
-    from crossknn.items import Items
-    from crossknn.searcher import Searcher
+    from crossknn.indexing.index import Index
+    from crossknn.items.items import Items
+    from crossknn.search.results import Hits
+    from crossknn.search.searcher import Searcher
     from crossknn.strategies.base import Strategy
     from crossknn.types import Encoder, Progress, Scorer
 
@@ -186,7 +186,7 @@ def search(
 
 
 def _load_index(folder: Path) -> Index:
-    from crossknn.index import Index
+    from crossknn.indexing.index import Index
 
     return Index.load(folder)
 
@@ -208,7 +208,7 @@ def _make_strategy(
     from crossknn.strategies.cur import AdaCur, AnnCur
     from crossknn.strategies.exact import Exact
     from crossknn.strategies.gar import Gar
-    from crossknn.strategies.posterior import Posterior
+    from crossknn.strategies.posterior.strategy import Posterior
     from crossknn.strategies.rerank import Rerank
     from crossknn.strategies.tour import Tour
 
@@ -238,8 +238,8 @@ def _make_searcher(
     device: str | None,
     progress: Progress,
 ) -> Searcher:
-    from crossknn.items import Items
-    from crossknn.searcher import Searcher
+    from crossknn.items.items import Items
+    from crossknn.search.searcher import Searcher
 
     array = item_vectors(source, encoder, vectors, progress) if isinstance(source, Items) else None
     with naming_any_model():

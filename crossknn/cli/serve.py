@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crossknn.cli.common import (
+from crossknn.cli.corpus import (
+    SearchEncoderOption,
+    VectorsOption,
+    check_corpus,
+    is_index,
+    item_vectors,
+    load_search_encoder,
+)
+from crossknn.cli.options import (
     DEFAULT_ENCODER,
     DEFAULT_SCORER,
     AnyModelOption,
@@ -27,14 +35,6 @@ from crossknn.cli.common import (
     naming_any_model,
     read_items,
     say,
-)
-from crossknn.cli.corpus import (
-    SearchEncoderOption,
-    VectorsOption,
-    check_corpus,
-    is_index,
-    item_vectors,
-    load_search_encoder,
 )
 from crossknn.errors import InputError
 
@@ -154,7 +154,7 @@ def serve(
 
 
 def _check_extra() -> None:
-    from crossknn.optional import import_extra
+    from crossknn._imports import import_extra
 
     for module in NEEDED:
         import_extra(module, extra="serve")
@@ -193,7 +193,7 @@ def _open(
 
 def _open_example(settings: Settings, *, device: str | None, progress: Progress) -> Service:
     """The demo's dictionary: the one that is there, or a smaller one that is built in a minute."""
-    from crossknn.demo import Demo, find_build
+    from crossknn.example.demo import Demo, find_build
     from crossknn.serve.service import Service
 
     demo = Demo(EXAMPLE_FOLDER, senses=find_build(EXAMPLE_FOLDER) or EXAMPLE_SENSES, device=device, progress=progress)

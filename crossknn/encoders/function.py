@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from crossknn.encoders.checks import check_vectors
+from crossknn.encoders.base import check_vectors
 from crossknn.errors import InputError
-from crossknn.fingerprints import function_fingerprint
+from crossknn.models.fingerprints import function_fingerprint
 from crossknn.types import Encoder, Vectors
 
 Encode = Callable[[list[str]], Any]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn.encoders.checks import check_vectors
+from crossknn.encoders.base import check_vectors
 from crossknn.errors import EncoderError, InputError
 from crossknn.types import Vectors
 

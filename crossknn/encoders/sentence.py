@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from crossknn.attention import attention_of_any_shape
-from crossknn.encoders.checks import check_vectors
-from crossknn.encoders.quick import QuickEncoding
+from crossknn._imports import import_extra
+from crossknn.encoders.base import check_vectors
+from crossknn.encoders.fast_encode import QuickEncoding
 from crossknn.errors import InputError, ModelNotFound
-from crossknn.models import EMBEDDED, find_model, no_progress_bars, portable_name
-from crossknn.optional import import_extra
+from crossknn.models.hub import EMBEDDED, find_model, no_progress_bars, portable_name
+from crossknn.models.torch_attention import attention_of_any_shape
 from crossknn.types import Vectors
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")

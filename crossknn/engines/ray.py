@@ -8,11 +8,11 @@ from itertools import chain
 from math import isfinite
 from typing import Any
 
-from crossknn.checks import check_positive
+from crossknn._checks import check_positive
+from crossknn._imports import import_extra
 from crossknn.engines.ray_cluster import Room, connect, find_room
 from crossknn.engines.ray_workers import Crew
 from crossknn.errors import InputError
-from crossknn.optional import import_extra
 from crossknn.types import Encoder, Job, Model, Result, Scorer
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from crossknn._imports import import_extra
 from crossknn.errors import InputError
-from crossknn.optional import import_extra
 
 FOUND_BY_RAY: Final = ("auto", "local")  # addresses that name no machine
 _joined: dict[str | None, str] = {}  # clusters that this process was connected to here: as given, and as Ray says it

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from crossknn.checks import check_positive
+from crossknn._checks import check_positive
 from crossknn.errors import InputError
 from crossknn.evaluate.measures import bootstrap_interval, top_k_recall
-from crossknn.evaluate.timing import Speed
-from crossknn.hits import Hits
-from crossknn.searcher import Searcher
+from crossknn.scorers.speed import Speed
+from crossknn.search.results import Hits
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.exact import Exact
 from crossknn.types import Progress, Rows

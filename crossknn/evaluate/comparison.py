@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from crossknn.errors import InputError
 from crossknn.evaluate.compare import Quality, Result
 from crossknn.evaluate.study_results import Studies
-from crossknn.evaluate.timing import Speed
-from crossknn.hits import Hits
-from crossknn.items import Items
+from crossknn.items.items import Items
+from crossknn.scorers.speed import Speed
+from crossknn.search.results import Hits
 
 
 class Line(NamedTuple):

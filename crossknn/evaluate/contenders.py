@@ -10,12 +10,12 @@ from typing import Any, Final, Literal, NamedTuple
 
 from crossknn.errors import InputError
 from crossknn.evaluate.compare import Contender
-from crossknn.prior import SIGNALS
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.cur import AdaCur, AnnCur
 from crossknn.strategies.gar import Gar
-from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.posterior.prior import SIGNALS
+from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.strategies.tour import Tour
 

@@ -16,13 +16,13 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from crossknn.checks import check_positive, check_seed
+from crossknn._checks import check_positive, check_seed
+from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.evaluate.splits import IrQrels, Listed, Qrels, Skip, Split, Unusable, list_names, make_split
 from crossknn.evaluate.zeshel import Contexts, find_documents, read_mentions
-from crossknn.items import Items
-from crossknn.optional import import_extra
-from crossknn.readers import MAX_LINE_BYTES, Fields, JsonLines
+from crossknn.items.items import Items
+from crossknn.items.readers import MAX_LINE_BYTES, Fields, JsonLines
 from crossknn.types import Progress
 
 __all__ = ["Dataset", "Split"]

@@ -8,10 +8,10 @@ from typing import Self
 import numpy as np
 
 from crossknn.errors import InputError
-from crossknn.items import Items
-from crossknn.ranking import top_rows
-from crossknn.retrievers.checks import check_fitted, check_request
+from crossknn.items.items import Items
+from crossknn.retrievers.base import check_fitted, check_request
 from crossknn.types import Mask, Proposal, Retriever, Scores
+from crossknn.vectors.ranking import top_rows
 
 
 class KnownScores:

@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.evaluate.splits import Split
-from crossknn.optional import import_extra
 
 MEASURES: Final = ("nDCG@10", "MRR@10", "recall@100", "accuracy")
 _CUT = re.compile(r"(nDCG|MRR|recall)@([1-9][0-9]*)")

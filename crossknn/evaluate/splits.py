@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from crossknn.checks import check_positive
+from crossknn._checks import check_positive
 from crossknn.errors import InputError
-from crossknn.items import Items
-from crossknn.readers import MAX_LINE_BYTES, Source, TextSource, describe
+from crossknn.items.items import Items
+from crossknn.items.readers import MAX_LINE_BYTES, Source, TextSource, describe
 
 Unusable = Literal["error", "skip"]
 Judged = tuple[str, str, int, int]  # query id, item id, relevance, place

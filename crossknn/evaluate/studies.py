@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError
-from crossknn.evaluate.bench import Bench
+from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.compare import Quality
 from crossknn.evaluate.comparison import Comparison
 from crossknn.evaluate.study_results import (

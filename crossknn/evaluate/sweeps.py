@@ -6,20 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from crossknn.evaluate.bench import Bench
+from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.compare import rows_of, search_together
+from crossknn.evaluate.ground_truth import truth_rows
 from crossknn.evaluate.measures import bootstrap_interval, top_k_recall
 from crossknn.evaluate.study_results import STEPS, Curve, Indexed, Point, SamplingStudy, Sweep
-from crossknn.evaluate.truth import truth_rows
-from crossknn.index import DEFAULT_FACTORS, Index
-from crossknn.indexing.building import PSEUDO_QUERIES
+from crossknn.indexing.builder import PSEUDO_QUERIES
+from crossknn.indexing.index import DEFAULT_FACTORS, Index
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling
 from crossknn.indexing.score_log import STEP
-from crossknn.searcher import Searcher
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.cur import AdaCur
-from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Progress, Rows
 

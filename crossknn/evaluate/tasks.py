@@ -14,17 +14,17 @@ from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError
 from crossknn.evaluate.datasets import Dataset
+from crossknn.evaluate.ground_truth import exact_scores
 from crossknn.evaluate.known import FittedOnce, KnownRanking, KnownScores
 from crossknn.evaluate.matrices import Scored, ScoreFolder, read_scores
 from crossknn.evaluate.splits import Split
-from crossknn.evaluate.timing import Speed, measure_speed
-from crossknn.evaluate.truth import exact_scores
-from crossknn.indexing.building import NORMALIZATION_QUERIES
-from crossknn.items import Items
-from crossknn.normalization import Normalization
+from crossknn.indexing.builder import NORMALIZATION_QUERIES
+from crossknn.items.items import Items
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.scorers.cached import Cached
 from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder
+from crossknn.scorers.speed import Speed, measure_speed
+from crossknn.strategies.normalization import Normalization
 from crossknn.types import Encoder, Engine, Progress, Retriever, Scorer, Scores, Vectors
 
 SPEED_PAIRS: Final = 300  # different ones that the scorer's speed is measured on

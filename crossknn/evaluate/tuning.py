@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError
-from crossknn.evaluate.bench import Bench
+from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.compare import Result, rows_of, search_together
 from crossknn.evaluate.comparison import Comparison
 from crossknn.evaluate.contenders import Entry, Offer, check_different, default_names, read_entries, with_baselines
-from crossknn.evaluate.figures import PERCENT, percent
+from crossknn.evaluate.ground_truth import truth_rows
 from crossknn.evaluate.measures import bootstrap_interval, top_k_recall
-from crossknn.evaluate.truth import truth_rows
-from crossknn.hits import Hits
+from crossknn.evaluate.report.format import PERCENT, percent
+from crossknn.search.results import Hits
 from crossknn.types import Progress, Scores
 
 # What is tried, the settings that hold without tuning first: of candidates that find as much, the first is chosen.

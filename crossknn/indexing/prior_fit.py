@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError
-from crossknn.indexing.entries import Entries
-from crossknn.indexing.fitting import blocks
-from crossknn.indexing.traits import Tastes
-from crossknn.prior import DEPTH, TRAITS, Columns, Prior, columns_at, grow
-from crossknn.ranking import places_in
+from crossknn.indexing.factorization.trainer import blocks
+from crossknn.indexing.ppca import ProbabilisticPca
+from crossknn.indexing.score_matrix import SparseScores
+from crossknn.strategies.posterior.prior import DEPTH, TRAITS, Columns, Prior, columns_at, grow
 from crossknn.types import Proposal, Rows, Scores
+from crossknn.vectors.ranking import ranks_in
 
 NEAR: Final = 100  # a pair is near where a retriever has the item among so many
 WEIGHT: Final = 0.5  # of near pairs in the fit of the mean
@@ -43,7 +43,7 @@ class _Observed(NamedTuple):
 
 
 def fit_prior(
-    entries: Entries, signals: Sequence[str], propose: Propose, item_vectors: NDArray[Any], *, seed: int = 0
+    entries: SparseScores, signals: Sequence[str], propose: Propose, item_vectors: NDArray[Any], *, seed: int = 0
 ) -> Prior:
     """The prior that explains the entries.
 
@@ -80,7 +80,7 @@ def fit_prior(
     )
 
 
-def _observe(entries: Entries, signals: Sequence[str], propose: Propose) -> _Observed:
+def _observe(entries: SparseScores, signals: Sequence[str], propose: Propose) -> _Observed:
     pairs, items = entries.pairs, entries.pairs.n_items
     lists = [propose(name, min(DEPTH, items)) for name in signals]
     order = np.argsort(pairs.queries, kind="stable")
@@ -90,7 +90,7 @@ def _observe(entries: Entries, signals: Sequence[str], propose: Propose) -> _Obs
     for number, places in zip(numbers, np.split(order, starts[1:]), strict=True):
         proposals = [found[number] for found in lists]
         rows: Rows = pairs.rows[places].astype(np.int64)
-        ranks = [places_in(proposal, rows) for proposal in proposals]
+        ranks = [ranks_in(proposal, rows) for proposal in proposals]
         columns.append(columns_at(proposals, ranks))
         near.append(np.min(ranks, axis=0) < min(NEAR, items // 10))
     return _Observed(
@@ -207,7 +207,7 @@ def _fit_rest(
     shown[:, -2] = biases.others / spread
     residuals = (seen.scores - said - biases.others) / deviation
     variances, noise = _fit_variances(seen.rows, shown, residuals, held_out, item_vectors, sample)
-    tastes = Tastes.fit(seen.queries, seen.rows, left, n_items=n_items, seed=seed)
+    tastes = ProbabilisticPca.fit(seen.queries, seen.rows, left, n_items=n_items, seed=seed)
     traits = tastes.features(np.arange(n_items)) * min(1.0, np.sqrt(variances[-1]))
     return variances[:-1], noise, traits.astype(np.float16)  # as an index keeps them
 
@@ -220,7 +220,7 @@ def _fit_held_out(seen: _Observed, left: Array, sample: Sequence[Places], n_item
     if side.all() or not side.any():
         return [np.zeros((len(places), TRAITS)) for places in sample]
     halves = {
-        which: Tastes.fit(seen.queries[mine], seen.rows[mine], left[mine], n_items=n_items, seed=seed)
+        which: ProbabilisticPca.fit(seen.queries[mine], seen.rows[mine], left[mine], n_items=n_items, seed=seed)
         for which, mine in ((True, side), (False, ~side))
     }
     return [halves[not side[places[0]]].features(seen.rows[places]) for places in sample]

@@ -6,9 +6,9 @@ import re
 
 import numpy as np
 
-from crossknn.checks import check_positive
+from crossknn._checks import check_positive
 from crossknn.errors import InputError
-from crossknn.items import Items
+from crossknn.items.items import Items
 
 SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|\n+")
 OPENING, SPAN = (3, 8), (4, 12)  # words, from and to

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn.checks import check_positive, check_seed
+from crossknn._checks import check_positive, check_seed
 from crossknn.errors import InputError
-from crossknn.indexing.entries import Numbers, Pairs
+from crossknn.indexing.score_matrix import Numbers, Pairs
 from crossknn.types import Proposal, VectorSearch
 
 BLOCK = 8_192  # items looked at together

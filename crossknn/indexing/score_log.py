@@ -12,24 +12,10 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from crossknn.checks import check_positive
+from crossknn._checks import check_positive
 from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError
-from crossknn.fingerprints import is_unnamed
-from crossknn.indexing.entries import Entries, Pairs
-from crossknn.indexing.score_chunks import (
-    AGAIN,
-    CHUNK_NAME,
-    FORMAT,
-    Chunk,
-    Hashes,
-    disk_errors,
-    hash_texts,
-    read_chunk,
-    remove_unfinished,
-    write_chunk,
-    write_whole,
-)
+from crossknn.indexing.score_matrix import Pairs, SparseScores
 from crossknn.indexing.score_plan import (
     NO_ENTRIES,
     PLAN_NAME,
@@ -42,11 +28,25 @@ from crossknn.indexing.score_plan import (
     read_json,
     to_json,
 )
-from crossknn.scorers.checked import score_pairs
+from crossknn.models.fingerprints import is_unnamed
+from crossknn.scorers.base import score_pairs
+from crossknn.storage.score_chunks import (
+    AGAIN,
+    CHUNK_NAME,
+    FORMAT,
+    Chunk,
+    Hashes,
+    disk_errors,
+    hash_texts,
+    read_chunk,
+    remove_unfinished,
+    write_chunk,
+    write_whole,
+)
 from crossknn.types import Engine, Job, Progress, Rows, Scorer, Scores
 
 if TYPE_CHECKING:
-    from crossknn.items import Items
+    from crossknn.items.items import Items
 
 __all__ = ["LogSize", "ScoreLog", "hash_texts", "score_pairs_into"]
 
@@ -112,7 +112,7 @@ class ScoreLog:
         """The chunk in this file, every byte of it verified."""
         return read_chunk(self.folder / name, scorer=self.scorer)
 
-    def known(self, queries: Hashes, items: Hashes, *, chunks: Iterable[str] | None = None) -> Entries:
+    def known(self, queries: Hashes, items: Hashes, *, chunks: Iterable[str] | None = None) -> SparseScores:
         """The score of every kept pair of these texts, given by `hash_texts`, ordered by query and row.
 
         Texts that occur several times all get the score of their pair. Where a pair was scored twice, the first
@@ -123,7 +123,7 @@ class ScoreLog:
         numbers, rows, scores = (np.concatenate(columns) for columns in zip(NO_ENTRIES, *parts, strict=True))
         every = Pairs(numbers, rows, len(queries), len(items))
         _, first = distinct(every.keys())
-        return Entries(every.take(first), scores[first])
+        return SparseScores(every.take(first), scores[first])
 
     def verify(self) -> LogSize:
         """Read every file; raises at the first that is damaged or foreign."""
@@ -164,7 +164,7 @@ def score_pairs_into(
     engine: Engine = LOCAL,
     on_calls: Callable[[int], None] | None = None,
     progress: Progress | None = None,
-) -> Entries:
+) -> SparseScores:
     """The entries of `pairs`, in their order; what the log does not hold is scored, `chunk` pairs a call, and kept.
 
     Scores depend in their last bits on which pairs share a call. So what is reused and what each call scores is

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError
-from crossknn.indexing.entries import Entries, Numbers, Pairs
-from crossknn.indexing.score_chunks import FORMAT, Chunk, Hashes, read_whole, write_whole
+from crossknn.indexing.score_matrix import Numbers, Pairs, SparseScores
+from crossknn.storage.score_chunks import FORMAT, Chunk, Hashes, read_whole, write_whole
 from crossknn.types import Rows, Scores
 
 BLOCK = 1 << 20  # pairs hashed at a time
@@ -158,7 +158,7 @@ class Wanted:
         pairs = self.pairs.take(which)
         return self._queries.hashes[pairs.queries], self._items.hashes[pairs.rows]
 
-    def entries(self) -> Entries:
+    def entries(self) -> SparseScores:
         """The pairs that have a score, in their order."""
         scores = np.empty(len(self.pairs), np.float32)
         known = np.ones(len(self.pairs), np.bool_)
@@ -168,8 +168,8 @@ class Wanted:
         scores[self._first], known[self._first] = self._scores, self._known
         scores[again], known[again] = self._scores[spots], self._known[spots]
         if known.all():
-            return Entries(self.pairs, scores)
-        return Entries(self.pairs.take(known), scores[known])
+            return SparseScores(self.pairs, scores)
+        return SparseScores(self.pairs.take(known), scores[known])
 
     def _put(self, keys: Rows, scores: Scores) -> bool:
         if not len(self._keys):

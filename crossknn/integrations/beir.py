@@ -7,8 +7,8 @@ from typing import Any
 
 from crossknn.integrations.reranking import check_scorer
 from crossknn.integrations.runs import Run, search_all
-from crossknn.items import Items
-from crossknn.searcher import Searcher
+from crossknn.items.items import Items
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Strategy
 from crossknn.types import Encoder, Scorer
 

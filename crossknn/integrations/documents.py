@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from crossknn.errors import InputError
-from crossknn.hits import Hit
+from crossknn.search.results import Hit
 
 Document = TypeVar("Document")
 

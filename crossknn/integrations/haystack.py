@@ -8,19 +8,19 @@ from dataclasses import asdict, dataclass, replace
 from threading import Lock
 from typing import Any, Final, Self
 
-from crossknn.checks import check_positive
+from crossknn._checks import check_positive
+from crossknn._imports import missing_extra
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError
-from crossknn.hits import Hit, Hits
-from crossknn.index import Index
+from crossknn.indexing.index import Index
 from crossknn.integrations.documents import document_of, how_found
 from crossknn.integrations.reranking import best_texts, check_scorer
-from crossknn.items import Items
-from crossknn.optional import missing_extra
+from crossknn.items.items import Items
 from crossknn.scorers.cross_encoder import CrossEncoder
-from crossknn.searcher import Filter, Searcher
+from crossknn.search.results import Hit, Hits
+from crossknn.search.searcher import Filter, Searcher
 from crossknn.strategies.base import Strategy
-from crossknn.strategies.named import STRATEGIES
+from crossknn.strategies.registry import STRATEGIES
 from crossknn.types import Encoder, Scorer
 
 try:

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
-from crossknn.hits import Hit, Hits
+from crossknn._imports import missing_extra
 from crossknn.integrations.documents import document_of, how_found
 from crossknn.integrations.reranking import best_texts, check_scorer
-from crossknn.items import Items
-from crossknn.optional import missing_extra
-from crossknn.searcher import Filter, Searcher
+from crossknn.items.items import Items
+from crossknn.search.results import Hit, Hits
+from crossknn.search.searcher import Filter, Searcher
 from crossknn.strategies.base import Strategy
 from crossknn.types import Encoder, Scorer
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from crossknn._imports import missing_extra
 from crossknn.errors import InputError
 from crossknn.integrations.reranking import check_scorer
 from crossknn.integrations.runs import Run, search_all
-from crossknn.items import Items
-from crossknn.optional import missing_extra
-from crossknn.searcher import Searcher
+from crossknn.items.items import Items
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.exact import Exact
 from crossknn.types import Encoder, Scorer

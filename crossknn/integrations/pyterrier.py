@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from crossknn.checks import check_positive
-from crossknn.hits import Hits
+from crossknn._checks import check_positive
+from crossknn._imports import missing_extra
 from crossknn.integrations.reranking import check_scorer
-from crossknn.optional import missing_extra
-from crossknn.scorers.checked import score_pairs
-from crossknn.searcher import Filter, Searcher
+from crossknn.scorers.base import score_pairs
+from crossknn.search.results import Hits
+from crossknn.search.searcher import Filter, Searcher
 from crossknn.strategies.base import Strategy
 from crossknn.types import Scorer
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from crossknn.errors import InputError
-from crossknn.scorers.checked import score_pairs
+from crossknn.scorers.base import score_pairs
 from crossknn.types import Scorer
 
 

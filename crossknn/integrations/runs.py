@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from crossknn.searcher import Searcher
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Strategy
-from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.posterior.strategy import Posterior
 
 Run = dict[str, dict[str, float]]
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from crossknn.errors import InputError
-from crossknn.ranking import top_rows
-from crossknn.retrievers.checks import check_fitted, check_name, check_request
+from crossknn.retrievers.analyzer import Words, import_bm25s
+from crossknn.retrievers.base import check_fitted, check_name, check_request
 from crossknn.retrievers.postings import Counts, Postings, count_stems
 from crossknn.retrievers.side_by_side import map_queries
-from crossknn.retrievers.words import Words, import_bm25s
 from crossknn.types import Mask, Proposal, Scores
+from crossknn.vectors.ranking import top_rows
 
 if TYPE_CHECKING:
-    from crossknn.items import Items
+    from crossknn.items.items import Items
 
 BLOCK = 10_000  # texts read at a time
 WEIGHED = 2**20  # postings at a time

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn.encoders.checks import check_vectors
-from crossknn.encoders.corpus import encode_items
+from crossknn.encoders.base import check_vectors
+from crossknn.encoders.item_encoding import encode_items
 from crossknn.errors import InputError
-from crossknn.retrievers.checks import check_fitted, check_name, check_request
+from crossknn.retrievers.base import check_fitted, check_name, check_request
 from crossknn.types import Encoder, Mask, Proposal, VectorSearch
 
 if TYPE_CHECKING:
-    from crossknn.items import Items
+    from crossknn.items.items import Items
 
 
 class Dense:

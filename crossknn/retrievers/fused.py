@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from crossknn.errors import InputError
-from crossknn.ranking import fuse
-from crossknn.retrievers.checks import check_fitted, check_name, check_request
-from crossknn.types import NOTHING, Mask, Proposal, Retriever
+from crossknn.retrievers.base import check_fitted, check_name, check_request
+from crossknn.types import EMPTY_PROPOSAL, Mask, Proposal, Retriever
+from crossknn.vectors.ranking import reciprocal_rank_fusion
 
 if TYPE_CHECKING:
-    from crossknn.items import Items
+    from crossknn.items.items import Items
 
 Ask = Callable[[Retriever, list[int], int], list[Proposal]]
 """For the queries at these places, at most so many rows that a member proposes."""
@@ -71,14 +71,14 @@ class Fused:
     def fuse_lists(self, queries: int, n: int, ask: Ask) -> list[Proposal]:
         """The same for so many queries, with what `ask` says that members propose."""
         n_items = check_fitted(self.n_items, self.name)
-        fused = [NOTHING] * queries
+        fused = [EMPTY_PROPOSAL] * queries
         short = list(range(queries)) if n else []  # positions of queries that want more rows
         depth = self.depth
         while short:
             lists = [ask(member, short, depth) for member in self.retrievers]
             still_short = []
             for place, members in zip(short, zip(*lists, strict=True), strict=True):
-                fused[place] = _append(fused[place], fuse(members, constant=self.constant))
+                fused[place] = _append(fused[place], reciprocal_rank_fusion(members, constant=self.constant))
                 exhausted = all(len(proposal) < depth for proposal in members) or depth >= n_items
                 if len(fused[place]) < n and not exhausted:
                     still_short.append(place)

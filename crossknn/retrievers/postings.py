@@ -10,10 +10,10 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn._imports import import_extra
 from crossknn.errors import InputError
-from crossknn.optional import import_extra
-from crossknn.retrievers.words import Tokens
-from crossknn.strings import Column, Strings
+from crossknn.items.string_column import Column, Strings
+from crossknn.retrievers.analyzer import Tokens
 from crossknn.types import Scores
 
 DTYPES: Final = {"starts": np.int64, "rows": np.int32, "weights": np.float32, "absent": np.float32}

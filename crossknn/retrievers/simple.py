@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 
 from crossknn.errors import InputError
-from crossknn.retrievers.checks import check_fitted, check_name, check_request
-from crossknn.types import NOTHING, Mask, Proposal, Rows
+from crossknn.retrievers.base import check_fitted, check_name, check_request
+from crossknn.types import EMPTY_PROPOSAL, Mask, Proposal, Rows
 
 if TYPE_CHECKING:
-    from crossknn.items import Items
+    from crossknn.items.items import Items
 
 
 class Random:
@@ -138,7 +138,7 @@ class Given:
                 f'no candidates were given for the query {query!r}. missing="empty" would propose nothing.'
             )
         if found is None:
-            return NOTHING
+            return EMPTY_PROPOSAL
         if allowed is not None:
             kept = allowed[found.rows]
             found = Proposal(found.rows[kept], found.estimates[kept])

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from crossknn._imports import import_extra
 from crossknn.errors import InputError
-from crossknn.optional import import_extra
-from crossknn.ranking import top_rows
-from crossknn.retrievers.checks import check_fitted, check_name, check_request
+from crossknn.retrievers.base import check_fitted, check_name, check_request
 from crossknn.retrievers.side_by_side import map_queries
 from crossknn.types import Mask, Proposal, Scores
+from crossknn.vectors.ranking import top_rows
 
 if TYPE_CHECKING:
-    from crossknn.items import Items
+    from crossknn.items.items import Items
 
 BLOCK = 10_000  # texts read at a time
 

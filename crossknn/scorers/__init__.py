@@ -1,1 +1,5 @@
 """Scorers: cross-encoders behind one method, `score(queries, items)`."""
+
+from crossknn._imports import lazy_exports
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from crossknn.checks import check_positive
+from crossknn._checks import check_positive
 from crossknn.errors import InputError, PartialScores
-from crossknn.fingerprints import is_unnamed
-from crossknn.scorers.checked import score_pairs
+from crossknn.models.fingerprints import is_unnamed
+from crossknn.scorers.base import score_pairs
 from crossknn.types import Scorer, Scores
 
 ASKED_AT_ONCE = 900  # keys in one SELECT; older SQLite takes at most 999

@@ -6,11 +6,11 @@ import os
 from typing import Any
 
 from crossknn.errors import InputError
-from crossknn.scorers.first_token import shorten_last_layer
-from crossknn.scorers.model_scorer import STORED_TOKENS, ModelScorer, PairSpans
-from crossknn.scorers.packed import PackedPairs, pack
-from crossknn.scorers.pair_batches import LongItems
-from crossknn.scorers.pretrained import load_pretrained
+from crossknn.scorers.inference.cls_only import shorten_last_layer
+from crossknn.scorers.inference.engine import STORED_TOKENS, ModelScorer, PairSpans
+from crossknn.scorers.inference.loading import load_pretrained
+from crossknn.scorers.inference.pair_batches import LongItems
+from crossknn.scorers.inference.varlen import PackedPairs, pack
 
 
 class CrossEncoder(ModelScorer):

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError, ScorerError
-from crossknn.models import EMBEDDED, find_model
-from crossknn.scorers.model_scorer import STORED_TOKENS, ModelScorer, PairSpans
-from crossknn.scorers.pair_batches import LongItems
-from crossknn.scorers.pair_template import PairPieces
-from crossknn.scorers.pretrained import Pretrained, load_pretrained
-from crossknn.scorers.token_store import Tokens
+from crossknn.models.hub import EMBEDDED, find_model
+from crossknn.scorers.inference.engine import STORED_TOKENS, ModelScorer, PairSpans
+from crossknn.scorers.inference.loading import Pretrained, load_pretrained
+from crossknn.scorers.inference.pair_batches import LongItems
+from crossknn.scorers.inference.pair_template import PairPieces
+from crossknn.scorers.inference.token_store import Tokens
 
 POOLING_FILE = "crossknn_pooling.json"
 QUERY_POOLINGS = ("cls", "mean", "mention")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from crossknn.errors import InputError
-from crossknn.fingerprints import function_fingerprint
-from crossknn.scorers.checked import check_scores
+from crossknn.models.fingerprints import function_fingerprint
+from crossknn.scorers.base import check_scores
 from crossknn.types import Scores
 
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from crossknn.serve.refusals import busy
+from crossknn.serve.http_errors import busy
 
 T = TypeVar("T")
 Work = Callable[[threading.Event], T]

@@ -16,7 +16,18 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
 from crossknn import __version__
-from crossknn.serve.answers import (
+from crossknn.serve.docs_page import write_docs
+from crossknn.serve.http_errors import HttpError
+from crossknn.serve.middleware import RequestMiddleware
+from crossknn.serve.request_schemas import (
+    RERANK_EXAMPLES,
+    SCORE_EXAMPLES,
+    SEARCH_EXAMPLES,
+    RerankRequest,
+    ScoreRequest,
+    SearchRequest,
+)
+from crossknn.serve.response_schemas import (
     DocumentsRanked,
     ErrorAnswer,
     Info,
@@ -24,17 +35,6 @@ from crossknn.serve.answers import (
     SearchAnswer,
     TextRanked,
     rerank_answer,
-)
-from crossknn.serve.docs_page import write_docs
-from crossknn.serve.gate import Gate
-from crossknn.serve.refusals import Refusal
-from crossknn.serve.requests import (
-    RERANK_EXAMPLES,
-    SCORE_EXAMPLES,
-    SEARCH_EXAMPLES,
-    RerankRequest,
-    ScoreRequest,
-    SearchRequest,
 )
 from crossknn.serve.service import Service
 from crossknn.types import Scores
@@ -75,7 +75,7 @@ def make_app(service: Service) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.add_middleware(Gate, settings=service.settings, metrics=service.metrics)
+    app.add_middleware(RequestMiddleware, settings=service.settings, metrics=service.metrics)
     app.add_exception_handler(RequestValidationError, _refuse_shape)
     app.add_exception_handler(HTTPException, _refuse_http)
     _add_search(app, service)
@@ -186,7 +186,7 @@ def _add_page(app: FastAPI) -> None:
 def _page_file(name: str) -> Response:
     path = PAGE / name
     if path.suffix not in PAGE_TYPES or path.parent != PAGE or not path.is_file():
-        raise Refusal(404, "not_found", "there is no such page.")
+        raise HttpError(404, "not_found", "there is no such page.")
     return FileResponse(path, media_type=PAGE_TYPES[path.suffix], headers={"Cache-Control": "no-cache"})
 
 
@@ -207,7 +207,7 @@ async def _answer(service: Service, request: Request, work: Callable[[Event], An
 async def _refuse_shape(request: Request, error: Exception) -> Response:
     """What is wrong with a body: the field, what was wanted, what came."""
     problems = error.errors() if isinstance(error, RequestValidationError) else []
-    refusal = Refusal(422, "bad_shape", "; ".join(map(_describe, problems[:3])) or "the body cannot be read.")
+    refusal = HttpError(422, "bad_shape", "; ".join(map(_describe, problems[:3])) or "the body cannot be read.")
     return _refused(request, refusal)
 
 
@@ -221,9 +221,9 @@ def _describe(problem: dict[str, Any]) -> str:
 async def _refuse_http(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     detail = str(error.detail) if isinstance(error, HTTPException) else ""
-    return _refused(request, Refusal(status, KINDS.get(status, "bad_request"), detail))
+    return _refused(request, HttpError(status, KINDS.get(status, "bad_request"), detail))
 
 
-def _refused(request: Request, refusal: Refusal) -> Response:
+def _refused(request: Request, refusal: HttpError) -> Response:
     body = refusal.body(request.scope["passage"].request_id)
     return JSONResponse(body, refusal.status, refusal.headers)

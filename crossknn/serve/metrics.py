@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from crossknn.hits import Hits
 from crossknn.scorers.cached import Cached
-from crossknn.serve.batching import BatchReport
+from crossknn.search.results import Hits
+from crossknn.serve.dynamic_batching import BatchReport
 from crossknn.types import Scorer
 
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from crossknn import __version__
+from crossknn.encoders.cached import SharedEncoder
 from crossknn.errors import InputError
-from crossknn.index import Index
-from crossknn.items import Items
-from crossknn.searcher import Filter, Searcher
+from crossknn.indexing.index import Index
+from crossknn.items.items import Items
+from crossknn.search.searcher import Filter, Searcher
 from crossknn.serve.admission import Admission
-from crossknn.serve.answers import Info, ResultAnswer, result_answer
-from crossknn.serve.batching import MergingScorer
+from crossknn.serve.dynamic_batching import MergingScorer
+from crossknn.serve.http_errors import HttpError, too_large
+from crossknn.serve.live_index import LiveIndex, Loaded, Watcher
 from crossknn.serve.metrics import Metrics
-from crossknn.serve.query_vectors import SharedEncoder
-from crossknn.serve.refusals import Refusal, too_large
-from crossknn.serve.requests import SearchRequest
+from crossknn.serve.request_schemas import SearchRequest
+from crossknn.serve.response_schemas import Info, ResultAnswer, result_answer
 from crossknn.serve.settings import Settings
-from crossknn.serve.shelf import Loaded, Shelf, Watcher
-from crossknn.serve.strategy_choice import make_strategy, offered
+from crossknn.serve.strategies import make_strategy, offered
 from crossknn.strategies.base import Strategy
 from crossknn.types import Encoder, Progress, Scorer, Scores, Vectors
 
@@ -77,7 +77,7 @@ class Service:
                 progress=progress,
             )
 
-        self.shelf = Shelf(Path(source) if isinstance(source, str) else source, open_)
+        self.shelf = LiveIndex(Path(source) if isinstance(source, str) else source, open_)
         self.admission = Admission(running=self.settings.running, waiting=self.settings.waiting)
         self.watcher = Watcher(self.shelf, self.settings.poll)
         self.ending = False
@@ -221,7 +221,7 @@ class Service:
         """A refusal where the service is not ready."""
         reason = self.why_not_ready()
         if reason is not None:
-            raise Refusal(503, "not_ready", reason, retry_after=5)
+            raise HttpError(503, "not_ready", reason, retry_after=5)
 
 
 def _filter_of(request: SearchRequest) -> Filter | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from crossknn.checks import check_positive
+from crossknn._checks import check_positive
 from crossknn.errors import InputError
 
 

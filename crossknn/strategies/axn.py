@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from crossknn.errors import InputError
-from crossknn.normalization import Normalization
-from crossknn.ranking import order_rows
-from crossknn.strategies.base import Ask, Flow, Settings, Space
-from crossknn.strategies.rounds import EARLY, Scored, check_rounds, search_unscored, share_of_round
+from crossknn.strategies.base import Flow, Requirement, Round, SearchContext, Settings
+from crossknn.strategies.normalization import Normalization
+from crossknn.strategies.rounds import EARLY, Observations, check_rounds, search_unscored, share_of_round
 from crossknn.types import Proposal, Rows, Scores, Vectors, VectorSearch
+from crossknn.vectors.ranking import order_rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,6 +30,8 @@ class Axn(Settings):
     estimates   also return Ŝ, the estimated score of every item
     """
 
+    requires: ClassVar[frozenset[Requirement]] = frozenset({"query_vectors"})
+
     budget: int = 100
     rounds: int = 10
     mix: float = 0.5
@@ -43,18 +46,18 @@ class Axn(Settings):
         if self.shortlist is not None and self.shortlist < self.budget:
             raise InputError(f"shortlist must be at least the budget ({self.budget}). Got {self.shortlist} instead.")
 
-    def flow(self, space: Space) -> Flow:
+    def flow(self, space: SearchContext) -> Flow:
         name, proposals = space.propose(self.first, self.shortlist or self._share(0, 1))
         shortlists = [proposal.rows for proposal in proposals] if self.shortlist else None
-        states = [Scored() for _ in range(space.queries)]
-        ask = Ask([proposal.first(self._share(0, 1)) for proposal in proposals], name)  # line 3
+        states = [Observations() for _ in range(space.queries)]
+        ask = Round([proposal.first(self._share(0, 1)) for proposal in proposals], name)  # line 3
         for number in range(1, self.rounds + 1):
             scores = yield ask  # lines 4 and 9
             for state, proposal, new in zip(states, ask.proposals, scores, strict=True):
                 state.add(proposal.rows, new)
             if number < self.rounds:
                 wanted = [self._wanted(state, number + 1) for state in states]
-                ask = Ask(self._next_rows(space, states, wanted, shortlists), "axn")  # lines 5 to 8
+                ask = Round(self._next_rows(space, states, wanted, shortlists), "axn")  # lines 5 to 8
                 if not any(len(proposal) for proposal in ask.proposals):
                     break
         return self._all_estimates(space, states) if self.estimates else None  # line 12
@@ -62,12 +65,12 @@ class Axn(Settings):
     def _share(self, spent: int, number: int) -> int:
         return share_of_round(number, budget=self.budget, rounds=self.rounds, spent=spent)
 
-    def _wanted(self, state: Scored, number: int) -> int:
+    def _wanted(self, state: Observations, number: int) -> int:
         """A query for which nothing was scored and no u_param helps has no vector to search with."""
         return self._share(len(state.rows), number) if len(state.rows) or self.mix > 0 else 0
 
     def _next_rows(
-        self, space: Space, states: list[Scored], wanted: list[int], shortlists: list[Rows] | None
+        self, space: SearchContext, states: list[Observations], wanted: list[int], shortlists: list[Rows] | None
     ) -> list[Proposal]:
         vectors, scales = self._query_vectors(space, states)
         if shortlists is None:
@@ -82,9 +85,9 @@ class Axn(Settings):
             for p, scale, n in zip(found, scales, wanted, strict=True)
         ]
 
-    def _query_vectors(self, space: Space, states: list[Scored]) -> tuple[Vectors, list[Normalization]]:
+    def _query_vectors(self, space: SearchContext, states: list[Observations]) -> tuple[Vectors, list[Normalization]]:
         """The vector u of every query (Eq. 5, mixed as in Eq. 7), and the scale its estimates are on."""
-        from crossknn.strategies.regression import solve_query_vectors  # imports torch
+        from crossknn.strategies.least_squares import solve_query_vectors  # imports torch
 
         items = space.item_vectors()
         if self.mix > 0 and space.query_vectors is None:
@@ -105,18 +108,18 @@ class Axn(Settings):
                 vectors += self.mix * parametric
         return vectors, scales
 
-    def _own_scale(self, items: VectorSearch, state: Scored, guess: Vectors | None) -> Normalization:
+    def _own_scale(self, items: VectorSearch, state: Observations, guess: Vectors | None) -> Normalization:
         """α and β from this query's own earliest scores, where nobody estimated them on train queries."""
         early = max(self._share(0, 1), EARLY)
         estimates = None if guess is None else items.take(state.rows[:early]) @ guess
         return Normalization.fit_query(state.scores[:early], estimates)
 
-    def _all_estimates(self, space: Space, states: list[Scored]) -> list[Scores]:
+    def _all_estimates(self, space: SearchContext, states: list[Observations]) -> list[Scores]:
         vectors, scales = self._query_vectors(space, states)
         estimates = space.item_vectors().estimates(vectors)
         return [scale.restore(line).astype(np.float32) for scale, line in zip(scales, estimates, strict=True)]
 
 
-def _search_rows(rows: Rows, vector: Vectors, space: Space) -> Proposal:
+def _search_rows(rows: Rows, vector: Vectors, space: SearchContext) -> Proposal:
     """These rows by inner product with `vector`, best first, ties to the lower row."""
     return order_rows(rows, space.item_vectors().take(rows) @ vector)

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, fields
 from types import TracebackType
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from crossknn.errors import StrategyError
-from crossknn.normalization import Normalization
-from crossknn.prior import Prior
+from crossknn.strategies.normalization import Normalization
+from crossknn.strategies.posterior.prior import Prior
 from crossknn.types import Mask, Proposal, Rows, Scores, Vectors, VectorSearch
 
 
@@ -38,7 +38,7 @@ class Stopwatch:
 
 
 @dataclass(frozen=True)
-class Space:
+class SearchContext:
     """What a strategy may look at: the sizes, the filter, and the sources of numbers.
 
     `propose(retriever, n)` gives the rows a named retriever proposes for every query (None: the
@@ -76,7 +76,7 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Round:
     """One round: the rows to score for each query (none for a query that is done), and who proposed them.
 
     `proposed_by` is one name, or a name for each query.
@@ -91,7 +91,11 @@ class Ask:
         return [self.proposed_by] * len(self.proposals) if isinstance(self.proposed_by, str) else self.proposed_by
 
 
-Flow = Generator[Ask, list[Scores], "list[Scores] | None"]
+Requirement = Literal["query_vectors", "item_vectors", "cur_factors"]
+"""What a strategy's class attribute `requires` may name: query vectors in the space of the item vectors, item vectors,
+or the factors of a CUR index."""
+
+Flow = Generator[Round, list[Scores], "list[Scores] | None"]
 """Yields asks, is sent scores, returns estimates of all items per query, or None where nobody wanted them."""
 
 
@@ -103,12 +107,12 @@ class Strategy(Protocol):
     def budget(self) -> int | None:
         """The most calls one query may cost; None where there is no limit."""
 
-    def flow(self, space: Space) -> Flow:
+    def flow(self, space: SearchContext) -> Flow:
         """The search of all queries of `space`, side by side, as a generator."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RoundScores:
     """Scores for an ask. Where time ran out they are a prefix of what was asked, and `stopped` says why."""
 
     scores: list[Scores]
@@ -116,7 +120,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Found:
+class QueryResult:
     """Everything one query's search scored, in the order it was asked for."""
 
     rows: list[Rows] = field(default_factory=list)  # one array per round
@@ -142,15 +146,15 @@ class Found:
         self.proposed_by.append(proposed_by)
 
 
-def drive(strategy: Strategy, space: Space, answer: Callable[[list[Rows]], Answer]) -> list[Found]:
+def drive(strategy: Strategy, space: SearchContext, answer: Callable[[list[Rows]], RoundScores]) -> list[QueryResult]:
     """Run a strategy to its end: one `answer` per round for all queries, and never a call past the budget."""
-    found = [Found() for _ in range(space.queries)]
+    found = [QueryResult() for _ in range(space.queries)]
     if not space.queries:
         return found
     gate = _Gate(strategy.budget, space)
     flow = strategy.flow(space)
     step = _advance(flow, None)
-    while isinstance(step, Ask):
+    while isinstance(step, Round):
         gate.check(step)
         answered = answer([proposal.rows for proposal in step.proposals])
         for one, proposal, scores, name in zip(found, step.proposals, answered.scores, step.proposers, strict=True):
@@ -170,7 +174,7 @@ def drive(strategy: Strategy, space: Space, answer: Callable[[list[Rows]], Answe
     return found
 
 
-def _advance(flow: Flow, scores: list[Scores] | None) -> Ask | list[Scores] | None:
+def _advance(flow: Flow, scores: list[Scores] | None) -> Round | list[Scores] | None:
     """The flow's next ask, or what it returned at its end.
 
     Only the flow's own end is caught: a `StopIteration` from a user's scorer must not pass for it.
@@ -185,12 +189,12 @@ def _advance(flow: Flow, scores: list[Scores] | None) -> Ask | list[Scores] | No
 class _Gate:
     """Refuses an ask that breaks a promise of the strategy, before it costs a call."""
 
-    def __init__(self, budget: int | None, space: Space) -> None:
+    def __init__(self, budget: int | None, space: SearchContext) -> None:
         self._budget = budget
         self._space = space
         self._asked: list[set[int]] = [set() for _ in range(space.queries)]
 
-    def check(self, ask: Ask) -> None:
+    def check(self, ask: Round) -> None:
         if len(ask.proposals) != self._space.queries:
             raise StrategyError(
                 f"a round must ask for {self._space.queries} queries. Got {len(ask.proposals)} instead."
@@ -206,7 +210,7 @@ class _Gate:
                     f"{ask.proposers[query]!r} asked for call {calls} of query {query}; its budget is {self._budget}."
                 )
 
-    def _check_rows(self, ask: Ask) -> None:
+    def _check_rows(self, ask: Round) -> None:
         """All at once; the query that is to blame is looked for where there is one."""
         if self._are_there(np.concatenate([proposal.rows for proposal in ask.proposals])):
             return

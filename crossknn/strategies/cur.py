@@ -11,13 +11,14 @@ strategy sees numbers only, but that is not the paper's CUR: adaCUR is then AXN 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from crossknn.checks import check_positive, check_seed
+from crossknn._checks import check_fraction, check_positive, check_seed, invalid
 from crossknn.errors import InputError
-from crossknn.strategies.base import Ask, Flow, Settings, Space
-from crossknn.strategies.rounds import Scored, ask_in_rounds, check_rounds, search_unscored, share_of_round
+from crossknn.strategies.base import Flow, Requirement, Round, SearchContext, Settings
+from crossknn.strategies.rounds import Observations, check_rounds, run_rounds, search_unscored, share_of_round
 from crossknn.types import Proposal, Scores, Vectors
 
 
@@ -28,37 +29,47 @@ class AnnCur(Settings):
     Meant for `Index.build(…, factors=Cur(…))`; it needs no retriever and no encoder.
 
     budget      calls per query: anchors and reranked items together
-    anchors     how many of them are anchor items; None is half of the budget
+    anchors     how many of them are anchor items; None is `share` of the budget
+    share       the anchors as a fraction of the budget, where their number is not given; None is half
     seed        draws the anchors, from the rows that the filter allows
     estimates   also return Ŝ, the estimated score of every item
     """
 
+    requires: ClassVar[frozenset[Requirement]] = frozenset({"cur_factors"})
+
     budget: int = 100
     anchors: int | None = None
+    share: float | None = None
     seed: int = 0
     estimates: bool = False
 
     def __post_init__(self) -> None:
         check_positive("budget", self.budget)
         check_seed(self.seed)
+        if self.share is not None:
+            check_fraction("share", self.share)
+            if self.anchors is not None:
+                raise InputError("give either `anchors` or `share`, not both.")
         if self.anchors is not None:
             check_positive("anchors", self.anchors)
             if self.anchors > self.budget:
-                raise InputError(f"anchors must be between 1 and budget ({self.budget}). Got {self.anchors} instead.")
+                raise invalid("anchors", f"between 1 and `budget` ({self.budget})", self.anchors)
 
-    def flow(self, space: Space) -> Flow:
+    def flow(self, space: SearchContext) -> Flow:
         anchors = self._choose_anchors(space)
-        answered = yield Ask([anchors] * space.queries, "anchors")
-        scored = [Scored(anchors.rows, scores) for scores in answered]
+        answered = yield Round([anchors] * space.queries, "anchors")
+        scored = [Observations(anchors.rows, scores) for scores in answered]
         vectors = _solve(space, scored)
         rest = self.budget - len(anchors)
         if rest and len(anchors) < space.reachable:
-            yield Ask(search_unscored(space, vectors, scored, [rest] * space.queries), "anncur")
+            yield Round(search_unscored(space, vectors, scored, [rest] * space.queries), "anncur")
         return _all_estimates(space, vectors) if self.estimates else None
 
-    def _choose_anchors(self, space: Space) -> Proposal:
+    def _choose_anchors(self, space: SearchContext) -> Proposal:
         rows = space.allowed_rows
-        count = -(-self.budget // 2) if self.anchors is None else self.anchors
+        count = self.anchors
+        if count is None:
+            count = -(-self.budget // 2) if self.share is None else max(1, round(self.share * self.budget))
         drawn = np.random.default_rng(self.seed).choice(len(rows), min(count, len(rows)), replace=False)
         return Proposal(np.sort(rows[drawn]), np.full(len(drawn), np.nan, np.float32))  # nobody estimated anything
 
@@ -76,6 +87,8 @@ class AdaCur(Settings):
     estimates   also return Ŝ, the estimated score of every item
     """
 
+    requires: ClassVar[frozenset[Requirement]] = frozenset({"cur_factors"})
+
     budget: int = 100
     rounds: int = 10
     first: str | None = None
@@ -84,28 +97,28 @@ class AdaCur(Settings):
     def __post_init__(self) -> None:
         check_rounds(self.budget, self.rounds)
 
-    def flow(self, space: Space) -> Flow:
-        name, proposals = space.propose(self.first, self._share(1, Scored()))
-        scored = [Scored() for _ in range(space.queries)]
+    def flow(self, space: SearchContext) -> Flow:
+        name, proposals = space.propose(self.first, self._share(1, Observations()))
+        scored = [Observations() for _ in range(space.queries)]
 
-        def choose_anchors(number: int) -> Ask:
+        def choose_anchors(number: int) -> Round:
             wanted = [self._share(number, one) if len(one.rows) else 0 for one in scored]
-            return Ask(search_unscored(space, _solve(space, scored), scored, wanted), "adacur")
+            return Round(search_unscored(space, _solve(space, scored), scored, wanted), "adacur")
 
-        yield from ask_in_rounds(Ask(proposals, name), scored, self.rounds, choose_anchors)
+        yield from run_rounds(Round(proposals, name), scored, self.rounds, choose_anchors)
         return _all_estimates(space, _solve(space, scored)) if self.estimates else None
 
-    def _share(self, number: int, scored: Scored) -> int:
+    def _share(self, number: int, scored: Observations) -> int:
         return share_of_round(number, budget=self.budget, rounds=self.rounds, spent=len(scored.rows))
 
 
-def _solve(space: Space, scored: list[Scored]) -> Vectors:
+def _solve(space: SearchContext, scored: list[Observations]) -> Vectors:
     """(queries, dim): `c U` of every query; zeros where nothing was scored."""
-    from crossknn.strategies.regression import solve_query_vectors  # imports torch
+    from crossknn.strategies.least_squares import solve_query_vectors  # imports torch
 
     with space.solving:
         return solve_query_vectors(space.item_vectors(), [one.rows for one in scored], [one.scores for one in scored])
 
 
-def _all_estimates(space: Space, vectors: Vectors) -> list[Scores]:
+def _all_estimates(space: SearchContext, vectors: Vectors) -> list[Scores]:
     return list(space.item_vectors().estimates(vectors))

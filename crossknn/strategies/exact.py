@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crossknn.strategies.base import Ask, Flow, Space
+from crossknn.strategies.base import Flow, Round, SearchContext
 from crossknn.types import Proposal
 
 
@@ -16,8 +16,8 @@ class Exact:
     def budget(self) -> None:
         return None
 
-    def flow(self, space: Space) -> Flow:
+    def flow(self, space: SearchContext) -> Flow:
         rows = space.allowed_rows
         everything = Proposal(rows, np.full(len(rows), np.nan, np.float32))  # nobody estimated anything
-        yield Ask([everything] * space.queries, "exact")
+        yield Round([everything] * space.queries, "exact")
         return None

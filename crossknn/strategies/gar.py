@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from crossknn.checks import check_positive
-from crossknn.ranking import order_rows
-from crossknn.strategies.base import Ask, Flow, Settings, Space
-from crossknn.strategies.rounds import Scored, ask_in_rounds, check_rounds, share_of_round
-from crossknn.types import NOTHING, Proposal, Rows
+from crossknn._checks import check_positive
+from crossknn.strategies.base import Flow, Requirement, Round, SearchContext, Settings
+from crossknn.strategies.rounds import Observations, check_rounds, run_rounds, share_of_round
+from crossknn.types import EMPTY_PROPOSAL, Proposal, Rows
+from crossknn.vectors.ranking import order_rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,6 +32,8 @@ class Gar(Settings):
                 nothing finds nothing
     """
 
+    requires: ClassVar[frozenset[Requirement]] = frozenset({"item_vectors"})
+
     budget: int = 100
     rounds: int = 10
     neighbours: int = 8
@@ -40,13 +43,13 @@ class Gar(Settings):
         check_rounds(self.budget, self.rounds)
         check_positive("neighbours", self.neighbours)
 
-    def flow(self, space: Space) -> Flow:
+    def flow(self, space: SearchContext) -> Flow:
         name, rankings = space.propose(self.first, self.budget)
-        scored = [Scored() for _ in range(space.queries)]
+        scored = [Observations() for _ in range(space.queries)]
         graph = _Graph(space, self.neighbours)
         later = [Proposal(ranking.rows, np.full(len(ranking), np.nan, np.float32)) for ranking in rankings]
 
-        def take_turns(number: int) -> Ask:
+        def take_turns(number: int) -> Round:
             wanted = [self._share(number, len(one.rows)) for one in scored]
             left = [_take_new([ranking], one.rows, self.budget) for ranking, one in zip(later, scored, strict=True)]
             ranking_first = number % 2 == 1
@@ -54,11 +57,11 @@ class Gar(Settings):
             proposals = []
             for ranking, frontier, n in zip(left, graph.frontiers(scored, needed), wanted, strict=True):
                 turns = (ranking, frontier) if ranking_first else (frontier, ranking)
-                proposals.append(_take_new(turns, NOTHING.rows, n))
-            return Ask(proposals, "gar")
+                proposals.append(_take_new(turns, EMPTY_PROPOSAL.rows, n))
+            return Round(proposals, "gar")
 
-        first = Ask([ranking.first(self._share(1, 0)) for ranking in rankings], name)
-        yield from ask_in_rounds(first, scored, self.rounds, take_turns)
+        first = Round([ranking.first(self._share(1, 0)) for ranking in rankings], name)
+        yield from run_rounds(first, scored, self.rounds, take_turns)
         return None
 
     def _share(self, number: int, spent: int) -> int:
@@ -68,12 +71,12 @@ class Gar(Settings):
 class _Graph:
     """Every item's nearest items, found when first asked for."""
 
-    def __init__(self, space: Space, neighbours: int) -> None:
+    def __init__(self, space: SearchContext, neighbours: int) -> None:
         self._space = space
         self._neighbours = neighbours
         self._known: dict[int, Rows] = {}
 
-    def frontiers(self, scored: list[Scored], wanted: list[int]) -> list[Proposal]:
+    def frontiers(self, scored: list[Observations], wanted: list[int]) -> list[Proposal]:
         """For each query the first `wanted` neighbours of its scored rows that are not scored; fewer if there are.
 
         The neighbours of lower-scored rows come later, so they are not searched before those of better ones are

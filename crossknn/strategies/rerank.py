@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from crossknn.checks import check_positive
-from crossknn.strategies.base import Ask, Flow, Settings, Space
+from crossknn._checks import check_positive
+from crossknn.strategies.base import Flow, Round, SearchContext, Settings
 
 
 @dataclass(frozen=True, repr=False)
@@ -19,7 +19,7 @@ class Rerank(Settings):
     def __post_init__(self) -> None:
         check_positive("budget", self.budget)
 
-    def flow(self, space: Space) -> Flow:
+    def flow(self, space: SearchContext) -> Flow:
         name, proposals = space.propose(self.retriever, self.budget)
-        yield Ask(proposals, name)
+        yield Round(proposals, name)
         return None

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from crossknn.checks import check_positive
+from crossknn._checks import check_positive
 from crossknn.errors import InputError
-from crossknn.strategies.base import Ask, Space
+from crossknn.strategies.base import Round, SearchContext
 from crossknn.types import Proposal, Rows, Scores, Vectors
 
 EARLY = 10  # a query's own α and β come from its first round, but from at least so many scores
@@ -29,7 +29,7 @@ def share_of_round(number: int, *, budget: int, rounds: int, spent: int) -> int:
 
 
 @dataclass(slots=True)
-class Scored:
+class Observations:
     """What one query has scored so far: the paper's A_r and a_r."""
 
     rows: Rows = field(default_factory=lambda: np.empty(0, np.int64))
@@ -42,9 +42,9 @@ class Scored:
         self.scores = np.concatenate([self.scores, scores])
 
 
-def ask_in_rounds(
-    first: Ask, scored: list[Scored], rounds: int, next_rows: Callable[[int], Ask]
-) -> Generator[Ask, list[Scores], None]:
+def run_rounds(
+    first: Round, scored: list[Observations], rounds: int, next_rows: Callable[[int], Round]
+) -> Generator[Round, list[Scores], None]:
     """Ask for `first`, then for `next_rows(number)` in rounds 2, 3, …; `scored` is kept up to date.
 
     It ends after `rounds` rounds, or with the first that has nothing to ask for.
@@ -60,7 +60,9 @@ def ask_in_rounds(
                 return
 
 
-def search_unscored(space: Space, vectors: Vectors, scored: list[Scored], wanted: list[int]) -> list[Proposal]:
+def search_unscored(
+    space: SearchContext, vectors: Vectors, scored: list[Observations], wanted: list[int]
+) -> list[Proposal]:
     """For each query the `wanted` rows of largest `u·v` among those that are allowed and not yet scored."""
     found = space.item_vectors().search(
         vectors, max(wanted), exclude=[one.rows for one in scored], allowed=space.allowed

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError
-from crossknn.normalization import Normalization
-from crossknn.strategies.base import Ask, Flow, Settings, Space
+from crossknn.strategies.base import Flow, Requirement, Round, SearchContext, Settings
+from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.rounds import (
     EARLY,
-    Scored,
-    ask_in_rounds,
+    Observations,
     check_rounds,
+    run_rounds,
     search_unscored,
     share_of_round,
 )
@@ -38,6 +38,8 @@ class Tour(Settings):
     learning_rate   None is the paper's: 0.1 for "ce", 0.001 for "mse"
     """
 
+    requires: ClassVar[frozenset[Requirement]] = frozenset({"query_vectors"})
+
     budget: int = 100
     rounds: int = 10
     loss: Loss = "ce"
@@ -50,16 +52,16 @@ class Tour(Settings):
         if self.learning_rate is not None and not 0 < self.learning_rate < np.inf:
             raise InputError(f"learning_rate must be a positive number. Got {self.learning_rate!r} instead.")
 
-    def flow(self, space: Space) -> Flow:
+    def flow(self, space: SearchContext) -> Flow:
         if space.query_vectors is None:
             raise InputError("Tour needs query vectors: an encoder, and item vectors like its own.")
         start = space.query_vectors()
         vectors = start.copy()
         scale = (space.normalization if self.loss == "mse" else None) or Normalization()
         scales = [scale] * space.queries
-        scored = [Scored() for _ in range(space.queries)]
+        scored = [Observations() for _ in range(space.queries)]
 
-        def step_and_search(number: int) -> Ask:
+        def step_and_search(number: int) -> Round:
             with space.solving:
                 for query, one in enumerate(scored):
                     scales[query] = self._scale(space, one, start[query])
@@ -67,15 +69,20 @@ class Tour(Settings):
             return self._search(space, vectors, scored, scales, number)
 
         first = self._search(space, vectors, scored, scales, 1)
-        yield from ask_in_rounds(first, scored, self.rounds, step_and_search)
+        yield from run_rounds(first, scored, self.rounds, step_and_search)
         return None
 
     def _search(
-        self, space: Space, vectors: Vectors, scored: list[Scored], scales: list[Normalization], number: int
-    ) -> Ask:
+        self,
+        space: SearchContext,
+        vectors: Vectors,
+        scored: list[Observations],
+        scales: list[Normalization],
+        number: int,
+    ) -> Round:
         wanted = [self._share(number, len(one.rows)) for one in scored]
         found = search_unscored(space, vectors, scored, wanted)
-        return Ask(
+        return Round(
             [
                 Proposal(proposal.rows, scale.restore(proposal.estimates).astype(np.float32))
                 for proposal, scale in zip(found, scales, strict=True)
@@ -83,7 +90,7 @@ class Tour(Settings):
             "tour",
         )
 
-    def _step(self, space: Space, scored: Scored, vector: Vectors, scale: Normalization) -> Vectors:
+    def _step(self, space: SearchContext, scored: Observations, vector: Vectors, scale: Normalization) -> Vectors:
         """The query vector after one step on the rows of the last round."""
         rows, scores = scored.rows[scored.before :], scored.scores[scored.before :]
         if not len(rows):
@@ -97,7 +104,7 @@ class Tour(Settings):
             raise InputError(f"a query vector of Tour grew without bound. Lower learning_rate ({rate}).")
         return stepped
 
-    def _scale(self, space: Space, scored: Scored, guess: Vectors) -> Normalization:
+    def _scale(self, space: SearchContext, scored: Observations, guess: Vectors) -> Normalization:
         """α and β for "mse": from the query's own earliest scores, where nobody estimated them on train queries."""
         if self.loss == "ce":
             return Normalization()

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn.apart import move
+from crossknn._imports import import_extra
 from crossknn.errors import InputError
-from crossknn.lines import fill
-from crossknn.optional import import_extra
-from crossknn.types import NOTHING, Mask, Proposal, Rows, Scores, Vectors
-from crossknn.vectors.checks import check_limits
+from crossknn.types import EMPTY_PROPOSAL, Mask, Proposal, Rows, Scores, Vectors
+from crossknn.vectors.base import check_limits
+from crossknn.vectors.device import to_device
+from crossknn.vectors.padding import pad_rows
 
 if TYPE_CHECKING:
     import torch
 
-    from crossknn.vectors.exact_apart import ExactApart
-    from crossknn.vectors.pairs import Pairs
+    from crossknn.vectors.exact_candidates import ExactCandidateSearch
+    from crossknn.vectors.row_blocks import Pairs
 
 BLOCK_ROWS = 65_536  # rows whose estimates are held at once, per query
 BLOCK_QUERIES = 256
@@ -80,9 +80,9 @@ class ExactSearch:
         exclude: Sequence[Rows] | None = None,
         allowed: Mask | None = None,
     ) -> list[Proposal]:
-        return self.search_apart(queries, n, None, exclude=exclude, allowed=allowed)[0]
+        return self.search_with_candidates(queries, n, None, exclude=exclude, allowed=allowed)[0]
 
-    def search_apart(
+    def search_with_candidates(
         self,
         queries: NDArray[Any],
         n: int,
@@ -94,19 +94,19 @@ class ExactSearch:
         """`search` among the rows that are not `apart`, and the inner products with those that are, in one pass."""
         wanted = self._check_queries(queries)
         check_limits(self, len(wanted), allowed=allowed, exclude=exclude, apart=apart)
-        nothing = [NOTHING.rows] * len(wanted)
-        known, hidden = (move(fill(rows or nothing, len(self)), self.device) for rows in (apart, exclude))
-        found = self.set_apart(known).search(wanted, n, exclude=hidden, allowed=allowed)
+        nothing = [EMPTY_PROPOSAL.rows] * len(wanted)
+        known, hidden = (to_device(pad_rows(rows or nothing, len(self)), self.device) for rows in (apart, exclude))
+        found = self.with_candidates(known).search(wanted, n, exclude=hidden, allowed=allowed)
         rows, best, products = (_to_numpy(tensor) for tensor in found)
         told = [line[: len(mine)] for line, mine in zip(products, apart or nothing, strict=True)]
         proposals = map(Proposal, rows, best) if np.isfinite(best).all() else map(_finite, rows, best)
         return list(proposals), told
 
-    def set_apart(self, rows: torch.Tensor) -> ExactApart:
+    def with_candidates(self, rows: torch.Tensor) -> ExactCandidateSearch:
         """A search of as many queries, round after round, with these rows of each apart (`TensorSearch`)."""
-        from crossknn.vectors.exact_apart import ExactApart  # imports torch
+        from crossknn.vectors.exact_candidates import ExactCandidateSearch  # imports torch
 
-        return ExactApart(self, rows)
+        return ExactCandidateSearch(self, rows)
 
     def take_tensor(self, rows: torch.Tensor) -> torch.Tensor:
         """(…, dim) float32 on the device: the vectors of these rows."""
@@ -122,7 +122,7 @@ class ExactSearch:
         self, queries: torch.Tensor, n: int, *, apart: Pairs, hidden: torch.Tensor, allowed: Mask | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The rows of the `n` largest products, those, −∞ where there are fewer, and the products of what is apart."""
-        from crossknn.largest import largest  # imports torch
+        from crossknn.vectors.topk import stable_topk  # imports torch
 
         queries, unit = self._in_units(queries)
         told = self._torch.empty(len(queries) * apart.width, device=self.device)
@@ -136,10 +136,10 @@ class ExactSearch:
                 told.index_copy_(0, places, products.view(-1).index_select(0, spots))
                 products.view(-1).index_fill_(0, spots, -np.inf)
             if allowed is not None:
-                barred = move(~np.asarray(allowed[start:stop], np.bool_), self.device)
+                barred = to_device(~np.asarray(allowed[start:stop], np.bool_), self.device)
                 products.masked_fill_(barred, -np.inf)
             self._hide(products, hidden - start if start else hidden)
-            block_best, columns = largest(products, n)
+            block_best, columns = stable_topk(products, n)
             best, rows = self._join((best, rows), (block_best, columns + start if start else columns), n)
         products = told.view(len(queries), apart.width)
         return (rows, best, products) if unit is None else (rows, best * unit, products * unit)
@@ -215,7 +215,7 @@ class ExactSearch:
         array = np.ascontiguousarray(queries, np.float32)
         if array.ndim != 2 or array.shape[1] != self.dim:
             raise InputError(f"query vectors must have shape (queries, {self.dim}). Got {array.shape} instead.")
-        return move(array.copy(), self.device)
+        return to_device(array.copy(), self.device)
 
     def _place(self, vectors: NDArray[Any] | torch.Tensor) -> torch.Tensor:
         """The vectors where they are searched, or where they lie if they do not fit there."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn.checks import check_choice, check_seed
+from crossknn._checks import check_choice, check_seed
+from crossknn._imports import import_extra
 from crossknn.errors import InputError
-from crossknn.files import unfinished
-from crossknn.optional import import_extra
-from crossknn.ranking import order_rows
-from crossknn.types import NOTHING, Mask, Progress, Proposal, Rows, Scores, Vectors
-from crossknn.vectors.checks import check_limits, check_queries
+from crossknn.storage.atomic import unfinished
+from crossknn.types import EMPTY_PROPOSAL, Mask, Progress, Proposal, Rows, Scores, Vectors
+from crossknn.vectors.base import check_limits, check_queries
 from crossknn.vectors.exact import ExactSearch
+from crossknn.vectors.ranking import order_rows
 
 if TYPE_CHECKING:
     import torch
@@ -122,9 +122,9 @@ class FaissSearch:
         exclude: Sequence[Rows] | None = None,
         allowed: Mask | None = None,
     ) -> list[Proposal]:
-        return self.search_apart(queries, n, None, exclude=exclude, allowed=allowed)[0]
+        return self.search_with_candidates(queries, n, None, exclude=exclude, allowed=allowed)[0]
 
-    def search_apart(
+    def search_with_candidates(
         self,
         queries: NDArray[Any],
         n: int,
@@ -136,7 +136,7 @@ class FaissSearch:
         """`search` among the rows that are not `apart`, and each query's inner products with those that are."""
         wanted = check_queries(self, queries)
         check_limits(self, len(wanted), allowed=allowed, apart=apart, exclude=exclude)
-        nothing = [NOTHING.rows] * len(wanted)
+        nothing = [EMPTY_PROPOSAL.rows] * len(wanted)
         known, hidden = apart or nothing, exclude or nothing
         worth = len(self) * (1 / max(1, len(wanted)) + EACH_QUERY)
 
@@ -144,13 +144,13 @@ class FaissSearch:
             rows, query = known[number], wanted[number]
             both, mine = np.concatenate([rows, hidden[number]]), worth - LISTED * len(rows)
             found = self._search_one(query, n, both, allowed, mine)
-            return found, NOTHING.estimates if found is None else self.take(rows) @ query
+            return found, EMPTY_PROPOSAL.estimates if found is None else self.take(rows) @ query
 
         answers = self._map(ask, len(wanted))
         left = [number for number, (found, _) in enumerate(answers) if found is None]
         if left:
             mine, others = ([rows[number] for number in left] for rows in (known, hidden))
-            rest = self._exact.search_apart(wanted[left], n, mine, exclude=others, allowed=allowed)
+            rest = self._exact.search_with_candidates(wanted[left], n, mine, exclude=others, allowed=allowed)
             for number, found, products in zip(left, *rest, strict=True):
                 answers[number] = found, products
         return [found for found, _ in answers if found is not None], [products for _, products in answers]
@@ -170,7 +170,7 @@ class FaissSearch:
         free[hidden] = False
         left = int(free.sum())
         if n < 1 or not left:
-            return NOTHING
+            return EMPTY_PROPOSAL
         looked = self._looked(n * rarity, len(hidden))
         candidates = min(len(self), int(n * SPARE[self.storage]) + MORE)
         way = self._quickest(looked, candidates, left, worth)

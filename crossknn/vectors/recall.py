@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn.checks import check_positive
+from crossknn._checks import check_positive
 from crossknn.types import VectorSearch
 
 

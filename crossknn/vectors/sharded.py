@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn.apart import search_apart
-from crossknn.checks import check_positive
+from crossknn._checks import check_positive
 from crossknn.errors import InputError
-from crossknn.ranking import order_rows
-from crossknn.types import NOTHING, BesideSearch, Mask, Proposal, Rows, Scores, Vectors, VectorSearch
-from crossknn.vectors.checks import check_limits
+from crossknn.types import EMPTY_PROPOSAL, AugmentableSearch, Mask, Proposal, Rows, Scores, Vectors, VectorSearch
+from crossknn.vectors.augmented import AugmentedSearch
+from crossknn.vectors.base import check_limits
+from crossknn.vectors.device import search_with_candidates
 from crossknn.vectors.exact import BLOCK_ROWS, ExactSearch
-from crossknn.vectors.wider import Wider
+from crossknn.vectors.ranking import order_rows
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +62,7 @@ class ShardedSearch:
         if any(len(column) != len(self) for column in columns):
             raise InputError(f"columns beside the vectors must have a line for every item ({len(self)}).")
         wider = [
-            part.beside(*mine) if isinstance(part, BesideSearch) else Wider(part, *mine)
+            part.beside(*mine) if isinstance(part, AugmentableSearch) else AugmentedSearch(part, *mine)
             for part, *mine in zip(self.parts, *(self._split(column) for column in columns), strict=True)
         ]
         return ShardedSearch(wider, at_once=self._at_once)
@@ -100,7 +100,7 @@ class ShardedSearch:
 
         return self._merge(self._ask(ask), n)
 
-    def search_apart(
+    def search_with_candidates(
         self,
         queries: NDArray[Any],
         n: int,
@@ -111,12 +111,12 @@ class ShardedSearch:
     ) -> tuple[list[Proposal], list[Scores]]:
         """`search` among the rows that are not `apart`, and each query's inner products with those that are."""
         check_limits(self, len(queries), allowed=allowed, exclude=exclude, apart=apart)
-        nothing = [NOTHING.rows] * len(queries)
+        nothing = [EMPTY_PROPOSAL.rows] * len(queries)
         places = [self._places(rows) for rows in apart or nothing]
 
         def ask(part: VectorSearch, number: int) -> tuple[list[Proposal], list[Scores]]:
             mine, hidden = (self._mine(rows or nothing, number) for rows in (apart, exclude))
-            return search_apart(part, queries, n, mine, exclude=hidden, allowed=self._split(allowed)[number])
+            return search_with_candidates(part, queries, n, mine, exclude=hidden, allowed=self._split(allowed)[number])
 
         answers = self._ask(ask)
         products = [np.empty(len(rows), np.float32) for rows in apart or nothing]

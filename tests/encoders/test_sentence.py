@@ -8,8 +8,8 @@ import pytest
 
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError, ModelNotFound
-from crossknn.items import Items
-from crossknn.like_lengths import cut_alike
+from crossknn.items.items import Items
+from crossknn.models.batching import cut_alike
 from crossknn.retrievers.dense import Dense
 from crossknn.testing import check_encoder, check_retriever
 

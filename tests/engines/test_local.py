@@ -19,7 +19,7 @@ def test_what_is_no_engine_is_refused(tmp_path):
     encoder = ck.function_encoder(lambda texts: [[1.0]] * len(texts))
     for act in (
         lambda: ck.exact_scores(items, scorer.queries, scorer, tmp_path / "truth", engine="ray"),
-        lambda: ck.encode_items(items, encoder, engine="ray"),
+        lambda: ck.encoders.encode_items(items, encoder, engine="ray"),
         lambda: ck.Index.build(items, scorer=scorer, encoder=encoder, engine="ray"),
     ):
         with pytest.raises(

@@ -18,8 +18,8 @@ import crossknn as ck
 from crossknn.engines.ray import RayEngine
 from crossknn.testing import MatrixScorer, check_engine
 from tests.engines.world import CALLS, CHUNK, ITEMS, QUERIES, World, wait_until
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 TWO = {"workers": 2}
 
 pytestmark = pytest.mark.usefixtures("ray")
@@ -60,7 +60,7 @@ def test_a_build_without_a_work_folder_is_the_same(local):
 
 
 def test_exact_scores_are_those_of_this_process_byte_for_byte(tmp_path, monkeypatch):
-    monkeypatch.setattr("crossknn.evaluate.truth.PIECE", 500)  # three calls for each query
+    monkeypatch.setattr("crossknn.evaluate.ground_truth.PIECE", 500)  # three calls for each query
     worlds = {name: World(tmp_path / name) for name in ("with", "without")}
     for name, options in {"with": {"engine": RayEngine(**TWO)}, "without": {}}.items():
         worlds[name].folder.mkdir()
@@ -90,7 +90,7 @@ def test_a_killed_worker_costs_the_chunk_it_was_scoring(local, tmp_path, caplog)
 
 def test_an_error_of_the_scorer_ends_the_build_and_what_was_finished_is_kept(local, tmp_path):
     world = World(tmp_path, fail_at=10 * CHUNK)
-    with pytest.raises(ck.ScorerError, match=r"^the scorer is broken$"):
+    with pytest.raises(ck.errors.ScorerError, match=r"^the scorer is broken$"):
         world.build(engine=RayEngine(**TWO))
     kept = world.chunks()
     assert 8 <= kept <= 10
@@ -102,7 +102,9 @@ def test_an_error_of_the_scorer_ends_the_build_and_what_was_finished_is_kept(loc
 
 def test_a_job_that_ends_every_worker_is_given_up(tmp_path):
     world = World(tmp_path, die_at=QUERIES[-1])
-    with pytest.raises(ck.EngineError, match=r"^job \d+ was given up after 3 workers of the Ray cluster were lost"):
+    with pytest.raises(
+        ck.errors.EngineError, match=r"^job \d+ was given up after 3 workers of the Ray cluster were lost"
+    ):
         world.build(engine=RayEngine(**TWO))
     assert world.chunks()
 
@@ -161,16 +163,21 @@ class Gone(MatrixScorer):
 
 
 def _not_found():
-    raise ck.ModelNotFound("my-model: there is no such folder.")
+    raise ck.errors.ModelNotFound("my-model: there is no such folder.")
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "error", "message"),
     [
         (Elsewhere, {}, ck.InputError, r"a worker opened another model than this process: .*process \d+"),
-        (Slow, {"start_timeout": 0.5}, ck.EngineError, "no worker .* had opened its model after 0.5 seconds. Free now"),
-        (Deadly, {}, ck.EngineError, "^opening the model was given up after 3 workers of the Ray cluster were"),
-        (Gone, {}, ck.ModelNotFound, "^my-model: there is no such folder.$"),
+        (
+            Slow,
+            {"start_timeout": 0.5},
+            ck.errors.EngineError,
+            "no worker .* had opened its model after 0.5 seconds. Free now",
+        ),
+        (Deadly, {}, ck.errors.EngineError, "^opening the model was given up after 3 workers of the Ray cluster were"),
+        (Gone, {}, ck.errors.ModelNotFound, "^my-model: there is no such folder.$"),
     ],
 )
 def test_a_model_that_workers_cannot_use_is_named(kind, options, error, message):

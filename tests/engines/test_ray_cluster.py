@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.engines.world import CHUNK, World, wait_until
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs Linux: addresses of loopback, /proc")
 # Of a node that does not answer it is known within a second, not after half a minute.
 SOON = {

@@ -5,10 +5,10 @@ import pickle
 import pytest
 
 import crossknn as ck
-from tests.doc_pages import code_of, move_into_world
+from tests.cli.test_cli import invoke
+from tests.cli.test_index import TRAIN, write_corpus
+from tests.docs.doc_pages import code_of, move_into_world
 from tests.evaluate.folders import write_beir
-from tests.test_cli import invoke
-from tests.test_cli_index import TRAIN, write_corpus
 
 RAY = ["--engine", "ray", "--workers", 1]
 

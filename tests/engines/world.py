@@ -44,7 +44,7 @@ def score_noted(pairs, *, path: Path, fail_at: int | None, hold_at: int | None, 
     note(path, ["|".join(pair) for pair in pairs])
     asked = len(path.read_text().splitlines())
     if fail_at is not None and asked > fail_at:
-        raise ck.ScorerError("the scorer is broken")
+        raise ck.errors.ScorerError("the scorer is broken")
     if die_at is not None and any(query == die_at for query, _ in pairs):
         os._exit(1)
     while hold_at is not None and asked > hold_at and not path.with_name("released").exists():
@@ -67,12 +67,12 @@ class World:
     die_at: str | None = None  # query that ends the process it is scored in
 
     @property
-    def scorer(self) -> ck.Scorer:
+    def scorer(self) -> ck.types.Scorer:
         moments = {"fail_at": self.fail_at, "hold_at": self.hold_at, "die_at": self.die_at}
         return ck.function_scorer(partial(score_noted, path=self.folder / "asked", **moments), fingerprint="salted")
 
     @property
-    def encoder(self) -> ck.Encoder:
+    def encoder(self) -> ck.types.Encoder:
         noted = partial(encode_noted, path=self.folder / "encoded")
         return ck.function_encoder(embed, encode_items=noted, fingerprint="hashed")
 

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser
 from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.evaluate.compare import Contender, Quality, Result
 from crossknn.evaluate.comparison import Answer, Comparison, Line
-from crossknn.evaluate.report import write_report
+from crossknn.evaluate.report.write import write_report
 from crossknn.evaluate.study_results import (
     Curve,
     DistributionStudy,
@@ -24,8 +24,8 @@ from crossknn.evaluate.study_results import (
     Sweep,
     Times,
 )
-from crossknn.items import Items
-from crossknn.searcher import Searcher
+from crossknn.items.items import Items
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.rerank import Rerank
 from crossknn.testing import MatrixScorer
@@ -152,7 +152,7 @@ def studied(tmp_path_factory) -> Path:
         command="crossknn " + "--option value " * 30,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("crossknn.evaluate.canvas.DPI", 40)  # which is faster
+        patch.setattr("crossknn.evaluate.report.style.DPI", 40)  # which is faster
         return write_report(wide, tmp_path_factory.mktemp("studied"))
 
 

@@ -7,7 +7,6 @@ import lzma
 import re
 import sys
 import tarfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,9 +15,9 @@ import pytest
 from crossknn.errors import InputError, MissingExtra
 from crossknn.evaluate.datasets import Dataset, Split
 from crossknn.evaluate.matrices import read_scores
-from crossknn.items import Items
+from crossknn.items.items import Items
+from tests.paths import SHARED
 
-SHARED = Path(__file__).parents[3] / "shared"
 CORPUS = [{"_id": f"d{n}", "title": f"title {n}", "text": f"text {n}"} for n in range(4)]
 QUERIES = [{"_id": f"q{n}", "text": f"query {n}"} for n in range(4)]
 HEADER = "query-id\tcorpus-id\tscore\n"

@@ -9,10 +9,10 @@ import pytest
 
 from crossknn.encoders.function import function_encoder
 from crossknn.errors import InputError
-from crossknn.evaluate.bench import Bench
+from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.comparison import Comparison
 from crossknn.evaluate.contenders import Offer
-from crossknn.evaluate.findings import explain_oracles, headline, tally
+from crossknn.evaluate.report.findings import explain_oracles, headline, tally
 from crossknn.evaluate.tasks import count_held_out, read_matrix, read_set, score_task
 from crossknn.evaluate.tuning import default_families, make_families, run_tuned
 from crossknn.scorers.function import function_scorer

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from crossknn.errors import InputError
-from crossknn.indexing.entries import Entries
 from crossknn.indexing.prior_fit import fit_prior
 from crossknn.indexing.sampling import PerItem, PerQuery, merge, sample_per_item, sample_per_query
-from crossknn.prior import TRAITS, Prior, columns_at
-from crossknn.ranking import places_in, top_rows
-from crossknn.strategies.heard import Heard
+from crossknn.indexing.score_matrix import SparseScores
+from crossknn.strategies.posterior.features import RetrieverFeatures
+from crossknn.strategies.posterior.prior import TRAITS, Prior, columns_at
+from crossknn.vectors.ranking import ranks_in, top_rows
 
 QUERIES, ITEMS, DIM = 60, 800, 8
 RNG = np.random.default_rng(0)
@@ -31,7 +31,7 @@ def make_entries(scores, *, per_item=6, per_query=15):
     sizes = {"n_queries": QUERIES, "n_items": ITEMS}
     best = sample_per_query(PerQuery(items=per_query, retriever="signal"), **sizes, propose=propose)
     pairs = merge(sample_per_item(PerItem(queries=per_item), **sizes), best)
-    return Entries(pairs, scores[pairs.queries, pairs.rows].astype(np.float32))
+    return SparseScores(pairs, scores[pairs.queries, pairs.rows].astype(np.float32))
 
 
 def make_scores(*, bias=1.0, vectors=0.5, noise=0.3, growth=0.0):
@@ -47,7 +47,7 @@ def fit(scores, **options):
 
 def say(prior, query):
     """(items,) what the retriever lets expect of a query's scores, but for the biases."""
-    columns = columns_at([PROPOSED[query]], [places_in(PROPOSED[query], np.arange(ITEMS))])
+    columns = columns_at([PROPOSED[query]], [ranks_in(PROPOSED[query], np.arange(ITEMS))])
     return (columns - prior.center) / prior.spread @ prior.weights + prior.intercept
 
 
@@ -144,7 +144,9 @@ def test_the_same_seed_gives_the_same_prior():
 def test_facts_and_bias_bring_it_back():
     prior = fit(make_scores())
     back = Prior.load(prior.bias, prior.traits, prior.facts())
-    heard, same = (Heard([PROPOSED[:3]], one, items=ITEMS, device=torch.device("cpu")) for one in (prior, back))
+    heard, same = (
+        RetrieverFeatures([PROPOSED[:3]], one, items=ITEMS, device=torch.device("cpu")) for one in (prior, back)
+    )
     for name in ("base", "deviation", "shown", "bias"):
         np.testing.assert_array_equal(getattr(heard, name), getattr(same, name))
     assert replace(back, bias=prior.bias).facts() == prior.facts()

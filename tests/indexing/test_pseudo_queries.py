@@ -4,7 +4,7 @@ import pytest
 
 from crossknn.errors import InputError
 from crossknn.indexing.pseudo_queries import cut_queries
-from crossknn.items import Items
+from crossknn.items.items import Items
 
 TEXTS = [
     f"Rivers {n} freeze from the top. Ice {n} floats\nbecause it is lighter than the water below." for n in range(50)

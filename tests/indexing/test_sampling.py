@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossknn.errors import InputError
-from crossknn.indexing.entries import Coverage, Entries, Pairs
 from crossknn.indexing.sampling import PerItem, PerQuery, merge, sample_per_item, sample_per_query
+from crossknn.indexing.score_matrix import Coverage, Pairs, SparseScores
 from crossknn.types import Proposal
 from crossknn.vectors.exact import ExactSearch
 
@@ -112,7 +112,7 @@ def test_coverage():
 
 
 def test_held_out_entries_are_apart_and_the_same_for_a_seed():
-    entries = Entries(make_pairs(range(10), range(10)), np.arange(10, dtype=np.float32))
+    entries = SparseScores(make_pairs(range(10), range(10)), np.arange(10, dtype=np.float32))
     fit, held = entries.hold_out(0.2, seed=3)
     assert (len(fit), len(held)) == (8, 2)
     assert sorted([*fit.scores, *held.scores]) == list(range(10))
@@ -143,8 +143,11 @@ def test_held_out_entries_are_apart_and_the_same_for_a_seed():
         (lambda: make_pairs([0], [-1]), "rows must be between 0 and 9. Got -1 to -1"),
         (lambda: make_pairs([0, 1], [0]), "queries and rows must pair up. Got 2 and 1"),
         (lambda: Pairs(np.zeros(1), np.zeros(1, np.int32), 1, 1), "queries must be one int32 per pair. Got float64"),
-        (lambda: Entries(make_pairs([0], [0]), np.zeros(2, np.float32)), "one float32 per pair .1.. Got float32 .2,."),
-        (lambda: Entries(make_pairs([0], [0]), np.full(1, np.nan, np.float32)), "scores must be finite"),
+        (
+            lambda: SparseScores(make_pairs([0], [0]), np.zeros(2, np.float32)),
+            "one float32 per pair .1.. Got float32 .2,.",
+        ),
+        (lambda: SparseScores(make_pairs([0], [0]), np.full(1, np.nan, np.float32)), "scores must be finite"),
     ],
 )
 def test_bad_input_is_named(make, message):

@@ -21,13 +21,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crossknn import files
 from crossknn.errors import InputError, ScorerError
-from crossknn.indexing.entries import Entries, Pairs
-from crossknn.indexing.score_chunks import Chunk, write_chunk
 from crossknn.indexing.score_log import LogSize, ScoreLog, hash_texts, score_pairs_into
-from crossknn.items import Items
+from crossknn.indexing.score_matrix import Pairs, SparseScores
+from crossknn.items.items import Items
 from crossknn.scorers.function import function_scorer
+from crossknn.storage import atomic as files
+from crossknn.storage.score_chunks import Chunk, write_chunk
 from tests.kills import die_at, forking
 
 QUERIES = [f"query {number}" for number in range(7)]
@@ -72,7 +72,7 @@ def texts_of(pairs: Pairs) -> list[tuple[str, str]]:
     return [(QUERIES[query], item) for query, item in rows]
 
 
-def build(folder: Path, world: World | None = None, pairs: Pairs | None = None, **options: object) -> Entries:
+def build(folder: Path, world: World | None = None, pairs: Pairs | None = None, **options: object) -> SparseScores:
     world, pairs = world or World(), draw_pairs() if pairs is None else pairs
     log = ScoreLog.open(folder, scorer=world.scorer.fingerprint)
     return score_pairs_into(log, pairs, QUERIES, ITEMS, world.scorer, **{"chunk": 8, **options})  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def chunk_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.parquet"))
 
 
-def assert_same(left: Entries, right: Entries) -> None:
+def assert_same(left: SparseScores, right: SparseScores) -> None:
     assert np.array_equal(left.pairs.keys(), right.pairs.keys())
     assert left.scores.tobytes() == right.scores.tobytes()
 
@@ -157,7 +157,7 @@ def test_a_pair_is_known_by_its_texts(tmp_path: Path) -> None:
     shuffled = np.random.default_rng(1).permutation(20)  # the same items in other rows
     items, rows = Items(ITEMS.texts_of(shuffled)), np.argsort(shuffled).astype(np.int32)[pairs.rows]
     moved = Pairs(pairs.queries, rows, 7, 20)
-    assert_same(score_pairs_into(log, moved, QUERIES, items, world.scorer), Entries(moved, entries.scores))
+    assert_same(score_pairs_into(log, moved, QUERIES, items, world.scorer), SparseScores(moved, entries.scores))
     assert world.asked == []
 
 

@@ -3,11 +3,12 @@
 import re
 import runpy
 import sys
-from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.paths import ROOT
+
+EXAMPLES = ROOT / "examples"
 FOUND = r" +-?\d+\.\d\d  {}  \S.* \((?:noun|verb|adjective|adverb)\): .+\n"
 
 

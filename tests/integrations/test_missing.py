@@ -11,7 +11,7 @@ for module, library in [line.split() for line in sys.argv[1:]]:
     sys.modules[library] = None  # importing it raises ImportError
     try:
         importlib.import_module(f"crossknn.integrations.{module}")
-    except ck.MissingExtra as error:
+    except ck.errors.MissingExtra as error:
         print(error)
 """
 

@@ -1,14 +1,13 @@
 """Every retriever is held to the one contract."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from crossknn.encoders.function import function_encoder
 from crossknn.errors import InputError
-from crossknn.items import Items
+from crossknn.items.items import Items
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.dense import Dense
 from crossknn.retrievers.fused import Fused
@@ -16,6 +15,7 @@ from crossknn.retrievers.simple import Given, Random
 from crossknn.retrievers.tfidf import TfIdf
 from crossknn.testing import check_retriever
 from crossknn.types import Retriever
+from tests.paths import ROOT
 
 TEXTS = [
     "rivers freeze from the surface down",
@@ -111,6 +111,6 @@ def test_importing_brings_no_heavy_library():
         "print([m for m in ('torch', 'sklearn', 'scipy', 'bm25s', 'Stemmer', 'sentence_transformers', 'transformers')"
         " if m in sys.modules])"
     )
-    root = Path(__file__).parents[2]
+    root = ROOT
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

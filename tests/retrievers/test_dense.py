@@ -3,7 +3,7 @@ import pytest
 
 from crossknn.encoders.function import function_encoder
 from crossknn.errors import EncoderError, InputError
-from crossknn.items import Items
+from crossknn.items.items import Items
 from crossknn.retrievers.dense import Dense
 from crossknn.vectors.exact import ExactSearch
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossknn.errors import InputError
-from crossknn.items import Items
+from crossknn.items.items import Items
 from crossknn.retrievers.fused import Fused
 from crossknn.retrievers.simple import Given, Random
 

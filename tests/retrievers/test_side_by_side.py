@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from crossknn.items import Items
+from crossknn.items.items import Items
 from crossknn.retrievers import side_by_side
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.tfidf import TfIdf

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from crossknn.errors import InputError
-from crossknn.items import Items
+from crossknn.items.items import Items
 from crossknn.retrievers.simple import Given, Random, _draw_distinct
 
 ITEMS = Items(["red", "green", "blue"], ids=["r", "g", "b"])

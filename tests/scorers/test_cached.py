@@ -19,8 +19,7 @@ from crossknn.errors import InputError, ScorerError
 from crossknn.scorers.cached import Cached
 from crossknn.scorers.function import function_scorer
 from crossknn.testing import MatrixScorer, check_scorer
-
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
 
 
 def lengths(pairs: list[tuple[str, str]]) -> list[float]:

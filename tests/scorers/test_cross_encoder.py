@@ -16,12 +16,13 @@ import pytest
 from crossknn.errors import InputError, ModelNotFound, ScorerError
 from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.testing import check_scorer
+from tests.paths import ROOT, SHARED
 from tests.scorers import tiny
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-SHARED_MODEL = Path(__file__).parents[3] / "shared" / "models" / "ce-ir"
+SHARED_MODEL = SHARED / "models" / "ce-ir"
 
 
 def open_tiny(folder: Path, **options: object) -> CrossEncoder:
@@ -160,7 +161,7 @@ def test_repeated_pairs_are_computed_once(bert_folder: Path) -> None:
 def test_many_parts_give_the_scores_of_one(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queries, items = tiny.pairs(seed=9, count=50, most=12)
     wanted = open_tiny(bert_folder).score(queries, items)
-    monkeypatch.setattr("crossknn.scorers.model_scorer.PAIRS_AT_ONCE", 7)
+    monkeypatch.setattr("crossknn.scorers.inference.engine.PAIRS_AT_ONCE", 7)
     np.testing.assert_allclose(open_tiny(bert_folder).score(queries, items), wanted, atol=1e-5)
 
 
@@ -297,7 +298,7 @@ def test_importing_and_not_constructing_needs_no_torch() -> None:
     modules = ["cached", "checked", "cross_encoder", "emb_cross_encoder", "function", "model_scorer", "pretrained"]
     lines = [f"import crossknn.scorers.{module}" for module in modules]
     lines.append("import sys; assert not {'torch', 'transformers', 'tokenizers'} & set(sys.modules)")
-    root = str(Path(__file__).parents[2])
+    root = str(ROOT)
     environment = {**os.environ, "PYTHONPATH": root}
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, env=environment, timeout=60)
 

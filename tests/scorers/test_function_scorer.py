@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from crossknn.errors import InputError, ScorerError
-from crossknn.fingerprints import UNNAMED
+from crossknn.models.fingerprints import UNNAMED
 from crossknn.scorers.function import function_scorer
 from crossknn.testing import check_scorer
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from crossknn.encoders.function import function_encoder
-from crossknn.items import Items
+from crossknn.items.items import Items
 from crossknn.serve.server import Server, bind, url_of
 from crossknn.serve.service import Service
 from crossknn.serve.settings import Settings

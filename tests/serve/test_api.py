@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import crossknn as ck
-from crossknn.searcher import Searcher
+from crossknn.search.searcher import Searcher
 from crossknn.serve.settings import Limits
 from tests.serve.servers import ENCODER, ITEMS, QUERIES, TEXTS, WatchedScorer, opened, serving, true_score
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossknn.errors import InputError
-from crossknn.normalization import Normalization
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.exact import Exact
-from crossknn.strategies.regression import solve_query_vectors
+from crossknn.strategies.least_squares import solve_query_vectors
+from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.rerank import Rerank
 from crossknn.vectors.exact import ExactSearch
 from tests.worlds import World, all_rows, best
@@ -183,7 +183,7 @@ def test_solution_equals_numpy_pinv(rows, dim, seed, copies, unused):
 @pytest.mark.parametrize("rows", [12, 30, 60])
 @pytest.mark.parametrize("unused", [0, 2])
 def test_items_that_are_there_twice_and_unused_dimensions_are_no_slow_case(rows, unused, monkeypatch):
-    monkeypatch.setattr("crossknn.strategies.regression._solve_singular", None)
+    monkeypatch.setattr("crossknn.strategies.least_squares._solve_singular", None)
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(rows, 24)).astype(np.float16)
     vectors[: rows // 2 : 2] = vectors[1 : rows // 2 + 1 : 2]
@@ -194,7 +194,7 @@ def test_items_that_are_there_twice_and_unused_dimensions_are_no_slow_case(rows,
 
 
 def test_too_many_rows_to_be_compared_are_solved_all_the_same(monkeypatch):
-    monkeypatch.setattr("crossknn.strategies.regression.MERGED", 10)
+    monkeypatch.setattr("crossknn.strategies.least_squares.MERGED", 10)
     rng = np.random.default_rng(0)
     vectors = np.repeat(rng.normal(size=(8, 24)).astype(np.float32), 2, axis=0)
     targets = rng.normal(size=16)

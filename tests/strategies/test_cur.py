@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from crossknn.encoders.function import function_encoder
 from crossknn.errors import InputError
-from crossknn.index import Index
-from crossknn.indexing.cur import Cur
-from crossknn.items import Items
-from crossknn.normalization import Normalization
-from crossknn.searcher import Searcher
+from crossknn.indexing.factorization.cur import Cur
+from crossknn.indexing.index import Index
+from crossknn.items.items import Items
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.cur import AdaCur, AnnCur
 from crossknn.strategies.exact import Exact
+from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.rerank import Rerank
 from crossknn.testing import MatrixScorer
 from tests.worlds import World, all_rows, best

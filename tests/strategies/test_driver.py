@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossknn.errors import StrategyError
-from crossknn.normalization import Normalization
 from crossknn.strategies.axn import Axn
-from crossknn.strategies.base import Answer, Ask, drive
+from crossknn.strategies.base import Round, RoundScores, drive
 from crossknn.strategies.cur import AdaCur, AnnCur
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.gar import Gar
+from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.rerank import Rerank
 from crossknn.strategies.tour import Tour
 from crossknn.types import Proposal
@@ -32,7 +32,7 @@ class Scripted:
     def flow(self, space):
         try:
             for rows in self.script:
-                yield Ask([Proposal(np.array(rows, np.int64), np.zeros(len(rows), np.float32))] * space.queries, "me")
+                yield Round([Proposal(np.array(rows, np.int64), np.zeros(len(rows), np.float32))] * space.queries, "me")
         except GeneratorExit:
             self.closed.append(True)
             raise
@@ -85,7 +85,7 @@ def test_what_a_strategy_makes_of_scores_is_timed_and_nothing_else(strategy, sol
 def test_the_wrong_number_of_queries_is_refused():
     class OneQuery(Scripted):
         def flow(self, space):
-            yield Ask([Proposal(np.array([0]), np.zeros(1, np.float32))], "me")
+            yield Round([Proposal(np.array([0]), np.zeros(1, np.float32))], "me")
             return None
 
     with pytest.raises(StrategyError, match=r"a round must ask for 5 queries. Got 1 instead."):
@@ -99,7 +99,7 @@ def test_an_early_stop_keeps_what_was_scored_and_closes_the_strategy():
     def answer(asks):
         keep = next(rounds)
         scores = [line[rows][:keep].astype(np.float32) for line, rows in zip(world.scores, asks, strict=True)]
-        return Answer(scores, None if keep == 2 else "deadline")
+        return RoundScores(scores, None if keep == 2 else "deadline")
 
     found = drive(strategy, world.space(), answer)
     assert [all_rows(one) for one in found] == [[1, 2, 3]] * 5

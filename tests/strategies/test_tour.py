@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossknn.errors import InputError
-from crossknn.normalization import Normalization
 from crossknn.strategies.exact import Exact
+from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.rerank import Rerank
 from crossknn.strategies.tour import Tour, kl_gradient, squared_error_gradient
 from tests.worlds import World, all_rows, best

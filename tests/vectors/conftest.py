@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.vectors.postgres import Server
+from tests.vectors.postgres.server import Server
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from crossknn.errors import InputError
 from crossknn.testing import check_vector_search
 from crossknn.types import VectorSearch
 from crossknn.vectors import exact
+from crossknn.vectors.augmented import AugmentedSearch
 from crossknn.vectors.exact import ExactSearch
-from crossknn.vectors.wider import Wider
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
@@ -79,7 +79,7 @@ def test_columns_beside_the_vectors_count_as_part_of_them(device):
     wide = narrow.beside(columns[:, :2], np.empty((50, 0), np.float32), columns[:, 2:])
     check_vector_search(wide, np.concatenate([vectors.astype(np.float16).astype(np.float32), columns], axis=1))
     assert (narrow.dim, wide.dim) == (5, 8)
-    check_vector_search(Wider(narrow, columns), np.concatenate([vectors.astype(np.float16), columns], axis=1))
+    check_vector_search(AugmentedSearch(narrow, columns), np.concatenate([vectors.astype(np.float16), columns], axis=1))
     with pytest.raises(InputError, match=r"must have a line for every item \(50\)"):
         narrow.beside(columns[:-1])
 

@@ -47,13 +47,13 @@ def search(request, monkeypatch):
 
 def count_exact(monkeypatch):
     """How many queries exact search gets, from now on."""
-    seen, plain = [], ExactSearch.search_apart
+    seen, plain = [], ExactSearch.search_with_candidates
 
-    def search_apart(self, queries, *args, **options):
+    def search_with_candidates(self, queries, *args, **options):
         seen.extend(queries)
         return plain(self, queries, *args, **options)
 
-    monkeypatch.setattr(ExactSearch, "search_apart", search_apart)
+    monkeypatch.setattr(ExactSearch, "search_apart", search_with_candidates)
     return seen
 
 
@@ -120,7 +120,7 @@ def test_where_exact_search_is_cheaper_it_is_asked(kind, vectors, queries, reque
     search.search(queries, 10)
     assert len(asked) == len(queries)
     rows = np.arange(0, ROWS, 3)
-    found, products = search.search_apart(queries[:1], 10, [rows])
+    found, products = search.search_with_candidates(queries[:1], 10, [rows])
     assert len(asked) == len(queries) + 1
     assert not np.isin(found[0].rows, rows).any()
     np.testing.assert_allclose(products[0], vectors[rows].astype(np.float32) @ queries[0], rtol=1e-4, atol=1e-4)
@@ -227,13 +227,14 @@ def test_unusable_vectors_and_requests_are_refused(vectors, hnsw):
     ("module", "code", "extra"),
     [
         ("faiss", "ck.FaissSearch(np.ones((2, 2), np.float32))", "faiss"),
-        ("psycopg", "ck.PgTable('postgresql://nowhere', 'items')", "pgvector"),
+        ("psycopg", "ck.vectors.PgTable('postgresql://nowhere', 'items')", "pgvector"),
     ],
 )
 def test_a_store_that_is_not_installed_says_which_extra_brings_it(module, code, extra):
     script = (
         f"import sys; sys.modules[{module!r}] = None\n"
-        f"import crossknn as ck, numpy as np\ntry:\n    {code}\nexcept ck.MissingExtra as error:\n    print(error)"
+        f"import crossknn as ck, numpy as np\n"
+        f"try:\n    {code}\nexcept ck.errors.MissingExtra as error:\n    print(error)"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip().endswith(f"pip install 'crossknn[{extra}]'")

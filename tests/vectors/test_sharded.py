@@ -7,13 +7,13 @@ import pytest
 
 from crossknn.errors import InputError
 from crossknn.strategies.axn import Axn
-from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.testing import check_vector_search
 from crossknn.vectors import exact, sharded
+from crossknn.vectors.augmented import AugmentedSearch
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.sharded import ShardedSearch, cut_rows
-from crossknn.vectors.wider import Wider
-from tests.strategies.test_posterior import make_world
+from tests.strategies.posterior.test_strategy import make_world
 from tests.worlds import all_rows
 
 
@@ -32,7 +32,9 @@ def test_contract_whatever_the_parts_hold(sizes):
     vectors = random_vectors()
     parts = np.split(vectors, np.cumsum(sizes)[:-1])
     check_vector_search(ShardedSearch([ExactSearch(part) for part in parts]), vectors)
-    check_vector_search(ShardedSearch([Wider(ExactSearch(part[:, :5]), part[:, 5:]) for part in parts]), vectors)
+    check_vector_search(
+        ShardedSearch([AugmentedSearch(ExactSearch(part[:, :5]), part[:, 5:]) for part in parts]), vectors
+    )
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 100])
@@ -44,7 +46,9 @@ def test_equals_one_search_to_the_last_bit(shards):
     rng = np.random.default_rng(2)
     exclude, apart = ([rng.permutation(500)[:40] for _ in queries] for _ in range(2))
     allowed = rng.random(500) < 0.5
-    one, other = (s.search_apart(queries, 90, apart, exclude=exclude, allowed=allowed) for s in (whole, parts))
+    one, other = (
+        s.search_with_candidates(queries, 90, apart, exclude=exclude, allowed=allowed) for s in (whole, parts)
+    )
     for mine, its in zip(one[0], other[0], strict=True):
         np.testing.assert_array_equal(mine.rows, its.rows)
         np.testing.assert_array_equal(mine.estimates, its.estimates)
@@ -85,6 +89,6 @@ def test_what_cannot_be_one_search():
     with pytest.raises(InputError, match=r"a line for every item \(50\)"):
         search.beside(vectors[1:])
     with pytest.raises(InputError, match=r"apart must hold one array of rows per query \(1\). Got 2 instead"):
-        search.search_apart(vectors[:1], 3, [np.array([1])] * 2)
+        search.search_with_candidates(vectors[:1], 3, [np.array([1])] * 2)
     with pytest.raises(InputError, match=r"one value per item \(50\). Got 3 instead"):
         search.search(vectors[:1], 3, allowed=np.ones(3, bool))

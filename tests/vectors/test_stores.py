@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from crossknn.errors import InputError
-from crossknn.items import Items
+from crossknn.items.items import Items
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.exact import Exact
-from crossknn.strategies.posterior import Posterior
+from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.testing import check_vector_search
-from crossknn.types import BesideSearch, VectorSearch
+from crossknn.types import AugmentableSearch, VectorSearch
 from crossknn.vectors import faiss
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.faiss import FaissSearch
-from crossknn.vectors.pg_table import PgTable
+from crossknn.vectors.postgres.table import PgTable
 from crossknn.vectors.recall import recall_against_exact
-from tests.test_index import ALS, Setup
+from tests.indexing.test_index import ALS, Setup
 
 FAISS = [f"faiss {kind} {storage}" for kind in faiss.KINDS for storage in faiss.CODES]
 POSTGRES = ["pgvector float32", "pgvector float16", "pgvector hnsw"]
@@ -63,7 +63,7 @@ def test_contract(store):
     vectors, columns = clustered(600, 12), clustered(600, 3, seed=1)
     search = store(vectors)
     assert isinstance(search, VectorSearch)
-    assert isinstance(search, BesideSearch)
+    assert isinstance(search, AugmentableSearch)
     if isinstance(search, FaissSearch):
         search.effort = 20.0  # everything is looked at, but by FAISS
     check_vector_search(search, vectors)

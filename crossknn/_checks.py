@@ -1,0 +1,72 @@
+"""Argument checks that share one error template: "`rounds` must be between 1 and `budget` (100), got 200."
+
+Argument names stand in backquotes, so that the command line can replace them by its own options (`--rounds`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from crossknn.errors import InputError
+from crossknn.types import Engine
+
+
+def invalid(name: str, requirement: str, value: object, hint: str = "") -> InputError:
+    """The error for an argument that does not meet a requirement.
+
+    Args:
+        name: The argument's name, without backquotes.
+        requirement: What follows "must be", such as "a positive integer".
+        value: What was given instead.
+        hint: A sentence that says what to do about it.
+    """
+    return InputError(f"`{name}` must be {requirement}, got {value!r}.{f' {hint}' if hint else ''}")
+
+
+def check_positive(name: str, value: object) -> None:
+    """Raise `InputError` unless `value` is an integer of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise invalid(name, "a positive integer", value)
+
+
+def check_seed(value: object) -> None:
+    """Raise `InputError` unless `value` is a nonnegative integer."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise invalid("seed", "a nonnegative integer", value)
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raise `InputError` unless `value` is one of `choices`."""
+    if value not in tuple(choices):
+        raise invalid(name, f"one of {', '.join(map(repr, choices))}", value)
+
+
+def check_number(name: str, value: object, *, above: float = 0.0) -> None:
+    """Raise `InputError` unless `value` is a finite number greater than `above`."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not above < value < math.inf:
+        raise invalid(name, "a positive number" if above == 0 else f"a number greater than {above:g}", value)
+
+
+def check_fraction(name: str, value: object) -> None:
+    """Raise `InputError` unless `value` is a number in (0, 1]."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
+        raise invalid(name, "greater than 0 and at most 1", value)
+
+
+def check_engine(value: object) -> None:
+    """Raise `InputError` unless `value` is an `Engine`."""
+    if not isinstance(value, Engine):
+        raise invalid("engine", "an Engine such as RayEngine(…)", value)
+
+
+def check_signals(signals: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
+    """The names of retrievers as a tuple, if they are distinct and all `known`."""
+    listed = isinstance(signals, Sequence) and not isinstance(signals, str)
+    names = tuple(signals) if listed and all(isinstance(name, str) for name in signals) else ()
+    if not names or len(set(names)) != len(names):
+        raise invalid("signals", "a nonempty list of distinct retriever names", signals)
+    for name in names:
+        if name not in known:
+            raise invalid("signals", f"names of retrievers ({', '.join(sorted(known))}, or your own)", name)
+    return names

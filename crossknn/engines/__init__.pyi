@@ -1,0 +1,1 @@
+from crossknn.engines.ray import RayEngine as RayEngine

@@ -1,0 +1,1 @@
+"""Evaluation reports: tables, plots and one HTML page."""

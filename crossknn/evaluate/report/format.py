@@ -1,0 +1,49 @@
+"""Numbers as a reader sees them, the same in the table, the figure and the page."""
+
+from __future__ import annotations
+
+from crossknn.evaluate.compare import Result
+from crossknn.scorers.speed import Speed
+
+MISSING = "–"
+PERCENT = "\u00a0%"  # a line never ends before the sign
+
+
+def percent(share: float | None) -> str:
+    """A share between 0 and 1 in percent, with one decimal and without the sign."""
+    return MISSING if share is None else f"{100 * share:.1f}"
+
+
+def number(value: float | None) -> str:
+    """A count; a mean that is not whole keeps one decimal."""
+    if value is None:
+        return MISSING
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Seconds in milliseconds; from ten on without decimals."""
+    return MISSING if seconds is None else rounded(1000 * seconds)
+
+
+def rounded(value: float) -> str:
+    """With one decimal; from ten on without."""
+    return f"{value:,.1f}" if value < 9.95 else f"{value:,.0f}"
+
+
+def describe_speed(speed: Speed) -> str:
+    """A scorer's speed in words."""
+    rate = number(round(speed.calls_per_second))
+    return f"{milliseconds(speed.per_round)} ms for each round and 1 s for {rate} calls"
+
+
+def points(result: Result | None, baseline: Result | None) -> float | None:
+    """The percentage points by which a result is above its baseline, of the numbers as they are printed."""
+    if result is None or baseline is None:
+        return None
+    return round(round(100 * result.recall, 1) - round(100 * baseline.recall, 1), 1)
+
+
+def signed(difference: float | None) -> str:
+    """A difference with its sign."""
+    return MISSING if difference is None else f"{difference + 0.0:+.1f}".replace("-", "−").replace("+0.0", "0.0")

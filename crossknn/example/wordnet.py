@@ -1,0 +1,55 @@
+"""The embedded example: WordNet's senses, queries from its example sentences, and a cross-encoder trained on them.
+
+`README.md` beside this file says where the data and the model come from and under which licences.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from crossknn.errors import InputError
+from crossknn.items.items import Items
+
+DATA = Path(__file__).parent / "data"
+SENSES = 117_659
+SPLITS = ("train", "dev", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleQuery:
+    """A sentence with one word in brackets, and the id of the sense in which it uses that word."""
+
+    text: str
+    sense: str
+
+
+def senses(n: int | None = None) -> Items:
+    """WordNet's most familiar senses, as items: `n` of them, or all."""
+    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= SENSES):
+        raise InputError(f"n must be a whole number between 1 and {SENSES}, or None for all. Got {n!r} instead.")
+    records = list(islice(_read("senses.jsonl.xz"), n))
+    return Items([record["text"] for record in records], ids=[record["_id"] for record in records])
+
+
+def queries(split: str = "test", *, among: Items | None = None) -> list[ExampleQuery]:
+    """The queries of a split; with `among`, those whose sense is one of these items.
+
+    No sense has queries in two splits, and the cross-encoder was trained on "train" only.
+    """
+    if split not in SPLITS:
+        raise InputError(f"split must be one of {', '.join(SPLITS)}. Got {split!r} instead.")
+    known = None if among is None else set(among.ids)
+    found = (ExampleQuery(q["text"], q["sense"]) for q in _read("queries.jsonl.xz") if q["split"] == split)
+    return [query for query in found if known is None or query.sense in known]
+
+
+def _read(name: str) -> Iterator[dict[str, Any]]:
+    with lzma.open(DATA / name, "rt", encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)

@@ -1,0 +1,1 @@
+"""Matrix factorization of cross-encoder scores: transductive, inductive and CUR."""

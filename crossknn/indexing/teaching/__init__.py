@@ -1,0 +1,1 @@
+"""Teaching the dual encoder from cross-encoder scores."""

@@ -1,0 +1,5 @@
+"""Items: the corpus, its readers and compact string columns."""
+
+from crossknn._imports import lazy_exports
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -1,0 +1,1 @@
+from crossknn.items.items import Items as Items

@@ -1,0 +1,1 @@
+"""Model files and what scorers and encoders share: hub lookup, length-bucketed batching, attention kernels."""

@@ -1,0 +1,76 @@
+"""Retriever registry: the built-in retrievers and the caller's own by name, each fitted once, on first use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from crossknn.errors import InputError
+from crossknn.items.items import Items
+from crossknn.retrievers.bm25 import Bm25
+from crossknn.retrievers.fused import Fused
+from crossknn.retrievers.simple import Random
+from crossknn.retrievers.tfidf import TfIdf
+from crossknn.types import Retriever
+
+BUILT_IN: Final = ("dense", "bm25", "tfidf", "fused", "random")
+FUSED: Final = ("dense", "bm25")  # the members of "fused"
+_UNFITTED: Final[Mapping[str, Callable[[], Retriever]]] = {"bm25": Bm25, "tfidf": TfIdf, "random": Random}
+
+
+class RetrieverRegistry:
+    """Retrievers by name. One of the caller's own takes the place of a built-in one of the same name.
+
+    Args:
+        items: What retrievers are fitted to.
+        own: The caller's retrievers, not fitted yet.
+        fitted: By name, functions that return a retriever that needs no fitting: "dense", whose encoder and vectors
+            only the caller has, and others that the caller already holds.
+    """
+
+    def __init__(
+        self,
+        items: Items,
+        *,
+        own: Iterable[Retriever] = (),
+        fitted: Mapping[str, Callable[[], Retriever]] | None = None,
+    ) -> None:
+        self._items = items
+        self._own = {retriever.name: retriever for retriever in own}
+        self._make_fitted = dict(fitted or {})
+        self._ready: dict[str, Retriever] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def names(self) -> set[str]:
+        """All names that `get` knows."""
+        return {*BUILT_IN, *self._own, *self._make_fitted}
+
+    @property
+    def own_names(self) -> set[str]:
+        """The names of the caller's own retrievers."""
+        return set(self._own)
+
+    @property
+    def ready(self) -> Mapping[str, Retriever]:
+        """The retrievers that were asked for so far."""
+        return self._ready
+
+    def get(self, name: str) -> Retriever:
+        """The retriever of this name, fitted."""
+        with self._lock:
+            if name not in self._ready:
+                self._ready[name] = self._make(name)
+            return self._ready[name]
+
+    def _make(self, name: str) -> Retriever:
+        if name in self._own:
+            return self._own[name].fit(self._items)
+        if name in self._make_fitted:
+            return self._make_fitted[name]()
+        if name == "fused":
+            return Fused([self.get(member) for member in FUSED]).fit(self._items)
+        if name in _UNFITTED:
+            return _UNFITTED[name]().fit(self._items)
+        raise InputError(f"there is no retriever named {name!r}; known: {', '.join(sorted(self.names))}.")

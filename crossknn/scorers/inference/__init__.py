@@ -1,0 +1,1 @@
+"""Cross-encoder inference: tokenization, batching, padding-free attention, int8."""

@@ -1,0 +1,1 @@
+"""Cross-encoders behind an HTTP server that speaks a `/rerank` protocol."""

@@ -1,0 +1,5 @@
+"""Searching: the `Searcher` facade, its resources, round scoring, results and score fusion."""
+
+from crossknn._imports import lazy_exports
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

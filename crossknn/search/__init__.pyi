@@ -1,0 +1,3 @@
+from crossknn.search.results import Hit as Hit
+from crossknn.search.results import Hits as Hits
+from crossknn.search.searcher import Searcher as Searcher

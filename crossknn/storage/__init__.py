@@ -1,0 +1,1 @@
+"""Durable storage: atomic files and folders, safetensors, resumable score logs."""

@@ -1,0 +1,11 @@
+from crossknn.strategies.axn import Axn as Axn
+from crossknn.strategies.base import SearchContext as SearchContext
+from crossknn.strategies.base import Strategy as Strategy
+from crossknn.strategies.cur import AdaCur as AdaCur
+from crossknn.strategies.cur import AnnCur as AnnCur
+from crossknn.strategies.exact import Exact as Exact
+from crossknn.strategies.gar import Gar as Gar
+from crossknn.strategies.normalization import Normalization as Normalization
+from crossknn.strategies.posterior.strategy import Posterior as Posterior
+from crossknn.strategies.rerank import Rerank as Rerank
+from crossknn.strategies.tour import Tour as Tour

@@ -1,0 +1,1 @@
+"""Vector search in PostgreSQL with pgvector."""

@@ -1,0 +1,304 @@
+"""`crossknn bench` as a user runs it: numbers, files, exit codes, no tracebacks."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder
+from tests.cli.test_cli import ENCODER, fail, invoke
+from tests.evaluate.folders import write_beir, write_scores
+from tests.evaluate.test_datasets import WORDS, mention, write_zeshel
+
+SMALL = ["--budgets", "10,20", "--k", "1,5", "--rounds", 3]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_scores(tmp_path / "tiny", train=9)
+    return tmp_path / "tiny"
+
+
+def test_a_matrix_gives_a_table_and_a_file(folder, tmp_path):
+    result = invoke("bench", "matrix", folder, *SMALL, "--index-calls-per-item", 4, "--json", tmp_path / "out.json")
+    assert "tiny: 60 items, 12 queries" in result.stdout
+    assert "↳ axn, fitted" in result.stdout
+    assert "offline calls, CUR: 540" in result.stdout
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert len(found["records"]) == 12 * 2 * 2
+    record = found["records"][0]
+    assert {"strategy", "budget", "k", "recall", "low", "high", "calls", "seconds"} <= record.keys()
+    assert (record["strategy"], record["budget"], record["k"], record["calls"]) == ("rerank, dense", 10, 1, 10)
+    data = found["header"]["data"]
+    assert (data["data"], data["queries"], data["train queries"], data["seed"]) == ("tiny", 12, 9, 0)
+    assert data["offline calls, fitted vectors"] == 4 * 60
+    assert "crossknn" in data["versions"]
+    assert found["header"]["command"].startswith(f"crossknn bench matrix {folder} --budgets 10,20 --k 1,5")
+
+
+def test_strategies_queries_and_a_report(folder, tmp_path):
+    names = ["--strategies", "rerank:retriever=bm25,axn:mix=0.8:first=bm25", "--queries", 3]
+    result = invoke("bench", "matrix", folder, *SMALL, *names, "--report", tmp_path / "report")
+    assert "3 queries" in result.stdout
+    assert "↳ axn, λ 0.8, bm25 first" in result.stdout
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert "axn, λ 0.8, bm25 first" in page
+    assert (tmp_path / "report" / "recall.png").read_bytes().startswith(b"\x89PNG")
+    drawn = {"recall", "rounds", "mix", "latency", "distributions"}
+    assert {path.stem for path in (tmp_path / "report").glob("*.png")} == drawn
+    assert page.count("<picture>") == len(drawn)
+    assert "Left out: sampling, for no offline calls per item were allowed (--index-calls-per-item); quality" in page
+
+
+def test_studies_are_chosen_by_name_and_go_into_the_file(folder, tmp_path):
+    command = [
+        "bench",
+        "matrix",
+        folder,
+        *SMALL,
+        "--strategies",
+        "rerank",
+        "--queries",
+        3,
+        "--json",
+        tmp_path / "out.json",
+    ]
+    invoke(*command, "--studies", "mix,sampling")
+    studies = json.loads((tmp_path / "out.json").read_text())["studies"]
+    assert set(studies) == {"mix", "left_out"}
+    assert studies["left_out"] == {"sampling": "no offline calls per item were allowed (--index-calls-per-item)"}
+    assert (studies["mix"]["budget"], {curve["k"] for curve in studies["mix"]["curves"]}) == (20, {1, 5})
+    for more in (["--studies", "none", "--report", tmp_path / "report"], []):
+        invoke(*command, *more)
+        assert "studies" not in json.loads((tmp_path / "out.json").read_text())
+    assert [path.name for path in (tmp_path / "report").glob("*.png")] == ["recall.png"]
+
+
+def write_judged(folder):
+    """A folder of scores in which the best item is relevant to every other query, and the third best to the others."""
+    world = write_scores(folder, train=9)
+    order = np.argsort(-world.scores[9:], axis=1)
+    rows = [[int(line[2 * (query % 2)])] for query, line in enumerate(order)]
+    (folder / "test_relevant_rows.json").write_text(json.dumps(rows))
+    return folder
+
+
+def test_a_matrix_with_judgments_has_its_quality(tmp_path):
+    command = ["bench", "matrix", write_judged(tmp_path / "judged"), *SMALL, "--strategies", "rerank"]
+    assert "By the judgments" in invoke(*command).stdout
+    named = [*command, "--json", tmp_path / "out.json", "--studies", "quality"]
+    assert "By the judgments" in invoke(*named).stdout
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert [(one["strategy"], one["budget"]) for one in found["quality"]] == [
+        ("rerank, fused", 10),
+        ("rerank, fused", 20),
+        ("exact", None),
+    ]
+    levels = found["studies"]["quality"]["levels"]
+    assert [one["values"]["nDCG@10"] for one in levels] == [one["nDCG@10"] for one in found["quality"]]
+    exact = {"nDCG@10": (1 + 1 / 2) / 2, "MRR@10": (1 + 1 / 3) / 2, "accuracy": 1 / 2}
+    assert {name: found["quality"][-1][name] for name in exact} == pytest.approx(exact)
+    invoke(*command, "--report", tmp_path / "report", "--studies", "quality")
+    assert (tmp_path / "report" / "quality.png").exists()
+
+
+def test_judgments_need_an_extra_only_where_quality_is_asked_for(tmp_path, monkeypatch, capsys):
+    command = ["bench", "matrix", write_judged(tmp_path / "judged"), *SMALL, "--strategies", "rerank"]
+    monkeypatch.setitem(sys.modules, "ir_measures", None)
+    assert "By the judgments" not in invoke(*command).stdout
+    code, said = fail(monkeypatch, capsys, *command, "--json", tmp_path / "out.json", "--studies", "quality")
+    assert code == 2
+    assert "pip install 'crossknn[bench]'" in said
+
+
+def test_a_set_is_scored_searched_and_judged(tmp_path, bert_folder):
+    write_beir(tmp_path / "set")
+    options = ["--scorer", bert_folder, "--encoder", ENCODER, "--index-calls-per-item", 2, "--queries", 3]
+    command = ["bench", "set", tmp_path / "set", *SMALL, *options, "--json", tmp_path / "out.json"]
+    result = invoke(*command, "--strategies", "rerank,axn,adacur", "--studies", "quality,latency,sampling")
+    assert "By the judgments" in result.stdout
+    assert "study sampling" in result.stderr
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert {record["strategy"] for record in found["records"]} == {"rerank, fused", "axn", "axn, fitted", "adacur"}
+    assert {one["strategy"] for one in found["quality"]} == {"rerank, fused", "axn", "axn, fitted", "adacur", "exact"}
+    assert all(0 <= one["nDCG@10"] <= 1 for one in found["quality"])
+    assert found["header"]["data"]["offline calls, CUR"] == 2 * 40
+    assert found["header"]["data"]["train part"] == "train"
+    assert list((tmp_path / "set.work" / "exact").glob("*.npy"))
+    studies = found["studies"]
+    assert [one["calls"] for one in studies["sampling"]["indexes"]] == [80, 78, 160, 162]  # 6 train queries
+    best = {(one["strategy"], one["budget"]): one["values"] for one in studies["quality"]["levels"]}
+    assert best["exact", None]["true top 5"] == 1
+    for record in found["records"]:
+        beside = best[record["strategy"], record["budget"]]
+        assert beside[f"true top {record['k']}"] == record["recall"]
+        assert record["seconds"] in [one["seconds"] for one in studies["latency"]["times"]]
+    again = invoke(*command, "--strategies", "rerank,axn,adacur")
+    assert again.stdout.split("budget 10")[0] == result.stdout.split("budget 10")[0]
+    before, after = found["records"], json.loads((tmp_path / "out.json").read_text())["records"]
+    assert [record["recall"] for record in after] == [record["recall"] for record in before]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--strategies", "nax"], "there is no strategy 'nax' to compare."),
+        (["--strategies", ""], "strategies must be names between commas"),
+        (["--strategies", "axn:mxi=1"], "axn:mxi=1: there is no setting 'mxi'."),
+        (["--strategies", "rerank:retriever=tfidf"], "there is no retriever 'tfidf' here."),
+        (["--strategies", "rerank:retriever=fitted"], "there are no fitted vectors."),
+        (["--budgets", ""], "--budgets must be different whole numbers between commas, such as 50,100. Got ''."),
+        (["--budgets", "10,ten"], "--budgets must be different whole numbers between commas"),
+        (["--budgets", "10,10"], "--budgets must be different whole numbers between commas"),
+        (["--k", "0"], "--k must be different whole numbers between commas"),
+        (["--json", "nowhere/out.json"], "--json must be a file in a folder that exists."),
+        (["--report", "FILE"], "--report must be a folder."),
+        (["--studies", "rounds"], "--studies are shown in a --report or a --json file. Give one of them."),
+        (
+            ["--studies", "round", "--report", "new"],
+            "studies must be names between commas, or none. Known: rounds, mix",
+        ),
+        (
+            ["--studies", "mix,quality", "--report", "new"],
+            "tiny: the study quality needs to know which items are relevant, from texts.json.xz or "
+            "test_relevant_rows.json. Got neither. Leave it out of --studies.",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(folder, options, message, monkeypatch, capsys):
+    given = [folder / "item_embeddings.f16.npy" if option == "FILE" else option for option in options]
+    code, said = fail(monkeypatch, capsys, "bench", "matrix", folder, *given)
+    assert code == 2
+    assert message in said
+
+
+def test_a_folder_that_is_none(tmp_path, monkeypatch, capsys, bert_folder):
+    code, said = fail(monkeypatch, capsys, "bench", "matrix", tmp_path / "missing")
+    assert code == 2
+    assert "item_embeddings.f16.npy: wanted an array of a folder of scores, got nothing" in said
+    models = ["--scorer", bert_folder, "--encoder", ENCODER]
+    code, said = fail(monkeypatch, capsys, "bench", "set", tmp_path / "missing", *models)
+    assert code == 2
+    assert "wanted a BEIR folder, got nothing" in said
+
+
+def test_a_folder_of_one_query_has_nothing_to_learn_from(tmp_path, monkeypatch, capsys):
+    write_scores(tmp_path / "one", queries=1)
+    result = invoke("bench", "matrix", tmp_path / "one", *SMALL, "--index-calls-per-item", 8)
+    assert "adacur" not in result.stdout
+    assert "offline calls" not in result.stdout
+    code, said = fail(monkeypatch, capsys, "bench", "matrix", tmp_path / "one", "--strategies", "adacur")
+    assert code == 2
+    assert "CUR needs all scores of some train queries" in said
+
+
+def test_arrays_that_do_not_fit_together(folder, monkeypatch, capsys):
+    np.save(folder / "test_scores.f16.npy", np.zeros((12, 61), np.float16))
+    code, said = fail(monkeypatch, capsys, "bench", "matrix", folder)
+    assert code == 2
+    assert "wanted scores of shape (12, 60) beside it, got (12, 61)" in said
+
+
+def test_a_matrix_can_be_tuned(folder, tmp_path):
+    names = ["--strategies", "rerank:retriever=bm25,axn:first=bm25", "--tune", "--json", tmp_path / "out.json"]
+    result = invoke("bench", "matrix", folder, *SMALL, *names, "--report", tmp_path / "report", "--studies", "none")
+    assert "↳ axn, bm25 first, tuned" in result.stdout
+    assert "↳ axn, bm25 first, oracle" in result.stdout
+    assert "not attainable" in result.stdout.replace("\n", " ")
+    assert "axn, bm25 first, tuned: axn:first=bm25:mix=0." in result.stdout
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["header"]["data"]["dev queries"] == 1
+    assert found["header"]["data"]["train queries"] == 8
+    assert found["header"]["command"].endswith(" --tune")
+    tuned, oracle = (
+        {(one["budget"], one["k"]): one for one in found["records"] if one["strategy"] == f"axn, bm25 first, {which}"}
+        for which in ("tuned", "oracle")
+    )
+    assert len({json.dumps(one["settings"]) for one in tuned.values()}) == 1
+    assert all(one["oracle"] and one["recall"] >= tuned[cell]["recall"] for cell, one in oracle.items())
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert "it is not attainable" in page
+    assert page.count('class="adaptive oracle"') == 2  # one for each budget
+    assert "the best of 4 settings on the dev queries" in page
+
+
+def test_a_set_can_be_tuned(tmp_path, bert_folder):
+    write_beir(tmp_path / "set", splits=("train", "dev", "test"))
+    options = ["--scorer", bert_folder, "--encoder", ENCODER, "--queries", 2, "--strategies", "rerank,tour:loss=mse"]
+    command = ["bench", "set", tmp_path / "set", *SMALL, *options, "--tune", "--json", tmp_path / "out.json"]
+    result = invoke(*command, "--dev-queries", 3)
+    assert "Tuning scores 3 dev queries with all 40 items: 120 calls, once." in result.stderr
+    assert "exact scores of dev queries: 120 done" in result.stderr
+    assert "tune on dev queries" in result.stderr
+    assert "search for the oracle" in result.stderr
+    assert "rerank, oracle" in result.stdout
+    data = json.loads((tmp_path / "out.json").read_text())["header"]["data"]
+    assert (data["dev queries"], data["dev part"]) == (3, "the split dev")
+    assert len(list((tmp_path / "set.work" / "exact").glob("*.npy"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tune", "--strategies", "rerank:retriever=bm25"], "there is nothing to tune"),
+        (["--tune", "--dev-split", "test"], "the dev split must be another than those that are asked"),
+        (["--tune"], "at least 2 train queries, of which some are held out. Got 0 train queries instead."),
+        (["--dev-split", "dev"], "--dev-split goes with --tune only. Got 'dev' without it."),
+        (["--dev-queries", 9], "--dev-queries goes with --tune only. Got 9 without it."),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_tuned_is_said_before_anything_is_scored(
+    tmp_path, bert_folder, options, message, monkeypatch, capsys
+):
+    splits = ("test",) if options == ["--tune"] else ("train", "test")
+    write_beir(tmp_path / "set", splits=splits)
+    models = ["--scorer", bert_folder, "--encoder", ENCODER]
+    code, said = fail(monkeypatch, capsys, "bench", "set", tmp_path / "set", *models, *options)
+    assert code == 2
+    assert message in said
+    assert not (tmp_path / "set.work").exists()
+
+
+def test_a_domain_of_zeshel_with_a_scorer_that_reads_its_marks(tmp_path, encoder_folder, monkeypatch):
+    write_zeshel(
+        tmp_path / "zeshel", *(mention(n, start_index=n, end_index=n, text=WORDS.split()[n]) for n in range(9))
+    )
+    EmbCrossEncoder(
+        encoder_folder,
+        query_pooling="mention",
+        mention_tokens=("[M]", "[/M]"),
+        item_pooling="title",
+        title_token="[T]",
+    ).save(tmp_path / "emb")
+    monkeypatch.chdir(tmp_path)
+    models = ["--scorer", tmp_path / "emb", "--encoder", ENCODER, "--strategies", "rerank", "--queries", 2]
+    result = invoke("bench", "set", "zeshel:zeshel:yugioh:5", *models, "--budgets", 1, "--k", 1, "--json", "out.json")
+    assert "yugioh: 2 items, 2 queries" in result.stdout
+    assert json.loads((tmp_path / "out.json").read_text())["header"]["data"]["train queries"] == 5
+    assert (tmp_path / "zeshel-zeshel-yugioh-5.work" / "exact").is_dir()
+    pair = ["the [M] red tower [/M] who guards", "Tower [T] Tower Tower is red"]
+    scored = invoke("score", *pair, "--scorer", tmp_path / "emb", "--json").stdout
+    wanted = EmbCrossEncoder(tmp_path / "emb").score(pair[:1], pair[1:])
+    assert json.loads(scored)["score"] == pytest.approx(float(wanted[0]), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("zeshel:zeshel", "wanted zeshel:FOLDER:DOMAIN, such as zeshel:data/zeshel:yugioh. Got 'zeshel:zeshel'."),
+        ("zeshel:zeshel:yugioh:40", "train must be below the number of mentions of yugioh, 20"),
+        ("zeshel:nowhere:yugioh", "nowhere: wanted the documents of the domain 'yugioh', got those of none."),
+        ("ir_datasets:beir/scifact", "pip install 'crossknn[datasets]'"),
+    ],
+)
+def test_sets_that_cannot_be_opened(tmp_path, bert_folder, source, message, monkeypatch, capsys):
+    write_zeshel(tmp_path / "zeshel")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ir_datasets", None)
+    models = ["--scorer", bert_folder, "--encoder", ENCODER]
+    code, said = fail(monkeypatch, capsys, "bench", "set", source, *models)
+    assert code == 2
+    assert message in said

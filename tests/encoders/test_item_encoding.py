@@ -1,0 +1,209 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crossknn.encoders.function import function_encoder
+from crossknn.encoders.item_encoding import count_encoded, encode_items
+from crossknn.errors import EncoderError, InputError
+from crossknn.items.items import Items
+from tests.paths import ROOT
+
+TEXTS = [f"text {row} " + "x" * row for row in range(10)]
+
+
+class Counting:
+    """Remembers what it encoded, on disk, so that it can be killed."""
+
+    def __init__(self, log, fingerprint="counting", kill_after=None):
+        self.log = Path(log)
+        self.fingerprint = fingerprint
+        self.kill_after = kill_after
+
+    def encode_queries(self, texts):
+        return np.array([[len(text), text.count("1"), 0.5] for text in texts], np.float32).reshape(-1, 3)
+
+    def encode_items(self, texts):
+        if self.kill_after is not None and len(self.encoded()) >= self.kill_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with self.log.open("a") as log:
+            log.writelines(f"{text}\n" for text in texts)
+        return self.encode_queries(texts)
+
+    def encoded(self):
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+@pytest.fixture
+def encoder(tmp_path):
+    return Counting(tmp_path / "log")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("block", [1, 3, 10, 100])
+def test_memory_and_file_are_equal(tmp_path, encoder, block, dtype):
+    wanted = encoder.encode_queries(TEXTS)
+    memory = encode_items(Items(TEXTS), encoder, block=block, dtype=dtype)
+    mapped = encode_items(Items(TEXTS), encoder, block=block, dtype=dtype, path=tmp_path / "v.npy")
+    for vectors in (memory, mapped):
+        assert vectors.dtype == dtype
+        np.testing.assert_array_equal(vectors, wanted)
+    assert isinstance(mapped, np.memmap)
+    assert sorted(path.name for path in tmp_path.glob("v.*")) == ["v.npy", "v.npy.json"]
+
+
+@pytest.mark.parametrize(("at_once", "sizes"), [(None, [256, 256, 256, 256, 256, 256, 64]), (1500, [1500, 100])])
+def test_an_encoder_is_given_as_many_texts_as_it_wants(at_once, sizes):
+    given = []
+
+    class Wants:
+        fingerprint = "wants"
+
+        def encode_items(self, texts):
+            given.append(len(texts))
+            return np.array([[len(text)] for text in texts], np.float32).reshape(-1, 1)
+
+    if at_once is not None:
+        Wants.at_once = at_once
+    texts = ["x" * (row % 97) for row in range(1600)]
+    vectors = encode_items(Items(texts), Wants())
+    assert vectors[:, 0].tolist() == [len(text) for text in texts]
+    assert given == [0, *sizes]  # no texts first, for the dimension
+
+
+def test_of_several_who_want_the_same_file_one_encodes(tmp_path, encoder, monkeypatch):
+    slow = encoder.encode_queries
+    monkeypatch.setattr(encoder, "encode_queries", lambda texts: time.sleep(0.01) or slow(texts))
+    with ThreadPoolExecutor(3) as pool:
+        found = list(
+            pool.map(lambda _: encode_items(Items(TEXTS), encoder, path=tmp_path / "v.npy", block=3), range(3))
+        )
+    for vectors in found:
+        np.testing.assert_array_equal(vectors, slow(TEXTS))
+    assert sorted(encoder.encoded()) == sorted(TEXTS)
+
+
+def test_a_whole_file_is_only_opened(tmp_path, encoder):
+    assert count_encoded(Items(TEXTS), encoder, path=tmp_path / "v.npy") == 0
+    first = encode_items(Items(TEXTS), encoder, path=tmp_path / "v.npy")
+    again = encode_items(Items(TEXTS), encoder, path=tmp_path / "v.npy")
+    np.testing.assert_array_equal(first, again)
+    assert count_encoded(Items(TEXTS), encoder, path=tmp_path / "v.npy") == len(TEXTS)
+    assert len(encoder.encoded()) == len(TEXTS)
+
+
+def test_progress_is_told(encoder):
+    told = []
+    encode_items(Items(TEXTS), encoder, block=4, progress=lambda *news: told.append(news))
+    assert told == [("encode items", done, 10) for done in (4, 8, 10)]
+
+
+@pytest.mark.parametrize("kill_after", [1, 4, 8])
+def test_a_killed_run_goes_on_where_it_stopped(tmp_path, encoder, kill_after):
+    code = (
+        "from tests.encoders.test_encode_items import *\n"
+        f"encoder = Counting({str(encoder.log)!r}, kill_after={kill_after})\n"
+        f"encode_items(Items(TEXTS), encoder, block=2, path={str(tmp_path / 'v.npy')!r})\n"
+    )
+    root = ROOT
+    killed = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert 0 < len(encoder.encoded()) < len(TEXTS)
+    assert count_encoded(Items(TEXTS), encoder, path=tmp_path / "v.npy") == len(encoder.encoded())
+    assert not (tmp_path / "v.npy").exists()
+    vectors = encode_items(Items(TEXTS), encoder, block=3, path=tmp_path / "v.npy")
+    np.testing.assert_array_equal(vectors, encode_items(Items(TEXTS), Counting(tmp_path / "other")))
+    assert encoder.encoded() == TEXTS  # every text once, none twice
+
+
+def test_rows_the_sidecar_does_not_count_are_written_again(tmp_path, encoder):
+    class Stops(Counting):
+        def encode_items(self, texts):
+            if texts and "text 4" in texts[0]:
+                raise RuntimeError("out of memory")
+            return super().encode_items(texts)
+
+    with pytest.raises(RuntimeError):
+        encode_items(Items(TEXTS), Stops(tmp_path / "log"), block=2, path=tmp_path / "v.npy")
+    with (tmp_path / "v.npy.partial").open("ab") as file:
+        file.write(b"half a row")
+    vectors = encode_items(Items(TEXTS), encoder, block=2, path=tmp_path / "v.npy")
+    np.testing.assert_array_equal(vectors, encoder.encode_queries(TEXTS))
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"encoder": "other"}, "its vectors have encoder 'counting', but 'other' is wanted"),
+        ({"items": TEXTS[::-1]}, "its vectors have items '"),
+        ({"dtype": "float32"}, "its vectors have dtype 'float16', but 'float32' is wanted"),
+    ],
+)
+def test_vectors_of_something_else_are_refused(tmp_path, encoder, change, message, finished):
+    path = tmp_path / "v.npy"
+    encode_items(Items(TEXTS), encoder, path=path)
+    if not finished:
+        path.rename(tmp_path / "v.npy.partial")
+    other = Counting(tmp_path / "log", change.get("encoder", "counting"))
+    for act in (encode_items, count_encoded):
+        with pytest.raises(InputError, match=message):
+            act(Items(change.get("items", TEXTS)), other, path=path, dtype=change.get("dtype", "float16"))
+
+
+def test_a_kill_just_before_the_rename_costs_nothing(tmp_path, encoder):
+    path = tmp_path / "v.npy"
+    encode_items(Items(TEXTS), encoder, path=path)
+    path.rename(tmp_path / "v.npy.partial")
+    np.testing.assert_array_equal(encode_items(Items(TEXTS), encoder, path=path), encoder.encode_queries(TEXTS))
+    assert len(encoder.encoded()) == len(TEXTS)
+
+
+def test_files_that_make_no_sense_are_refused(tmp_path, encoder):
+    path = tmp_path / "v.npy"
+    np.save(path, np.ones((2, 2)))
+    with pytest.raises(InputError, match=r"whose vectors these are is unknown, for v.npy.json is missing"):
+        encode_items(Items(TEXTS), encoder, path=path)
+    (tmp_path / "v.npy.json").write_text("[]")
+    with pytest.raises(InputError, match="not a description of vectors"):
+        encode_items(Items(TEXTS), encoder, path=path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "int8"}, "dtype must be one of float16, float32. Got 'int8' instead"),
+        ({"block": 0}, "block must be an integer of at least 1. Got 0 instead"),
+        ({"path": "v.bin"}, "path must end in .npy. Got v.bin instead"),
+    ],
+)
+def test_bad_options(encoder, options, message):
+    with pytest.raises(InputError, match=message):
+        encode_items(Items(TEXTS), encoder, **options)
+
+
+def test_an_encoder_without_a_name_is_not_stored(tmp_path):
+    encoder = function_encoder(lambda texts: np.ones((len(texts), 2)))
+    with pytest.raises(InputError, match="give function_encoder a fingerprint"):
+        encode_items(Items(TEXTS), encoder, path=tmp_path / "v.npy")
+
+
+def test_vectors_too_large_for_float16():
+    encoder = function_encoder(lambda texts: np.full((len(texts), 2), 1e6))
+    with pytest.raises(EncoderError, match='do not fit in float16: use dtype="float32"'):
+        encode_items(Items(TEXTS), encoder)
+    assert encode_items(Items(TEXTS), encoder, dtype="float32").max() == 1e6
+
+
+def test_texts_are_encoded_by_length_and_come_back_in_order(encoder, monkeypatch):
+    monkeypatch.setattr("crossknn.encoders.item_encoding.PIECE", 3)
+    texts, told = ["x" * length for length in (9, 1, 7, 3, 8, 2, 6)], []
+    vectors = encode_items(Items(texts), encoder, block=5, dtype="float32", progress=lambda *news: told.append(news))
+    np.testing.assert_array_equal(vectors, encoder.encode_items(texts))
+    assert [done for _, done, _ in told] == [3, 5, 7]

@@ -1,0 +1,301 @@
+"""A whole build, killed at any moment or stopped by an error, goes on and ends with the index of one that was not."""
+
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import blake2b
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from crossknn.encoders.function import function_encoder
+from crossknn.encoders.item_encoding import count_encoded
+from crossknn.errors import InputError
+from crossknn.indexing.factorization.transductive import Transductive
+from crossknn.indexing.index import Index
+from crossknn.indexing.sampling import PerItem
+from crossknn.indexing.score_log import ScoreLog, hash_texts
+from crossknn.items.items import Items
+from crossknn.scorers.function import function_scorer
+
+resource = pytest.importorskip("resource", reason="needs a system with forks")
+
+KILLS = 20
+PAUSE = 0.006  # seconds after each step, so that kills land between any two
+CHUNK = 400
+QUERIES = [f"query {number}" for number in range(12)]
+ITEMS = Items([f"item {row}" for row in range(2600)])  # three blocks of the encoder
+FILES = ("items.arrow", "queries.arrow", "vectors.safetensors")
+PHASES = ("encode items", "scoring", "factorising", "saving")
+
+# Children are forked from a process that has imported this module and nothing has run in: no threads, no waiting.
+server = get_context("forkserver")
+server.set_forkserver_preload([__name__])
+
+
+def embed(texts):
+    """(texts, 4) numbers that look random and are the same in every process."""
+    digests = [blake2b(text.encode(), digest_size=8).digest() for text in texts]
+    return np.frombuffer(b"".join(digests), np.uint16).reshape(-1, 4) / np.float32(2**15) - 1
+
+
+def score(pairs):
+    """`u·v`, and a little that depends on all the pairs of the call, far more than the scores of a model do."""
+    left, right = (embed(texts) for texts in zip(*pairs, strict=True))
+    salt = int.from_bytes(blake2b(repr(pairs).encode(), digest_size=2).digest())
+    return 5 * (left * right).sum(axis=1) - 3 + salt * 1e-6
+
+
+@dataclass
+class Diary:
+    """What a process has done, in files that only grow and outlive it: its steps, and the texts it was given."""
+
+    folder: Path
+    run: str
+    pause: float = 0.0
+    phase: str = "start"
+    silent: bool = False
+
+    def note(self, what, lines):
+        if self.silent:
+            return
+        handle = os.open(self.folder / f"{self.run}.{what}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(handle, "".join(f"{line}\n" for line in lines).encode())
+        os.close(handle)
+
+    def step(self, phase=None, *_):
+        self.phase = phase or self.phase
+        self.note("steps", [self.phase])
+        time.sleep(self.pause)
+
+    def read(self, what):
+        """The lines that are whole."""
+        path = self.folder / f"{self.run}.{what}"
+        return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+def build(diary, *, fail_at=None):
+    """Build the index of the folder from its work folder, and save it."""
+
+    def score_noted(pairs):
+        diary.note("asked", ["|".join(pair) for pair in pairs])
+        if fail_at is not None and len(diary.read("asked")) > fail_at:
+            raise ConnectionError("gone")
+        diary.step()
+        return score(pairs)
+
+    def encode_noted(texts):
+        diary.note("encoded", [text for text in texts if text != "dimension"])  # which is asked to learn just that
+        return embed(texts)
+
+    index = Index.build(
+        ITEMS,
+        scorer=function_scorer(score_noted, fingerprint="salted"),
+        encoder=function_encoder(embed, encode_items=encode_noted, fingerprint="hashed"),
+        queries=QUERIES,
+        sampling=PerItem(queries=2, nearest=0.5),  # the encoder comes first
+        factors=Transductive(method="als", epochs=8, patience=None),
+        work_dir=diary.folder / "work",
+        chunk=CHUNK,
+        progress=diary.step,
+    )
+    diary.pause *= 3  # there are few steps left to be killed at
+    diary.step("saving")
+    index.save(diary.folder / "index")
+    diary.step("saved")
+
+
+def work(diary, *, wait=False):
+    """What a child does. Syncing guards against power cuts only: here it is one more moment to be killed at."""
+    torch.set_num_threads(1)
+    os.fsync = lambda handle: diary.step()
+    build(diary)
+    if wait:
+        time.sleep(60)  # to be killed
+
+
+def work_with_small_files(diary, *, largest):
+    """The same where no file may have more bytes than this; only the error is noted."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
+    try:
+        work(replace(diary, silent=True))
+    except (InputError, OSError) as error:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        diary.note("error", [error])
+
+
+def start(diary, target=work, **options):
+    process = server.Process(target=target, args=(diary,), kwargs=options)
+    process.start()
+    return process
+
+
+def kill_after(process, diary, steps, delay):
+    """Kill the process some seconds after it has made these steps."""
+    ends = time.monotonic() + 60
+    while len(diary.read("steps")) < steps and process.is_alive():
+        assert time.monotonic() < ends
+        time.sleep(0.001)
+    time.sleep(delay)
+    process.kill()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def finish(diary, target=work, **options):
+    process = start(diary, target, **options)
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def hashes(folder):
+    listed = json.loads((folder / "index" / "index.json").read_text())["files"]
+    return {name: listed[name]["hash"] for name in FILES}
+
+
+def facts(folder):
+    """What the index says of itself, but for what differs from run to run."""
+    found = Index.load(folder / "index").report.as_dict()
+    return {**found, "seconds": None, "calls_made": None, "fit": {**found["fit"], "seconds": None}}
+
+
+def scored(folder):
+    """The pairs whose chunk is in the log."""
+    if not (folder / "work" / "scores" / "log.json").exists():
+        return set()
+    log = ScoreLog.open(folder / "work" / "scores", scorer="salted")
+    pairs = log.known(hash_texts(QUERIES), hash_texts(ITEMS.texts)).pairs
+    return {f"query {query}|item {row}" for query, row in zip(pairs.queries.tolist(), pairs.rows.tolist(), strict=True)}
+
+
+def encoded(folder):
+    """How many items' vectors are safely in the work folder."""
+    encoder = function_encoder(embed, fingerprint="hashed")
+    paths = {path.with_suffix("") for path in folder.glob("work/vectors-*.npy.json")}
+    return sum(count_encoded(ITEMS, encoder, path=path) for path in paths)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted build."""
+    diary = Diary(tmp_path_factory.mktemp("whole"), "whole", PAUSE)
+    finish(diary)
+    assert len(diary.read("asked")) == len(set(diary.read("asked"))) == 2 * len(ITEMS)
+    assert sorted(diary.read("encoded")) == sorted([*ITEMS.texts])
+    return diary
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory):
+    """The folder of another index."""
+    folder = tmp_path_factory.mktemp("older")
+    models = {"scorer": function_scorer(score), "encoder": function_encoder(embed)}
+    Index.build(Items(["a", "b"]), queries=["c"], factors=None, **models).save(folder / "index")
+    return folder
+
+
+def test_killed_at_any_moment_it_goes_on_and_ends_with_the_same_index(whole, older, tmp_path):
+    """A pair is scored twice only if the file of its chunk was not there at the kill: that is the call in flight."""
+    moments = random.Random(7)
+    total, struck, repeated = len(whole.read("steps")), [], 0
+    for number in range(KILLS):
+        folder = shutil.copytree(older, tmp_path / str(number))
+        killed, again = Diary(folder, "killed", PAUSE), Diary(folder, "again")
+        steps = int(total * (number + moments.random()) / KILLS)
+        kill_after(start(killed, wait=True), killed, steps, moments.uniform(0, 2 * PAUSE))
+        struck += killed.read("steps")[-1:]
+        kept, rows = scored(folder), encoded(folder)
+        assert Index.load(folder / "index").verify()
+        assert hashes(folder) in (hashes(older), hashes(whole.folder))
+        finish(again)
+        asked = set(again.read("asked"))
+        assert len(asked) == len(again.read("asked"))
+        assert asked == set(whole.read("asked")) - kept
+        assert len(asked & set(killed.read("asked"))) <= CHUNK
+        assert sorted(again.read("encoded")) == sorted(ITEMS.texts[rows:])
+        assert hashes(folder) == hashes(whole.folder)
+        assert facts(folder) == facts(whole.folder)
+        repeated += len(asked & set(killed.read("asked")))
+        shutil.rmtree(folder)
+    assert set(struck) >= set(PHASES)
+    assert repeated > 0  # some kill struck while a chunk was scored
+
+
+def test_killed_again_and_again_it_ends_with_the_same_index(whole, tmp_path):
+    moments, runs = random.Random(8), []
+    for number in range(8):
+        runs.append(Diary(tmp_path, str(number), PAUSE))
+        kept = scored(tmp_path)
+        kill_after(start(runs[-1], wait=True), runs[-1], moments.randint(5, 30), moments.uniform(0, 2 * PAUSE))
+        assert not kept & set(runs[-1].read("asked"))
+    runs.append(Diary(tmp_path, "last"))
+    finish(runs[-1])
+    asked = [pair for run in runs for pair in run.read("asked")]
+    assert set(asked) == set(whole.read("asked"))
+    assert len(asked) - len(set(asked)) <= 8 * CHUNK
+    assert (hashes(tmp_path), facts(tmp_path)) == (hashes(whole.folder), facts(whole.folder))
+
+
+@pytest.mark.parametrize(
+    ("largest", "message"),
+    [
+        (30, "the score log .* cannot be used.*File too large"),
+        (10_000, "File too large"),  # the encoder's vectors
+        (30_000, "index: the index could not be written .*File too large.* What it held before is unchanged"),
+    ],
+)
+def test_a_system_that_takes_no_more_bytes_is_named_and_the_build_goes_on(whole, tmp_path, largest, message):
+    full = Diary(tmp_path, "full")
+    finish(full, work_with_small_files, largest=largest)
+    assert re.search(message, full.read("error")[0])
+    assert not (tmp_path / "index" / "index.json").exists()
+    kept, again = scored(tmp_path), Diary(tmp_path, "again")
+    finish(again)
+    assert set(again.read("asked")) == set(whole.read("asked")) - kept
+    assert hashes(tmp_path) == hashes(whole.folder)
+
+
+def test_a_disk_that_is_full_at_any_write_is_named_and_the_build_goes_on(whole, tmp_path, monkeypatch):
+    """The disk is full from the n-th time on that something is made to last, for some n of all that there are."""
+    synced = 0
+
+    def sync(handle, *, fits):
+        nonlocal synced
+        synced += 1
+        if synced > fits:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", partial(sync, fits=10**9))
+    build(Diary(tmp_path, "whole"))
+    for number, fits in enumerate(np.linspace(0, synced - 1, 8).astype(int)):
+        synced, folder = 0, tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.setattr(os, "fsync", partial(sync, fits=fits))
+        with pytest.raises((InputError, OSError), match=r"(?i)No space left on device|disk is full"):
+            build(Diary(folder, "full"))
+        monkeypatch.setattr(os, "fsync", partial(sync, fits=10**9))
+        kept, again = scored(folder), Diary(folder, "again")
+        build(again)
+        assert set(again.read("asked")) == set(whole.read("asked")) - kept
+        assert hashes(folder) == hashes(whole.folder)
+
+
+@pytest.mark.parametrize("fail_at", [0, 5 * CHUNK, 2 * len(ITEMS) - 1])
+def test_an_error_of_the_scorer_passes_and_the_build_goes_on(whole, tmp_path, fail_at):
+    with pytest.raises(ConnectionError, match="gone"):
+        build(Diary(tmp_path, "failed"), fail_at=fail_at)
+    assert len(scored(tmp_path)) == fail_at // CHUNK * CHUNK
+    build(Diary(tmp_path, "again"))
+    assert len(Diary(tmp_path, "again").read("asked")) == 2 * len(ITEMS) - fail_at // CHUNK * CHUNK
+    assert hashes(tmp_path) == hashes(whole.folder)

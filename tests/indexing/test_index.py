@@ -1,0 +1,910 @@
+"""The index: what is learned, kept, grown and shrunk, who may search it, and what is refused."""
+
+import json
+import shutil
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from crossknn.encoders.function import function_encoder
+from crossknn.encoders.sentence import SentenceEncoder
+from crossknn.errors import InputError, ScorerError
+from crossknn.indexing.builder import BuildReport
+from crossknn.indexing.factorization.cur import Cur
+from crossknn.indexing.factorization.inductive import Inductive
+from crossknn.indexing.factorization.transductive import Transductive
+from crossknn.indexing.index import Index
+from crossknn.indexing.sampling import PerItem, PerQuery
+from crossknn.indexing.score_matrix import Coverage
+from crossknn.items.items import Items
+from crossknn.scorers.function import function_scorer
+from crossknn.search.searcher import Searcher
+from crossknn.strategies.axn import Axn
+from crossknn.strategies.exact import Exact
+from crossknn.strategies.normalization import Normalization
+from crossknn.strategies.rerank import Rerank
+
+DIM = 6
+RNG = np.random.default_rng(0)
+WORDS = {f"word{number}": number for number in range(40)}
+TRUE = RNG.normal(size=(len(WORDS), DIM))  # vectors of words: the cross-encoder's
+HEARD = TRUE + 0.5 * RNG.normal(size=TRUE.shape)  # and the dual encoder's, which are a little off
+
+ALS = Transductive(method="als")
+KINDS = {
+    "encoder": None,
+    "als": ALS,
+    "adamw": Transductive(learning_rate=0.05, epochs=30),
+    "random": Transductive(method="als", init="random", dim=DIM + 1, ridge=0.1, epochs=40, patience=10),
+    "inductive": Inductive(learning_rate=0.01),
+    "cur": Cur(anchors=12),
+}
+STRATEGIES = [
+    Rerank(budget=30, retriever="dense"),
+    Axn(budget=30, rounds=3, mix=0.0, first="bm25"),
+    Axn(budget=30, rounds=3, mix=0.5, first="fused"),
+]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def embed(table, texts):
+    """(texts, dim) the sum of the vectors of a text's words."""
+    rows = [[WORDS[word] for word in text.split() if word in WORDS] for text in texts]
+    return np.array([table[some].sum(axis=0) for some in rows], np.float32)
+
+
+def score_all(queries, items):
+    """(queries, items) the true scores: `u·v`, stretched and moved as logits are."""
+    return 4 * embed(TRUE, queries) @ embed(TRUE, items).T - 6
+
+
+def write_texts(count, *, words, seed):
+    rng, found = np.random.default_rng(seed), {}
+    while len(found) < count:
+        found[" ".join(f"word{number}" for number in rng.choice(len(WORDS), words, replace=False))] = None
+    return list(found)
+
+
+class Setup:
+    """120 items and 30 train queries of a few words, a scorer that remembers what it was asked, and an encoder."""
+
+    def __init__(self, *, items=120, queries=30, name="true", heard="heard"):
+        self.texts = write_texts(items, words=4, seed=1)
+        self.items = Items(self.texts, ids=[f"id-{row}" for row in range(items)])
+        self.queries = write_texts(queries, words=3, seed=2)
+        self.new_queries = write_texts(5, words=3, seed=3)
+        self.new_items = Items(write_texts(3, words=5, seed=4), ids=["new-0", "new-1", "new-2"])
+        self.asked, self.batches, self.given = [], [], {}
+        self.scorer = function_scorer(self._score, fingerprint=name)
+        self.encoder = function_encoder(lambda texts: embed(HEARD, texts) / 4, fingerprint=heard)
+
+    def _score(self, pairs):
+        self.asked += pairs
+        self.batches.append(len(pairs))
+        left, right = (embed(TRUE, texts) for texts in zip(*pairs, strict=True))
+        scores = 4 * np.einsum("ij,ij->i", left, right) - 6
+        self.given.update(zip(pairs, scores.tolist(), strict=True))
+        return scores
+
+    def build(self, factors=ALS, **options):
+        settings = {"scorer": self.scorer, "encoder": self.encoder, "queries": self.queries, **options}
+        return Index.build(settings.pop("items", self.items), factors=factors, **settings)
+
+    def build_kind(self, kind):
+        sampling = PerItem(queries=12) if kind == "random" else None
+        return self.build(KINDS[kind], sampling=sampling)
+
+    def add(self, index, items=None, **options):
+        self.asked.clear()
+        models = {"scorer": self.scorer, "encoder": self.encoder}
+        return index.add(self.new_items if items is None else items, **{**models, **options})
+
+    def searcher(self, index, **options):
+        return Searcher(index, **{"scorer": self.scorer, "encoder": self.encoder, **options})
+
+    def asked_rows(self, queries=None, texts=None):
+        """(pairs,) numbers of the queries and rows of the items that the scorer was asked."""
+        numbers = {text: number for number, text in enumerate(self.queries if queries is None else queries)}
+        rows = {text: row for row, text in enumerate(self.texts if texts is None else texts)}
+        return np.array([(numbers[query], rows[text]) for query, text in self.asked]).T
+
+
+def arrays_of(index):
+    factors = {} if index.factors is None else index.factors.arrays()
+    return {"vectors": index.vectors, **factors}
+
+
+def assert_same_index(left, right, *, report=True):
+    """Equal to the bit, but for how long it took and how many calls were made anew."""
+    assert list(left.items.ids) == list(right.items.ids)
+    assert list(left.items.texts) == list(right.items.texts)
+    assert list(left.queries) == list(right.queries)
+    assert left.normalization == right.normalization
+    assert (left.scorer, left.encoder) == (right.scorer, right.encoder)
+    mine, others = arrays_of(left), arrays_of(right)
+    assert mine.keys() == others.keys()
+    for name, array in mine.items():
+        assert (array.dtype, array.shape) == (others[name].dtype, others[name].shape)
+        assert array.tobytes() == others[name].tobytes(), name
+    if left.factors is not None:
+        assert left.factors.facts() == right.factors.facts()
+    if report:
+        assert left.report == right.report
+
+
+def found(searcher, queries, strategy, k=10):
+    return [hits.hits for hits in searcher.search_many(queries, k=k, strategy=strategy)]
+
+
+# --- building
+
+
+@pytest.mark.parametrize("kind", ["als", "adamw", "random", "inductive"])
+def test_fitted_vectors_estimate_unseen_scores_better_than_the_encoders(kind):
+    setup = Setup()
+    index = setup.build_kind(kind)
+    numbers, rows = setup.asked_rows()
+    unseen = np.ones((30, 120), np.bool_)
+    unseen[numbers, rows] = False
+    truth = index.normalization.normalize(score_all(setup.queries, setup.texts))[unseen]
+    encoded, factors = setup.encoder.encode_queries(setup.queries), index.factors
+    left = factors.train if factors.nets is None else factors.query_vectors(encoded)
+    errors = [
+        np.square((queries @ items.astype(np.float32).T)[unseen] - truth).mean()
+        for queries, items in ((left, factors.items), (encoded, index.vectors))
+    ]
+    assert errors[0] < 0.9 * errors[1]
+    assert index.report.fit["held_out_error"] < index.report.fit["held_out_error_before"]
+    assert factors.kind == ("inductive" if kind == "inductive" else "transductive")
+    assert factors.with_encoder == (kind != "random")
+    assert factors.items.dtype == index.vectors.dtype == np.float16
+
+
+def test_without_factors_there_are_the_encoders_vectors_and_what_normalises_scores():
+    setup = Setup(queries=130)
+    index = setup.build(None)
+    assert index.factors is None
+    assert np.array_equal(index.vectors, setup.encoder.encode_items(setup.texts).astype(np.float16))
+    assert len(index.queries) == 100
+    assert set(index.queries) < set(setup.queries)
+    assert len(setup.asked) == index.report.calls == 100 * 100
+
+
+def test_what_has_cur_vectors_is_reranked_by_default():
+    setup = Setup()
+    searcher = setup.searcher(setup.build_kind("cur"))
+    hits = searcher.search(setup.new_queries[0], k=3, budget=20)
+    assert hits.hits == searcher.search(setup.new_queries[0], k=3, strategy=Rerank(budget=20)).hits
+
+
+def test_cur_vectors_are_the_scores_of_the_anchors():
+    setup = Setup()
+    index = setup.build(Cur(anchors=12))
+    assert len(index.queries) == 12
+    assert set(index.queries) < set(setup.queries)
+    assert index.factors.items.dtype == np.float32
+    for row, text in enumerate(setup.texts):
+        assert index.factors.items[row].tolist() == [setup.given[query, text] for query in index.queries]
+
+
+def test_alpha_and_beta_are_those_of_the_entries_of_a_hundred_queries():
+    setup = Setup(queries=130)
+    index = setup.build(sampling=PerItem(queries=8), seed=5)
+    numbers, rows = setup.asked_rows()
+    chosen = np.random.default_rng(5).permutation(np.unique(numbers))[:100]
+    mine = np.isin(numbers, chosen)
+    numbers, rows = numbers[mine], rows[mine]
+    scores = score_all(setup.queries, setup.texts)[numbers, rows]
+    estimates = (setup.encoder.encode_queries(setup.queries) @ index.vectors.astype(np.float32).T)[numbers, rows]
+    beta = estimates.std() / scores.std()
+    assert len(np.unique(numbers)) == 100
+    assert index.normalization.beta == pytest.approx(beta, rel=1e-5)
+    assert index.normalization.alpha == pytest.approx(scores.mean() - estimates.mean() / beta, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "calls"),
+    [
+        ({}, 120 * 8),
+        ({"sampling": PerItem(queries=5)}, 120 * 5),
+        ({"sampling": PerItem(queries=99)}, 120 * 30),
+        ({"sampling": PerItem(queries=4, nearest=0.5)}, 120 * 4),
+        ({"sampling": [PerQuery(items=7)]}, 30 * 7),
+        ({"sampling": PerQuery(items=7, retriever="bm25", at_random=0.5)}, 30 * 7),
+        ({"factors": None}, 30 * 100),
+        ({"factors": Inductive(epochs=1)}, 30 * 100),
+        ({"factors": Cur(anchors=12)}, 12 * 120),
+        ({"factors": Cur()}, 30 * 120),
+    ],
+    ids=repr,
+)
+def test_as_many_calls_as_the_sampling_says(options, calls):
+    setup = Setup()
+    report = setup.build(**options).report
+    assert len(setup.asked) == len(set(setup.asked)) == report.calls == report.calls_made == calls
+    assert report.coverage.calls == calls
+
+
+def test_merged_samplings_score_what_each_would_and_no_pair_twice():
+    plans = [PerItem(queries=4), *(PerQuery(items=20, retriever=name) for name in ("dense", "bm25", "tfidf", "fused"))]
+    together, alone = Setup(), []
+    together.build(None, sampling=plans)
+    for plan in plans:
+        setup = Setup()
+        setup.build(None, sampling=plan)
+        alone += setup.asked
+    assert len(together.asked) == len(set(together.asked)) < len(alone)
+    assert set(together.asked) == set(alone)
+
+
+def test_a_retrievers_best_items_are_scored():
+    setup = Setup()
+    index = setup.build(None, sampling=PerQuery(items=10, retriever="dense"))
+    estimates = setup.encoder.encode_queries(setup.queries) @ index.vectors.astype(np.float32).T
+    numbers, rows = setup.asked_rows()
+    for number in range(30):
+        assert set(rows[numbers == number]) == set(np.argsort(-estimates[number])[:10])
+
+
+@pytest.mark.parametrize(("factors", "count"), [(ALS, 500), (Cur(anchors=7), 7), (None, 100)])
+def test_queries_are_cut_from_the_items_where_none_are_given(factors, count):
+    setup = Setup(items=600)
+    index = setup.build(factors, queries=None)
+    assert len(index.queries) == len(set(index.queries)) == index.report.queries == count
+    assert all(any(query in text for text in setup.texts) for query in index.queries)
+    assert index.report.cut_from_items
+    assert "train queries cut from the items\n" in str(index.report)
+
+
+def test_a_query_that_is_given_twice_is_one():
+    setup = Setup()
+    index = setup.build(queries=[*setup.queries, *setup.queries])
+    assert index.queries == setup.queries
+
+
+def test_the_work_folder_changes_nothing_and_spares_calls(tmp_path):
+    setup = Setup()
+    whole, calls = setup.build(), len(setup.asked)
+    kept = setup.build(work_dir=tmp_path / "new" / "work", chunk=100)
+    assert_same_index(kept, whole, report=False)
+    assert setup.batches[1:] == [100] * 9 + [60]
+    again = setup.build(work_dir=tmp_path / "new" / "work", chunk=100)
+    assert_same_index(again, whole, report=False)
+    assert len(setup.asked) == 2 * calls
+    assert (again.report.calls, again.report.calls_made) == (calls, 0)
+    more = setup.build(Cur(anchors=30), work_dir=tmp_path / "new" / "work")
+    assert more.report.calls_made == len(setup.asked) - 2 * calls == 30 * 120 - calls
+
+
+def test_progress_of_every_step_ends():
+    setup, last = Setup(), {}
+    setup.build(Inductive(epochs=3), progress=lambda step, done, total: last.update({step: (done, total)}))
+    assert last == {
+        "encode items": (120, 120),
+        "encode queries": (30, 30),
+        "scoring": (3000, 3000),
+        "factorising": (9, 9),
+    }
+
+
+@every_kind
+def test_a_report_is_read_back_from_plain_values(kind):
+    report = Setup().build_kind(kind).report
+    assert BuildReport.from_dict(json.loads(json.dumps(report.as_dict()))) == report
+    assert set(report.seconds) >= {"encode items", "encode queries", "score", "normalise"}
+
+
+def test_a_report_in_words():
+    fit = {"held_out_entries": 1200, "held_out_error": 0.25, "held_out_error_before": 0.5, "held_out_r2": 0.75}
+    report = BuildReport(
+        items=2000,
+        queries=500,
+        cut_from_items=False,
+        calls=16000,
+        calls_made=4000,
+        coverage=Coverage(calls=16000, items=2000, never_scored=1, fewest=0, median=8.0, most=9),
+        factors="transductive",
+        fit={**fit, "best_epoch": 4, "epochs": 7},
+        seconds={"score": 2.0, "factorise": 0.25},
+    )
+    assert str(report).splitlines() == [
+        "2,000 items, 500 train queries",
+        "16,000 calls, 4,000 of them in this run: 8.0 per item (0 to 9), 1 items never scored",
+        "item vectors: transductive",
+        "error on 1,200 held-out scores: 0.2500, before the fit 0.5000; R² 0.75 (epoch 4 of 7)",
+        "seconds: score 2.0, factorise 0.2",
+    ]
+
+
+def test_the_embedded_encoder_builds_saves_and_searches(tmp_path):
+    texts = [
+        "a river bank",
+        "a bank for money",
+        "coffee with milk",
+        "tea with milk",
+        "a boat on the river",
+        "tea house",
+    ]
+    shared = function_scorer(
+        lambda pairs: [len({*query.split()} & {*item.split()}) for query, item in pairs], fingerprint="shared"
+    )
+    encoder = SentenceEncoder("embedded", device="cpu")
+    index = Index.build(Items(texts), scorer=shared, encoder=encoder, queries=["river boat", "milk", "money"])
+    index.save(tmp_path)
+    searcher = Searcher(Index.load(tmp_path), scorer=shared, encoder=encoder)
+    assert searcher.search("tea with milk", k=1, strategy=Axn(budget=4, rounds=2, first="fitted"))[0].id == "3"
+
+
+# --- saving and loading
+
+
+@every_kind
+def test_loaded_is_saved(kind, tmp_path):
+    setup = Setup()
+    built = setup.build_kind(kind)
+    built.save(tmp_path / "new" / "index")
+    loaded = Index.load(str(tmp_path / "new" / "index"))
+    assert_same_index(loaded, built)
+    assert repr(loaded) == repr(built)
+    assert len(loaded) == 120
+    for name, array in arrays_of(loaded).items():
+        assert isinstance(array, np.memmap) or not array.size or name.startswith("nets.")
+    strategies = STRATEGIES[:2] if kind in ("random", "cur") else [*STRATEGIES, Rerank(budget=30, retriever="fitted")]
+    for strategy in strategies[: 3 if kind == "encoder" else None]:
+        before, after = (found(setup.searcher(index), setup.new_queries, strategy) for index in (built, loaded))
+        assert before == after
+
+
+def test_verify_reads_all_that_the_index_is_made_of(tmp_path):
+    index = Setup().build()
+    with pytest.raises(InputError, match="only an index in a folder can be verified: save it first"):
+        index.verify()
+    index.save(tmp_path)
+    listed = json.loads((tmp_path / "index.json").read_text())["files"]
+    names = ["items.arrow", "postings.safetensors", "queries.arrow", "stems.arrow", "vectors.safetensors"]
+    assert sorted(listed) == names
+    size = sum((tmp_path / entry["file"]).stat().st_size for entry in listed.values())
+    assert Index.load(tmp_path).verify() == index.verify() == size
+
+
+def test_a_loaded_index_can_be_changed_and_saved_over_itself(tmp_path):
+    setup = Setup()
+    setup.build().save(tmp_path)
+    loaded = Index.load(tmp_path)
+    wanted = setup.add(loaded)
+    wanted.save(tmp_path)
+    assert_same_index(Index.load(tmp_path), wanted)
+    assert Index.load(tmp_path).verify()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a mapped file cannot be deleted there")
+def test_an_open_searcher_keeps_its_index_while_another_takes_the_folder(tmp_path):
+    setup = Setup()
+    setup.build().save(tmp_path)
+    old = Index.load(tmp_path)
+    searcher = setup.searcher(old)
+    fresh = setup.build(items=Items(setup.texts[:50]))
+    fresh.save(tmp_path)
+    for strategy in STRATEGIES:  # nothing of the old one was read before
+        assert found(searcher, setup.new_queries, strategy) == found(
+            setup.searcher(setup.build()), setup.new_queries, strategy
+        )
+    with pytest.raises(InputError, match=r"was replaced meanwhile. Load it again"):
+        old.verify()
+    assert_same_index(Index.load(tmp_path), fresh)
+
+
+def test_loading_while_it_is_replaced_gives_one_whole_index(tmp_path):
+    setup = Setup()
+    two = [setup.build(Inductive(epochs=1)), setup.build(items=Items(setup.texts[:50]), queries=setup.queries[:9])]
+    two[0].save(tmp_path)
+    done = threading.Event()
+
+    def replace():
+        while not done.is_set():
+            for index in (two[1], two[0]):
+                index.save(tmp_path)
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    seen, ends = set(), time.monotonic() + 1.5
+    try:
+        while time.monotonic() < ends or len(seen) < 2:
+            loaded = Index.load(tmp_path)
+            which = int(len(loaded) == 50)
+            assert_same_index(loaded, two[which])
+            seen.add(which)
+    finally:
+        done.set()
+        writer.join()
+    assert seen == {0, 1}
+
+
+# --- models
+
+
+@pytest.mark.parametrize(("what", "names"), [("scorer", {"name": "other"}), ("encoder", {"heard": "other"})])
+def test_another_model_is_refused_unless_it_is_said_to_be_the_same(what, names):
+    setup, other = Setup(), Setup(**names)
+    index = setup.build()
+    built = getattr(setup, what).fingerprint
+    message = rf"built with another {what} \(fingerprint '{built}'\)\. Got 'other'\..*check_models=False"
+    models = {"scorer": setup.scorer, "encoder": setup.encoder, what: getattr(other, what)}
+    with pytest.raises(InputError, match=message):
+        Searcher(index, **models)
+    with pytest.raises(InputError, match=message):
+        index.add(setup.new_items, **models)
+    searcher = Searcher(index, **models, check_models=False)
+    assert found(searcher, setup.new_queries, Exact()) == found(setup.searcher(index), setup.new_queries, Exact())
+    assert_same_index(index.add(setup.new_items, **models, check_models=False), setup.add(index))
+
+
+def test_a_function_without_a_name_is_known_in_its_process_only():
+    setup = Setup()
+    unnamed = function_scorer(setup._score)
+    index = setup.build(scorer=unnamed)
+    setup.searcher(index, scorer=unnamed)
+    with pytest.raises(InputError, match=r"\(fingerprint 'unnamed-function:\w+', a function without a name\)"):
+        setup.searcher(index, scorer=function_scorer(setup._score))
+
+
+# --- adding and removing
+
+
+def test_inductive_vectors_of_new_items_need_no_calls():
+    setup = Setup()
+    index = setup.build(Inductive(learning_rate=0.01))
+    grown = setup.add(index)
+    assert setup.asked == []
+    assert grown.report.calls == index.report.calls
+    encoded = setup.encoder.encode_items(setup.new_items.texts).astype(np.float16)
+    assert np.array_equal(grown.vectors[120:], encoded)
+    fitted = index.factors.nets.encode_items(encoded)
+    np.testing.assert_allclose(grown.factors.items[120:], fitted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["als", "adamw", "random"])
+def test_transductive_vectors_of_new_items_solve_their_ridge_problem(kind):
+    setup = Setup()
+    index = setup.build_kind(kind)
+    grown = setup.add(index, queries_per_item=9)
+    assert len(setup.asked) == len(set(setup.asked)) == 3 * 9
+    assert (grown.report.calls, grown.report.calls_made) == (index.report.calls + 27, 27)
+    numbers, rows = setup.asked_rows(texts=setup.new_items.texts)
+    truth = index.normalization.normalize(score_all(setup.queries, setup.new_items.texts))
+    starts = grown.vectors[120:].astype(np.float64) if kind != "random" else np.zeros((3, DIM + 1))
+    ridge = 0.1 if kind == "random" else 1.0
+    for row in range(3):
+        mine = numbers[rows == row]
+        assert len(mine) == 9
+        known, start = index.factors.train[mine].astype(np.float64), starts[row]
+        right = known.T @ (truth[mine, row] - known @ start)
+        vector = start + np.linalg.solve(known.T @ known + ridge * np.eye(len(start)), right)
+        np.testing.assert_allclose(grown.factors.items[120 + row], vector, rtol=1e-3, atol=2e-3)
+
+
+def test_a_new_item_is_scored_against_all_train_queries_where_there_are_no_more():
+    setup = Setup()
+    setup.add(setup.build(), queries_per_item=99)
+    assert len(setup.asked) == 3 * 30
+
+
+def test_cur_vectors_of_new_items_cost_a_call_per_anchor():
+    setup = Setup()
+    index = setup.build(Cur(anchors=12))
+    twins = Items([setup.texts[7], *setup.new_items.texts], ids=["twin", "a", "b", "c"])
+    grown = setup.add(index, twins)
+    assert sorted(setup.asked) == sorted((query, text) for query in index.queries for text in twins.texts)
+    np.testing.assert_allclose(grown.factors.items[120], index.factors.items[7], rtol=1e-5)
+    np.testing.assert_allclose(grown.factors.items[121:], score_all(index.queries, setup.new_items.texts).T, rtol=1e-4)
+
+
+@every_kind
+def test_added_and_removed_again_it_is_as_before(kind, tmp_path):
+    setup = Setup()
+    index = setup.build_kind(kind)
+    if kind == "als":
+        index.save(tmp_path)
+        index = Index.load(tmp_path)
+    before = {name: array.tobytes() for name, array in arrays_of(index).items()}
+    grown = setup.add(index)
+    assert list(grown.items.ids) == [*setup.items.ids, "new-0", "new-1", "new-2"]
+    assert list(grown.items.texts) == [*setup.texts, *setup.new_items.texts]
+    assert len(index) == 120
+    assert grown.vectors[:120].tobytes() == before["vectors"]
+    if index.factors is not None:
+        assert grown.factors.items[:120].tobytes() == before["fitted.items"]
+    assert_same_index(grown.remove(setup.new_items.ids), index, report=False)
+    assert {name: array.tobytes() for name, array in arrays_of(index).items()} == before
+
+
+def test_new_items_reuse_the_scores_of_a_work_folder(tmp_path):
+    setup = Setup()
+    index = setup.build(work_dir=tmp_path)
+    grown = setup.add(index, work_dir=tmp_path)
+    assert len(setup.asked) == 3 * 8
+    assert_same_index(setup.add(index, work_dir=tmp_path), grown, report=False)
+    assert setup.asked == []
+
+
+@every_kind
+def test_what_is_left_moves_up_with_its_vectors(kind):
+    setup = Setup()
+    index = setup.build_kind(kind)
+    gone = ["id-0", "id-119", "id-57"]
+    shrunk = index.remove(gone)
+    rows = [row for row in range(120) if f"id-{row}" not in gone]
+    assert list(shrunk.items.ids) == [f"id-{row}" for row in rows]
+    assert list(shrunk.items.texts) == [setup.texts[row] for row in rows]
+    assert np.array_equal(shrunk.vectors, index.vectors[rows])
+    if index.factors is not None:
+        assert np.array_equal(shrunk.factors.items, index.factors.items[rows])
+    assert (len(shrunk), shrunk.report.items, len(index)) == (117, 117, 120)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "als", "inductive", "cur"])
+def test_an_added_item_is_found_and_a_removed_one_never(kind):
+    setup = Setup()
+    best = Items([" ".join([setup.queries[0]] * 5)], ids=["best"])  # u·5u: no other item comes near
+    index = setup.add(setup.build_kind(kind), best)
+    strategies = [*STRATEGIES, Rerank(budget=30, retriever="fitted"), Axn(budget=30, rounds=3, first="fitted")]
+    for strategy in {"encoder": STRATEGIES, "cur": STRATEGIES[:2]}.get(kind, strategies):
+        hits = setup.searcher(index).search(setup.queries[0], strategy=strategy)
+        assert (hits[0].id, hits[0].row) == ("best", 120)
+        again = setup.searcher(index.remove(["best", hits[1].id])).search(setup.queries[0], strategy=strategy)
+        assert not {"best", hits[1].id} & set(again.ids)
+        for hit in again:
+            assert hit.score == pytest.approx(score_all(setup.queries[:1], [setup.items.text(setup.items.row(hit.id))]))
+
+
+def test_what_cannot_be_added_or_removed_is_refused():
+    setup = Setup()
+    index = setup.build()
+    with pytest.raises(InputError, match=r"the index has an item 'id-7' already. Remove it first, or add it under"):
+        setup.add(index, Items(["word1", "word2"], ids=["fresh", "id-7"]))
+    with pytest.raises(InputError, match=r"items must be Items, .* Got list instead"):
+        setup.add(index, ["word1"])
+    with pytest.raises(InputError, match=r"queries_per_item must be a whole number of at least 1. Got 0"):
+        setup.add(index, queries_per_item=0)
+    with pytest.raises(InputError, match="a function without a name cannot keep a score log"):
+        setup.add(index, scorer=function_scorer(setup._score), check_models=False, work_dir="nowhere")
+    for some in (index, setup.build(None)):
+        short = function_encoder(lambda texts: embed(HEARD, texts)[:, :4])
+        with pytest.raises(InputError, match=r"the encoder must give 6 dimensions, as the index has. Got 4"):
+            setup.add(some, encoder=short, check_models=False)
+    with pytest.raises(InputError, match="got 'nobody', which none of the 120 items has"):
+        index.remove(["id-1", "nobody"])
+    with pytest.raises(InputError, match=r"must keep at least one item. Got the ids of all of them"):
+        index.remove(index.items.ids)
+    with pytest.raises(InputError, match="For one id pass a list of it"):
+        index.remove("id-1")
+    assert setup.asked == []
+
+
+def test_one_item_can_be_left():
+    setup = Setup()
+    left = setup.build().remove(f"id-{row}" for row in range(1, 120))
+    assert list(left.items.ids) == ["id-0"]
+    assert setup.searcher(left).search(setup.new_queries[0], strategy=STRATEGIES[2]).ids == ["id-0"]
+
+
+# --- searching
+
+
+@pytest.mark.parametrize("kind", ["als", "adamw", "inductive"])
+def test_fitted_proposes_by_the_fitted_vectors_and_dense_by_the_encoders(kind):
+    setup = Setup()
+    index = setup.build_kind(kind)
+    searcher = setup.searcher(index)
+    encoded = setup.encoder.encode_queries(setup.new_queries)
+    for name, queries, items in (
+        ("fitted", index.factors.query_vectors(encoded), index.factors.items),
+        ("dense", encoded, index.vectors),
+    ):
+        estimates = queries @ items.astype(np.float32).T
+        for hits, line in zip(found(searcher, setup.new_queries, Rerank(10, name)), estimates, strict=True):
+            assert {hit.row for hit in hits} == set(np.argsort(-line)[:10])
+            assert {hit.proposed_by for hit in hits} == {name}
+            assert [hit.estimate for hit in hits] == pytest.approx([line[hit.row] for hit in hits], rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["als", "random", "inductive", "cur"])
+def test_axn_searches_the_fitted_vectors(kind):
+    setup = Setup()
+    index = setup.build_kind(kind)
+    factors = index.factors
+    encoder = function_encoder(lambda texts: factors.query_vectors(setup.encoder.encode_queries(texts)))
+    by_hand = Searcher(
+        index.items,
+        scorer=setup.scorer,
+        encoder=encoder if factors.with_encoder else None,
+        vectors=factors.items,
+        normalization=index.normalization,
+    )
+    encoders = Searcher(index.items, scorer=setup.scorer, vectors=index.vectors, normalization=index.normalization)
+    for mix in (0.0, 0.5, 1.0) if factors.with_encoder else (0.0,):
+        strategy = Axn(budget=30, rounds=3, mix=mix, first="bm25")
+        hits = found(setup.searcher(index), setup.new_queries, strategy)
+        assert hits == found(by_hand, setup.new_queries, strategy)
+    assert hits != found(encoders, setup.new_queries, Axn(budget=30, rounds=3, mix=0.0, first="bm25"))
+
+
+def test_with_enough_anchors_cur_estimates_are_the_scores():
+    """Scores of rank 7, the constant included: ten of them tell the rest."""
+    setup = Setup()
+    searcher = setup.searcher(setup.build(Cur(anchors=12)))
+    strategy = Axn(budget=20, rounds=2, mix=0.0, first="random", estimates=True)
+    for hits, line in zip(
+        searcher.search_many(setup.new_queries, strategy=strategy),
+        score_all(setup.new_queries, setup.texts),
+        strict=True,
+    ):
+        np.testing.assert_allclose(hits.estimates, line, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["cur", "random"])
+def test_vectors_without_an_encoders_queries_cannot_be_mixed(kind):
+    setup = Setup()
+    searcher = setup.searcher(setup.build_kind(kind))
+    with pytest.raises(InputError, match=r"a mix above 0 needs query vectors: an encoder, and item vectors"):
+        searcher.search(setup.new_queries[0], strategy=Axn(budget=30, rounds=3, first="bm25"))
+    with pytest.raises(InputError, match="vectors have no query vectors: only Axn"):
+        searcher.search(setup.new_queries[0], strategy=Rerank(retriever="fitted"))
+
+
+def test_a_searcher_takes_what_the_index_brings_unless_it_is_given():
+    setup = Setup()
+    index = setup.build(None)
+    assert setup.searcher(index).normalization == index.normalization
+    assert setup.searcher(index, normalization=Normalization(1, 2)).normalization == Normalization(1, 2)
+    with pytest.raises(InputError, match=r"no retriever named 'fitted'. Known here: bm25, dense, fused, random, tfidf"):
+        setup.searcher(index).search(setup.new_queries[0], strategy=Rerank(retriever="fitted"))
+    bare = Searcher(setup.build(), scorer=setup.scorer)
+    assert len(bare.search(setup.new_queries[0], strategy=Axn(budget=30, rounds=3, mix=0.0))) == 10
+    with pytest.raises(InputError, match="the fitted retriever needs an encoder"):
+        bare.search(setup.new_queries[0], strategy=Rerank(retriever="fitted"))
+
+
+# --- what cannot be built
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"items": ["word1"]}, r"items must be Items, as from Items.from_path\(…\). Got list instead"),
+        ({"scorer": None}, "scorer must be a Scorer. Got NoneType instead: see function_scorer"),
+        ({"scorer": score_all}, "scorer must be a Scorer. Got function instead: see function_scorer"),
+        ({"encoder": embed}, "encoder must be an Encoder. Got function instead: see function_encoder"),
+        ({"queries": "word1 word2"}, "queries must be a list of train queries. Got one string instead"),
+        ({"queries": 3}, "queries must be a list of train queries. Got int instead"),
+        ({"queries": iter(["word1"])}, "queries must be a list of train queries. Got list_iterator instead"),
+        ({"queries": []}, "at least one train query. Leave it out to cut some from the items"),
+        ({"queries": ["word1", " "]}, "a string with something in it. Query 1 is ' '"),
+        ({"queries": ["word1", 2]}, "a string with something in it. Query 1 is 2"),
+        ({"queries": ["word1", "\ud800"]}, r"whole characters. Query 1 has a lone surrogate: '\\ud800'"),
+        ({"sampling": 3}, r"sampling must be PerQuery\(…\), PerItem\(…\) or a list of them. Got 3 instead"),
+        ({"sampling": "dense"}, "sampling must be .* Got 'dense' instead"),
+        ({"sampling": [PerItem(), None]}, "sampling must be .* Got None instead"),
+        (
+            {"sampling": PerQuery(retriever="bm52")},
+            "a sampling's retriever must be dense, bm25, tfidf or fused. Got 'bm52' instead",
+        ),
+        (
+            {"sampling": PerItem(), "factors": Cur()},
+            "CUR scores every item for every anchor: leave sampling and prior out",
+        ),
+        ({"factors": "als"}, r"factors must be Transductive\(…\), Inductive\(…\), Cur\(…\) or None. Got 'als' instead"),
+        ({"chunk": 0}, "chunk must be a whole number of at least 1. Got 0"),
+        ({"seed": -1, "sampling": PerItem()}, "seed must be a whole number of at least 0. Got -1"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_before_any_call(options, message):
+    setup = Setup()
+    with pytest.raises(InputError, match=message):
+        setup.build(**options)
+    assert setup.asked == []
+
+
+def test_a_work_folder_that_cannot_be_used_is_refused_before_anything_is_encoded(tmp_path):
+    setup, encoded = Setup(), []
+    encoder = function_encoder(lambda texts: (encoded.append(texts), embed(HEARD, texts))[1], fingerprint="heard")
+    (tmp_path / "file").write_text("in the way")
+    setup.build(work_dir=tmp_path / "work")
+    setup.asked.clear()
+    for options, message in (
+        ({"work_dir": tmp_path / "file"}, f"{tmp_path / 'file'}.*a file is where a folder is wanted"),
+        ({"scorer": function_scorer(setup._score)}, r"a function without a name.*function_scorer\(fn, fingerprint="),
+        ({"scorer": Setup(name="other").scorer}, r"log.json: wanted the scores of scorer 'other', got those of 'true'"),
+        ({"encoder": function_encoder(encoder.encode_items)}, "the encoder has no name .*give function_encoder a fing"),
+    ):
+        for sampling in (None, PerItem(nearest=0.5)):
+            with pytest.raises(InputError, match=message):
+                setup.build(**{"work_dir": tmp_path / "work", "encoder": encoder, "sampling": sampling, **options})
+    assert (setup.asked, encoded) == ([], [])
+
+
+@pytest.mark.parametrize("factors", [ALS, Cur(anchors=5), None])
+def test_scores_that_are_all_equal_teach_nothing(factors):
+    constant = function_scorer(lambda pairs: [1.5] * len(pairs))
+    with pytest.raises(InputError, match="α and β cannot be estimated from scores or estimates that are all equal"):
+        Setup().build(factors, scorer=constant)
+
+
+def test_a_score_that_is_no_number_names_its_pair_and_is_not_kept(tmp_path):
+    setup = Setup()
+
+    def fail_late(pairs):
+        scores = setup._score(pairs)
+        scores[-1] = np.nan if len(setup.batches) == 3 else scores[-1]
+        return scores
+
+    with pytest.raises(ScorerError, match=r"returned nan for query 'word\d+ .*' and item 'word\d+ .*' \(1 of 100"):
+        setup.build(scorer=function_scorer(fail_late, fingerprint="true"), work_dir=tmp_path, chunk=100)
+    setup.asked.clear()
+    assert_same_index(setup.build(work_dir=tmp_path, chunk=100), Setup().build(), report=False)
+    assert len(setup.asked) == 120 * 8 - 200
+
+
+# --- damage
+
+
+def file_of(folder, name):
+    return folder / json.loads((folder / "index.json").read_text())["files"][name]["file"]
+
+
+def flip(path, at=None):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if at is None else at] ^= 4
+    path.write_bytes(content)
+
+
+NAMES = ["items.arrow", "queries.arrow", "vectors.safetensors"]
+
+
+@pytest.fixture(scope="module", params=["als", "inductive"])
+def saved(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    Setup().build_kind(request.param).save(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "index")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "damaged. It has .* bytes, but index.json says"),
+        (lambda path: path.write_bytes(path.read_bytes() + b" "), "damaged. It has .* bytes, but index.json says"),
+        (lambda path: path.unlink(), "missing, though index.json names it"),
+    ],
+    ids=["cut short", "too long", "missing"],
+)
+def test_a_file_that_is_not_whole_is_named(folder, name, damage, message):
+    path = file_of(folder, name)
+    damage(path)
+    with pytest.raises(InputError, match=f"{path.name}: {message}.*Restore it from a copy or build the index again"):
+        Index.load(folder)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_flipped_bit_is_found_by_verify(folder, name):
+    """Bits that loading does not stumble over, such as those of vectors, are found by their hash."""
+    path = file_of(folder, name)
+    size, rng = path.stat().st_size, np.random.default_rng(0)
+    for at in (0, size // 2, size - 1, *rng.integers(size, size=20)):
+        flip(path, at)
+        with pytest.raises(InputError, match=str(folder)):
+            Index.load(folder).verify()
+        flip(path, at)
+    assert Index.load(folder).verify()
+    flip(file_of(folder, "vectors.safetensors"), size - 1 if name == NAMES[2] else -1)
+    with pytest.raises(InputError, match=r"vectors-\w+.safetensors: damaged. Its content has the hash"):
+        Index.load(folder).verify()
+
+
+def test_any_flipped_bit_of_the_manifest_is_found(folder):
+    path = folder / "index.json"
+    for at in np.random.default_rng(0).integers(path.stat().st_size, size=60):
+        flip(path, at)
+        with pytest.raises(InputError, match=str(folder)):
+            Index.load(folder)
+        flip(path, at)
+    assert Index.load(folder).verify()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", r"index.json: damaged \(JSONDecodeError"),
+        ("{}", r"index.json: damaged \(KeyError\('format'\)"),
+        ('{"format": 2}', r"index: written by a newer crossknn \(format 2, this one reads 1\). Upgrade"),
+        ('{"format": 1, "facts": {}, "files": {}}', "index.json: damaged: its content is not what its hash says"),
+        (None, "index: it holds no index.json, so it is no index"),
+    ],
+)
+def test_a_damaged_manifest_is_named(folder, content, message):
+    path = folder / "index.json"
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        Index.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [
+        *((fact, None) for fact in ("scorer", "encoder", "normalization", "factors", "report")),
+        ("normalization", [1, 2]),
+        ("normalization", {"alpha": 0, "beta": -1}),
+        ("normalization", {"gamma": 0}),
+        ("factors", "als"),
+        ("factors", {"kind": "inductive"}),
+        ("report", []),
+        ("report", {"coverage": None}),
+    ],
+)
+def test_facts_that_make_no_index_are_refused(folder, fact, value, monkeypatch):
+    monkeypatch.setattr("crossknn.storage.atomic_dir._hash_json", lambda *values: "not looked at")
+    content = json.loads((folder / "index.json").read_text())
+    content["hash"] = "not looked at"
+    content["facts"].pop(fact) if value is None else content["facts"].update({fact: value})
+    (folder / "index.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"index: damaged: index.json and the files it names do not fit together \("):
+        Index.load(folder)
+
+
+def test_files_of_two_indexes_do_not_make_one(folder, tmp_path):
+    setup = Setup()
+    setup.build(items=Items(setup.texts[:50])).save(tmp_path / "other")
+    manifests = [json.loads((path / "index.json").read_text()) for path in (folder, tmp_path / "other")]
+    manifests[0]["files"]["items.arrow"] = manifests[1]["files"]["items.arrow"]
+    shutil.copy(file_of(tmp_path / "other", "items.arrow"), folder)
+    (folder / "index.json").write_text(json.dumps(manifests[0]))
+    with pytest.raises(InputError, match=r"index.json: damaged: its content is not what its hash says"):
+        Index.load(folder)
+    built = setup.build()
+    with pytest.raises(InputError, match=r"one vector per item. Got 50 items, 120 vectors and 120 fitted"):
+        Index(
+            Items(setup.texts[:50]),
+            built.vectors,
+            queries=built.queries,
+            normalization=built.normalization,
+            factors=built.factors,
+            scorer="a",
+            encoder="b",
+            report=built.report,
+        )
+
+
+def test_foreign_files_are_left_alone(folder):
+    (folder / "notes.txt").write_text("mine")
+    assert Index.load(folder).verify()
+    Setup().build(None).save(folder)
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert Index.load(folder).factors is None
+    assert len(list(folder.glob("*-*"))) == 5
+
+
+def test_a_folder_of_something_else_is_no_place_for_an_index(tmp_path):
+    index = Setup().build(None)
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(InputError, match=r"holds other files \(thesis.txt\) and no index"):
+        index.save(tmp_path)
+    with pytest.raises(InputError, match=r"thesis.txt: is a file. Give a folder for the index"):
+        index.save(tmp_path / "thesis.txt")
+    with pytest.raises(InputError, match=r"there is no such folder. Give the folder that an index was saved to"):
+        Index.load(tmp_path / "none")
+
+
+def test_vectors_with_nan_do_not_pass_for_whole(tmp_path):
+    index = Setup().build()
+    index.factors.items[3, 2] = np.nan
+    index.save(tmp_path)
+    with pytest.raises(InputError, match=r"fitted.items holds NaN or infinity. Build the index again"):
+        Index.load(tmp_path).verify()

@@ -1,0 +1,130 @@
+"""An index with a prior: built, saved, grown, shrunk and searched."""
+
+import numpy as np
+import pytest
+
+from crossknn.errors import InputError
+from crossknn.indexing.builder import prior_sampling
+from crossknn.indexing.factorization.cur import Cur
+from crossknn.indexing.index import Index
+from crossknn.indexing.sampling import PerItem, PerQuery
+from crossknn.strategies.exact import Exact
+from crossknn.strategies.posterior.strategy import Posterior
+from crossknn.strategies.rerank import Rerank
+from tests.indexing.test_index import ALS, Setup, found
+
+
+@pytest.fixture(scope="module")
+def setup():
+    return Setup(items=400, queries=40)
+
+
+@pytest.fixture(scope="module")
+def index(setup):
+    return setup.build(None, prior=True)
+
+
+def same_prior(one, other):
+    assert one.facts() == other.facts()
+    np.testing.assert_array_equal(one.bias, other.bias)
+    np.testing.assert_array_equal(one.traits, other.traits)
+
+
+def recall(setup, index, strategy):
+    searcher = setup.searcher(index)
+    truth = searcher.search_many(setup.new_queries, k=20, strategy=Exact())
+    hits = searcher.search_many(setup.new_queries, k=20, strategy=strategy)
+    return np.mean([len(set(one.ids) & set(other.ids)) / 20 for one, other in zip(truth, hits, strict=True)])
+
+
+def test_it_costs_about_eight_calls_per_item(setup, index):
+    assert 7 * 400 <= index.report.calls <= 8 * 400
+    assert index.report.coverage.never_scored == 0
+    assert prior_sampling(8, n_queries=40, n_items=400) == [
+        PerItem(queries=7),
+        PerQuery(items=10, retriever="fused"),
+    ]
+    assert prior_sampling(1, n_queries=40, n_items=20) == [PerQuery(items=1, retriever="fused")]
+
+
+def test_posterior_search_finds_more_than_reranking(setup, index):
+    assert recall(setup, index, Posterior(60, 6)) > recall(setup, index, Rerank(60, "fused")) + 0.1
+
+
+def test_all_train_queries_are_used(setup, index):
+    assert len(index.queries) == 40
+    assert len(setup.build(None).queries) == 40  # fewer than a hundred: α and β take all of them, too
+
+
+def test_loaded_is_saved(setup, index, tmp_path):
+    index.save(tmp_path / "index")
+    loaded = Index.load(tmp_path / "index")
+    same_prior(loaded.prior, index.prior)
+    assert all(isinstance(array.base, np.memmap) for array in (loaded.prior.bias, loaded.prior.traits))
+    assert loaded.verify() > 0
+    searches = (found(setup.searcher(one), setup.new_queries, Posterior(30, 3)) for one in (index, loaded))
+    assert next(searches) == next(searches)
+
+
+def test_a_bias_that_was_damaged_is_noticed(index, tmp_path):
+    broken = index.remove([])
+    broken.prior.bias[3] = np.nan
+    broken.save(tmp_path / "index")
+    with pytest.raises(InputError, match="bias holds NaN"):
+        Index.load(tmp_path / "index").verify()
+
+
+def test_an_index_without_one_is_searched_with_a_general_prior(setup, tmp_path):
+    plain = setup.build(None)
+    plain.save(tmp_path / "plain")
+    loaded = Index.load(tmp_path / "plain")
+    assert loaded.prior is None
+    assert recall(setup, loaded, Posterior(60, 6)) > recall(setup, loaded, Rerank(60, "fused"))
+
+
+def test_removed_items_take_their_bias_and_traits_along(index):
+    kept = index.remove(["id-0", "id-7"])
+    np.testing.assert_array_equal(kept.prior.bias, np.delete(index.prior.bias, [0, 7]))
+    np.testing.assert_array_equal(kept.prior.traits, np.delete(index.prior.traits, [0, 7], axis=0))
+
+
+def test_added_items_have_the_bias_that_their_vectors_let_expect_and_are_found(setup, index):
+    more = setup.add(index)
+    np.testing.assert_array_equal(more.prior.bias[:-3], index.prior.bias)
+    usual = more.vectors[-3:].astype(np.float64) @ index.prior.inductive[:-1] + index.prior.inductive[-1]
+    np.testing.assert_allclose(more.prior.bias[-3:], usual, rtol=1e-4)
+    assert not more.prior.traits[-3:].any()
+    hits = setup.searcher(more).search(setup.new_items.texts[0], k=60, strategy=Posterior(60, 6))
+    assert "new-0" in hits.ids
+
+
+def test_with_fitted_vectors_it_searches_those(setup):
+    both = setup.build(ALS, prior=True)
+    assert both.factors is not None
+    assert recall(setup, both, Posterior(60, 6)) > recall(setup, both, Rerank(60, "fused"))
+
+
+def test_from_queries_cut_from_the_items(setup):
+    cut = setup.build(None, prior=True, queries=None)
+    assert cut.report.cut_from_items
+    assert recall(setup, cut, Posterior(60, 6)) > recall(setup, cut, Rerank(60, "fused"))
+
+
+def test_a_killed_build_ends_with_the_same_prior(setup, index, tmp_path):
+    class Killed(Exception):
+        pass
+
+    def stop(step, done, total):
+        if step == "scoring" and done > 1000:
+            raise Killed
+
+    with pytest.raises(Killed):
+        setup.build(None, prior=True, work_dir=tmp_path, chunk=300, progress=stop)
+    again = setup.build(None, prior=True, work_dir=tmp_path, chunk=300)
+    assert again.report.calls_made < again.report.calls
+    same_prior(again.prior, index.prior)
+
+
+def test_cur_has_no_prior(setup):
+    with pytest.raises(InputError, match="leave sampling and prior out"):
+        setup.build(Cur(anchors=12), prior=True)

@@ -1,0 +1,185 @@
+"""BM25 in an index: fitted once, kept, fitted anew where the items or the rules changed, and never another one."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from crossknn.errors import InputError
+from crossknn.indexing.index import Index
+from crossknn.indexing.sampling import PerQuery
+from crossknn.items.items import Items
+from crossknn.retrievers import bm25_storage as kept_bm25
+from crossknn.retrievers.bm25 import Bm25
+from crossknn.retrievers.bm25_storage import POSTINGS_FILE, STEMS_FILE, KeptBm25, estimate_bytes
+from crossknn.storage.atomic_dir import _hash_json
+from crossknn.strategies.rerank import Rerank
+from tests.indexing.test_index import Setup, found
+
+QUERY = "word3 word5 word17"
+RERANK = Rerank(20, "bm25")
+
+
+@pytest.fixture
+def fits(monkeypatch):
+    """How many items each fit of BM25 saw."""
+    seen, fit = [], Bm25.fit
+
+    def count(self, items):
+        seen.append(len(items))
+        return fit(self, items)
+
+    monkeypatch.setattr(Bm25, "fit", count)
+    return seen
+
+
+@pytest.fixture
+def saved(tmp_path):
+    Setup().build(None).save(tmp_path / "index")
+    return tmp_path / "index"
+
+
+def change_manifest(folder, change):
+    content = json.loads((folder / "index.json").read_text())
+    change(content)
+    content["hash"] = _hash_json(content["facts"], content["files"])
+    (folder / "index.json").write_text(json.dumps(content))
+
+
+def drop_bm25(content):
+    """As an index was before BM25 was kept."""
+    del content["facts"]["bm25"], content["files"][STEMS_FILE], content["files"][POSTINGS_FILE]
+
+
+def test_a_searcher_on_a_loaded_index_fits_nothing_and_finds_the_same(saved, fits):
+    setup = Setup()
+    kept = found(setup.searcher(Index.load(saved)), setup.new_queries, RERANK)
+    assert fits == []
+    assert kept == found(setup.searcher(setup.items), setup.new_queries, RERANK)
+    assert fits == [120]
+
+
+def test_kept_scores_are_fitted_scores(saved):
+    np.testing.assert_array_equal(Index.load(saved).bm25.scores(QUERY), Bm25().fit(Setup().items).scores(QUERY))
+
+
+def test_what_a_build_fitted_is_what_its_index_keeps(tmp_path, fits):
+    setup = Setup()
+    index = setup.build(None, sampling=PerQuery(items=5, retriever="fused"))
+    index.save(tmp_path)
+    setup.searcher(index).prepare()
+    assert fits == [120]
+
+
+def test_saving_twice_fits_once_and_writes_the_same(tmp_path, fits):
+    index = Setup().build(None)
+    index.save(tmp_path / "one")
+    index.save(tmp_path / "two")
+    Index.load(tmp_path / "one").save(tmp_path / "three")
+    assert fits == [120]
+    names = [sorted(path.name for path in (tmp_path / name).glob("*-*")) for name in ("one", "two", "three")]
+    assert names[0] == names[1] == names[2]
+
+
+def test_an_index_without_it_is_opened_and_fits(saved, fits):
+    change_manifest(saved, drop_bm25)
+    setup = Setup()
+    assert found(setup.searcher(Index.load(saved)), setup.new_queries, RERANK)
+    assert fits == [120]
+
+
+@pytest.mark.parametrize("setting", ["k1", "b", "method", "stemmer", "stemmer_version", "stopwords"])
+def test_it_is_not_used_where_any_rule_is_another(saved, fits, setting):
+    change_manifest(saved, lambda content: content["facts"]["bm25"].update({setting: "another"}))
+    scores = Index.load(saved).bm25.scores(QUERY)
+    assert fits == [120]
+    np.testing.assert_array_equal(scores, Bm25().fit(Setup().items).scores(QUERY))
+
+
+def test_your_own_takes_its_place(saved, fits):
+    setup, own = Setup(), Bm25(k1=2.0, b=1.0)
+    hits = found(setup.searcher(Index.load(saved), retrievers=[own]), setup.new_queries, RERANK)
+    assert fits == [120]
+    assert hits != found(setup.searcher(Index.load(saved)), setup.new_queries, RERANK)
+
+
+def test_one_that_a_build_was_given_is_not_kept_as_the_default(tmp_path):
+    own = Bm25(k1=2.0, b=1.0)
+    setup = Setup()
+    index = setup.build(None, sampling=PerQuery(items=5, retriever="bm25"), retrievers=[own])
+    assert index.bm25 is not own
+    index.save(tmp_path)
+    np.testing.assert_array_equal(Index.load(tmp_path).bm25.scores(QUERY), Bm25().fit(setup.items).scores(QUERY))
+
+
+def test_added_and_removed_items_are_counted(saved, tmp_path, fits):
+    setup = Setup()
+    grown = setup.add(Index.load(saved))
+    shrunk = grown.remove(["id-0", "id-7"])
+    for index in (grown, shrunk):
+        index.save(tmp_path / "changed")
+        scores = Index.load(tmp_path / "changed").bm25.scores(QUERY)
+        np.testing.assert_array_equal(scores, Bm25().fit(index.items).scores(QUERY))
+    assert fits == [123, 123, 121, 121]
+
+
+def test_items_without_a_word_can_be_kept(tmp_path):
+    kept = KeptBm25.of(Bm25().fit(Items(["?", "!", "a"])))
+    for name, write in kept.files().items():
+        write(tmp_path / name)
+    files = {name: tmp_path / name for name in kept.files()}
+    assert KeptBm25.load(files, kept.settings, 3).open().scores("a word").tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["stems", "postings"])
+def test_verify_names_a_damaged_file(saved, name):
+    (path,) = saved.glob(f"{name}-*")
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=rf"{path.name}: damaged"):
+        Index.load(saved).verify()
+
+
+def test_files_that_do_not_belong_together_are_refused(saved, tmp_path):
+    Setup(items=6).build(None).save(tmp_path / "other")  # of fewer words
+    (other,) = (tmp_path / "other").glob("postings-*")
+    (saved / other.name).write_bytes(other.read_bytes())
+    listed = json.loads((tmp_path / "other" / "index.json").read_text())["files"]
+    change_manifest(saved, lambda content: content["files"].update({POSTINGS_FILE: listed[POSTINGS_FILE]}))
+    with pytest.raises(InputError, match=r"do not fit together .*rows of stems must lie side by side"):
+        Index.load(saved)
+    change_manifest(saved, lambda content: content["files"].pop(POSTINGS_FILE))
+    with pytest.raises(InputError, match=r"do not fit together .*postings"):
+        Index.load(saved)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a mapped file cannot be deleted there")
+def test_an_open_index_keeps_its_own_while_another_takes_the_folder(saved):
+    wanted = Bm25().fit(Setup().items).scores(QUERY)
+    old = Index.load(saved)
+    Setup(items=60).build(None).save(saved)
+    np.testing.assert_array_equal(old.bm25.scores(QUERY), wanted)
+
+
+def test_without_bm25s_an_index_is_saved_without(tmp_path, monkeypatch):
+    index = Setup().build(None)
+    with monkeypatch.context() as missing:
+        missing.setitem(sys.modules, "bm25s", None)
+        missing.setitem(sys.modules, "bm25s.tokenization", None)
+        index.save(tmp_path)
+        assert Index.load(tmp_path).verify()
+        assert estimate_bytes(index.items) == 0
+    assert not list(tmp_path.glob("stems-*"))
+    assert Index.load(tmp_path).bm25.scores(QUERY).any()
+
+
+def test_its_bytes_are_estimated_from_some_items(tmp_path, monkeypatch):
+    setup = Setup()
+    setup.build(None).save(tmp_path)
+    size = sum(path.stat().st_size for name in ("stems", "postings") for path in tmp_path.glob(f"{name}-*"))
+    assert estimate_bytes(setup.items) == pytest.approx(size, abs=1500)  # but for headers
+    exact = estimate_bytes(setup.items)
+    monkeypatch.setattr(kept_bm25, "ESTIMATED", 40)
+    assert estimate_bytes(setup.items) == pytest.approx(exact, rel=0.2)

@@ -1,0 +1,116 @@
+"""Scores in int8 are near those in float32, the same in any batch, and refused where they would be wrong."""
+
+import os
+import pickle
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crossknn.cli.options import Dtype, load_scorer
+from crossknn.errors import InputError
+from crossknn.example import wordnet as example
+from crossknn.scorers.cross_encoder import CrossEncoder
+from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder
+from crossknn.scorers.inference.int8 import check_int8, int8_linear
+from crossknn.testing import check_scorer
+from tests.scorers import tiny
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(autouse=True)
+def _a_processor_with_int8(request: pytest.FixtureRequest) -> None:
+    if "refused" in request.node.name:
+        return
+    try:
+        check_int8(torch)
+    except InputError as error:
+        pytest.skip(str(error))
+
+
+def example_pairs() -> tuple[list[str], list[str]]:
+    senses = example.senses(40)
+    asked = [query.text for query in example.queries("test", among=senses)][:3]
+    return [query for query in asked for _ in senses.texts], list(senses.texts) * len(asked)
+
+
+def test_the_embedded_model_scores_nearly_as_in_float32() -> None:
+    queries, items = example_pairs()
+    exact = CrossEncoder("embedded", device="cpu").score(queries, items)
+    rounded = CrossEncoder("embedded", device="cpu", dtype="int8").score(queries, items)
+    apart = np.abs(rounded - exact)
+    assert 0 < apart.mean() < 0.05
+    assert apart.max() < 0.25
+    assert exact.std() > 1
+
+
+def test_a_score_does_not_depend_on_its_batch() -> None:
+    queries, items = example_pairs()
+    together = CrossEncoder("embedded", device="cpu", dtype="int8").score(queries, items)
+    alone = CrossEncoder("embedded", device="cpu", dtype="int8", batch_tokens=1).score(queries, items)
+    np.testing.assert_allclose(alone, together, atol=0.02)  # the last bit of a float may move a value by a step
+
+
+def test_every_family(family_folder: Path) -> None:
+    queries, items = tiny.pairs(count=20)
+    scorer = CrossEncoder(family_folder, device="cpu", dtype="int8")
+    wanted = tiny.plain_logits(family_folder, queries, items)[:, 0]
+    scores = scorer.score(queries, items)
+    assert 0 < np.abs(scores - wanted).max() < 0.3 * np.ptp(wanted)
+    check_scorer(scorer, [tiny.words(1, 4), ""], [tiny.words(3, 9), tiny.words(4, 90)])
+
+
+def test_a_fingerprint_of_its_own(bert_folder: Path) -> None:
+    scorer = CrossEncoder(bert_folder, device="cpu", dtype="int8")
+    assert scorer.fingerprint != CrossEncoder(bert_folder, device="cpu").fingerprint
+    again = pickle.loads(pickle.dumps(scorer))
+    assert (again.dtype, again.fingerprint) == ("int8", scorer.fingerprint)
+
+
+def test_an_emb_cross_encoder_saves_the_weights_it_was_given(encoder_folder: Path, tmp_path: Path) -> None:
+    queries, items = tiny.pairs(count=12)
+    exact = EmbCrossEncoder(encoder_folder, device="cpu").score(queries, items)
+    scorer = EmbCrossEncoder(encoder_folder, device="cpu", dtype="int8")
+    assert 0 < np.abs(scorer.score(queries, items) - exact).max() < 0.3 * np.ptp(exact)
+    scorer.save(tmp_path)
+    np.testing.assert_allclose(EmbCrossEncoder(tmp_path, device="cpu").score(queries, items), exact, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", [torch.nn.Identity(), torch.nn.GELU()])
+def test_channels_and_tokens_that_are_always_large_spoil_nothing(activation: torch.nn.Module) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = activation(torch.randn(200, 64, generator=generator))
+    weight, bias = torch.randn(32, 64, generator=generator), torch.randn(32, generator=generator)
+    inputs[150] = 50 * inputs[150].abs()
+    inputs[5] = 0
+    if isinstance(activation, torch.nn.Identity):
+        inputs[:, 7] += 100
+    exact = inputs @ weight.T + bias
+    rounded = int8_linear(torch, weight, bias, inputs[:100])(inputs)
+    error = (rounded - exact).norm(dim=1) / (exact - weight @ inputs.mean(0)).norm(dim=1)
+    assert error.max() < 0.05
+
+
+def test_the_command_line_knows_it() -> None:
+    scorer = load_scorer("embedded", device="cpu", dtype=Dtype.int8, cache=None)
+    assert isinstance(scorer, CrossEncoder)
+    assert scorer.dtype == "int8"
+
+
+def test_a_gpu_is_refused() -> None:
+    with pytest.raises(InputError, match=r"dtype='int8' runs on a CPU only\. Got the device 'cuda'"):
+        CrossEncoder("embedded", device="cuda", dtype="int8")
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="fbgemm is for x86 processors")
+def test_a_processor_whose_sums_overflow_is_refused() -> None:
+    code = "import torch; from crossknn.scorers.inference.int8 import check_int8; check_int8(torch)"
+    older = {**os.environ, "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2"}
+    ended = subprocess.run([sys.executable, "-c", code], env=older, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "dtype='int8' needs a processor with AVX-512 VNNI" in ended.stderr

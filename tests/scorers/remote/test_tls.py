@@ -1,0 +1,97 @@
+"""Servers behind https: their certificate is verified, and a proxy passes what it cannot read."""
+
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from crossknn.errors import ScorerError
+from crossknn.scorers.remote.scorer import RemoteScorer
+from tests.scorers.remote.rerank_server import lengths, serving
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A file with a key and its own certificate, for this machine and for rerank.example."""
+    folder = tmp_path_factory.mktemp("tls")
+    key, made = folder / "key.pem", folder / "certificate.pem"
+    names = "subjectAltName=DNS:localhost,DNS:rerank.example"
+    command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -addext {names}"
+    subprocess.run([*command.split(), "-keyout", key, "-out", made], check=True, capture_output=True)
+    made.write_bytes(made.read_bytes() + key.read_bytes())
+    return made
+
+
+@pytest.fixture
+def server(certificate):
+    with serving() as one:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        one.socket = context.wrap_socket(one.socket, server_side=True)
+        yield one
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused_at_once(server, monkeypatch):
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    with pytest.raises(ScorerError, match=r"cannot be reached: .*CERTIFICATE_VERIFY_FAILED") as raised:
+        RemoteScorer(f"https://localhost:{server.server_port}/rerank", api_key="secret").score(["q"], ["a"])
+    assert "tries" not in str(raised.value)
+    assert not server.bodies
+
+
+def test_a_certificate_that_is_trusted_is_taken(server, certificate, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    scorer = RemoteScorer(f"https://localhost:{server.server_port}/rerank")
+    for _ in range(2):
+        assert scorer.score(["q"], ["abc"]).tolist() == pytest.approx(lengths("q", ["abc"]), rel=1e-5)
+    assert server.connections == 1
+
+
+class Tunnel(BaseHTTPRequestHandler):
+    """A proxy that connects to one port of this machine, whatever it is asked for."""
+
+    def do_CONNECT(self):
+        self.server.asked.append((self.path, self.headers["proxy-authorization"]))
+        self.send_response(200)
+        self.end_headers()
+        with socket.create_connection(("127.0.0.1", self.server.port)) as there:
+            back = threading.Thread(target=self.copy, args=(there, self.connection), daemon=True)
+            back.start()
+            self.copy(self.connection, there)
+            back.join()
+        self.close_connection = True
+
+    def copy(self, source, target):
+        try:
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def log_message(self, format, *args):
+        pass
+
+
+def test_a_proxy_of_the_environment_passes_https_on(server, certificate, monkeypatch):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Tunnel) as proxy:
+        proxy.daemon_threads, proxy.block_on_close = True, False
+        proxy.asked, proxy.port = [], server.server_port
+        thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        monkeypatch.setenv("https_proxy", f"http://me:pass@127.0.0.1:{proxy.server_port}")
+        monkeypatch.setenv("no_proxy", "")
+        scorer = RemoteScorer("https://rerank.example/rerank", api_key="secret-key")
+        assert scorer.score(["q"], ["abc"]).tolist() == pytest.approx(lengths("q", ["abc"]), rel=1e-5)
+        proxy.shutdown()
+        thread.join()
+    assert proxy.asked == [("rerank.example:443", "Basic bWU6cGFzcw==")]
+    assert server.headers[0]["authorization"] == "Bearer secret-key"
+    assert "proxy-authorization" not in server.headers[0]

@@ -1,0 +1,100 @@
+"""Arrays in safetensors files: what was written is read back, also by safetensors itself, and damage is named."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from crossknn.errors import InputError
+from crossknn.storage import safetensors as module
+from crossknn.storage.safetensors import read_arrays, write_arrays
+
+WORLD = {
+    "vectors": np.arange(12, dtype=np.float16).reshape(4, 3),
+    "nothing": np.empty((0, 3), np.float32),
+    "number": np.array(2.5, np.float64),
+    "rows": np.array([3, 1], np.int32),
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    write_arrays(tmp_path / "world.safetensors", WORLD)
+    return tmp_path / "world.safetensors"
+
+
+def same(found, wanted):
+    return {k: (v.dtype, v.shape, v.tobytes()) for k, v in found.items()} == {
+        k: (v.dtype, v.shape, v.tobytes()) for k, v in wanted.items()
+    }
+
+
+def test_what_was_written_is_read_back_mapped_and_read_only(path):
+    found = read_arrays(path)
+    assert same(found, WORLD)
+    assert isinstance(found["vectors"], np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        found["vectors"][0] = 1
+
+
+def test_safetensors_reads_it_and_we_read_safetensors(path, tmp_path):
+    library = pytest.importorskip("safetensors.numpy")
+    assert same(library.load_file(path), WORLD)
+    library.save_file({"a": WORLD["vectors"]}, tmp_path / "theirs", metadata={"made": "elsewhere"})
+    assert same(read_arrays(tmp_path / "theirs"), {"a": WORLD["vectors"]})
+
+
+@given(st.lists(arrays(np.float32, array_shapes(max_dims=3, max_side=7), elements=st.floats(width=32)), max_size=3))
+def test_any_arrays(tmp_path_factory, values):
+    path = tmp_path_factory.mktemp("arrays") / "any"
+    wanted = {f"array {number}": value for number, value in enumerate(values)}
+    write_arrays(path, wanted)
+    assert same(read_arrays(path), wanted)
+
+
+def test_blocks_and_other_orders_of_memory_change_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK_BYTES", 10)
+    wanted = {"turned": np.asfortranarray(np.arange(20, dtype=np.float32).reshape(5, 4)), "part": np.arange(20)[::3]}
+    write_arrays(tmp_path / "a", wanted)
+    assert same(read_arrays(tmp_path / "a"), wanted)
+
+
+def test_a_dtype_without_a_name_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"texts must have one of the dtypes float16, .* Got <U1"):
+        write_arrays(tmp_path / "a", {"texts": np.array(["a"])})
+
+
+def with_header(header, data=b""):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "its header does not end within the file"),
+        (b"\xff" * 20, "its header does not end within the file"),
+        (with_header(b"{nonsense"), "its header is not JSON"),
+        (with_header([1]), "names no arrays"),
+        (with_header({"a": 3}), "'a' is not described as an array"),
+        (with_header({"a": {"dtype": "X9", "shape": [1], "data_offsets": [0, 4]}}), "'a' is not described"),
+        (with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}), r"its shape \(2,\) says"),
+        (with_header({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}), r"its shape \(-1,\) says"),
+        (with_header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"abc"), "it is cut short: 'a'"),
+    ],
+)
+def test_damage_is_named(tmp_path, content, message):
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(InputError, match=rf"not a whole safetensors file: .*{message}"):
+        read_arrays(tmp_path / "a")
+
+
+def test_every_way_to_cut_it_short_is_noticed(path):
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(InputError, match="not a whole safetensors file"):
+            read_arrays(path)

@@ -1,0 +1,377 @@
+"""pgvector on a real PostgreSQL: rows that stay, filters, many changes at once, and a server that goes away."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+
+import numpy as np
+import psycopg
+import pytest
+
+from crossknn.encoders.precomputed import PrecomputedEncoder
+from crossknn.errors import InputError, StoreError
+from crossknn.items.items import Items
+from crossknn.scorers.function import function_scorer
+from crossknn.search.searcher import Searcher
+from crossknn.strategies.axn import Axn
+from crossknn.strategies.posterior.strategy import Posterior
+from crossknn.testing import check_vector_search
+from crossknn.vectors.exact import ExactSearch
+from crossknn.vectors.postgres.search import BY_HNSW
+from crossknn.vectors.postgres.table import PgTable
+from crossknn.vectors.recall import recall_against_exact
+
+ROWS, DIM = 300, 8
+NUMBERS = count()
+RNG = np.random.default_rng(0)
+VECTORS = RNG.normal(size=(ROWS, DIM)).astype(np.float32)
+QUERIES = RNG.normal(size=(5, DIM)).astype(np.float32)
+LANGUAGES = ["de" if row % 3 == 0 else "en" for row in range(ROWS)]
+
+
+def some_items(start, stop):
+    return Items([f"word{row} text" for row in range(start, stop)], ids=[f"id-{row}" for row in range(start, stop)])
+
+
+@pytest.fixture
+def table(postgres):
+    metadata = [{"lang": language, "size": row} for row, language in enumerate(LANGUAGES)]
+    table = PgTable.create(postgres.url, f"items{next(NUMBERS)}", some_items(0, ROWS), VECTORS, metadata=metadata)
+    yield table
+    postgres.start()
+    table.drop()
+    table.close()
+
+
+def rows_of(proposals):
+    return [proposal.rows.tolist() for proposal in proposals]
+
+
+def test_items_go_in_and_come_out(table):
+    search = table.open()
+    assert list(search.items.ids) == list(some_items(0, ROWS).ids)
+    assert list(search.items.texts) == list(some_items(0, ROWS).texts)
+    assert (len(search), search.dim, table.type) == (ROWS, DIM, "vector")
+    np.testing.assert_array_equal(search.take(np.array([5, 3, 5])), VECTORS[[5, 3, 5]])
+    assert search.take(np.empty(0, np.int64)).shape == (0, DIM)
+
+
+def test_ties_go_to_the_lower_row(postgres):
+    table = PgTable.create(postgres.url, "ties", some_items(0, 40), np.ones((40, 2), np.float32))
+    assert table.open().search(np.ones((1, 2)), 30)[0].rows.tolist() == list(range(30))
+
+
+def test_rows_stay_while_others_add_and_remove(table):
+    before = table.open()
+    wanted = rows_of(before.search(QUERIES, 20))
+    table.add(some_items(ROWS, ROWS + 2), 100 * QUERIES[:2])
+    assert rows_of(before.search(QUERIES, 20)) == wanted  # what was added since is not found
+    gone = wanted[0][0]
+    table.remove([f"id-{gone}"])
+    exclude = [np.array([gone])] * len(QUERIES)
+    assert rows_of(before.search(QUERIES, 20)) == rows_of(ExactSearch(VECTORS).search(QUERIES, 20, exclude=exclude))
+    np.testing.assert_array_equal(before.take(np.array([gone])), VECTORS[[gone]])  # a search may have scored it already
+    assert before.estimates(QUERIES).shape == (5, ROWS)
+
+    after = table.open()
+    kept = np.delete(np.arange(ROWS), gone)
+    check_vector_search(after, np.concatenate([VECTORS[kept], 100 * QUERIES[:2]]))
+    assert list(after.items.ids) == [f"id-{row}" for row in [*kept, ROWS, ROWS + 1]]
+    assert list(before.items.ids) == [f"id-{row}" for row in range(ROWS)]
+
+
+def test_what_was_purged_cannot_be_used_any_more(table):
+    before = table.open()
+    table.remove(["id-3", "id-4"])
+    table.add(some_items(3, 4), VECTORS[:1])  # an id may come again
+    assert table.purge() == 2
+    with pytest.raises(
+        StoreError, match=r"1 items of 'items.*' were deleted for good since it was opened. Open it again"
+    ):
+        before.take(np.array([2, 3]))
+    with pytest.raises(StoreError, match="2 items"):
+        before.estimates(QUERIES)
+    with pytest.raises(StoreError, match="2 items"):
+        _ = before.items
+    assert len(before.search(QUERIES[:1], ROWS)[0]) == ROWS - 2
+    assert len(table.open()) == ROWS - 1
+
+
+def test_conditions_in_sql(table):
+    search = table.open()
+    german = np.array(LANGUAGES) == "de"
+    wanted = rows_of(ExactSearch(VECTORS).search(QUERIES, 10, allowed=german))
+    view = search.filtered("metadata->>'lang' = %(lang)s", lang="de")
+    assert rows_of(view.search(QUERIES, 10)) == wanted
+    assert rows_of(search.filtered("""metadata @> '{"lang": "de"}'""").search(QUERIES, 10)) == wanted
+    assert len(search.search(QUERIES[:1], ROWS)[0]) == ROWS  # the search itself is as it was
+    small = view.filtered("(metadata->>'size')::int < %(most)s", most=10)
+    assert sorted(small.search(QUERIES[:1], 50)[0].rows) == [0, 3, 6, 9]
+    assert search.ids_where("metadata->>'lang' = %(lang)s AND number <= %(upto)s", lang="de", upto=7) == [
+        "id-0",
+        "id-3",
+        "id-6",
+    ]
+    assert search.ids_where("id = %(id)s", id="' OR true --") == []  # a value is never part of the statement
+
+
+@pytest.mark.parametrize(
+    ("condition", "values"),
+    [("nonsense = 1", {}), ("id = %(id)s", {}), ("id = ", {}), ("(metadata->>'lang')::int = 1; DROP TABLE x", {})],
+)
+def test_conditions_that_cannot_be_used_are_refused(table, condition, values):
+    with pytest.raises(InputError, match=r"the condition .* cannot be used"):
+        table.open().filtered(condition, **values)
+
+
+def world(search, answer=None):
+    """A searcher over a table, whose scores are a little off the vectors."""
+    names = [f"query {number}" for number in range(len(QUERIES))]
+    truth = dict(zip(names, QUERIES + 0.3 * RNG.normal(size=QUERIES.shape), strict=True))
+
+    def score(pairs):
+        if answer is not None:
+            answer()
+        return [float(truth[query] @ VECTORS[int(item.split()[0].removeprefix("word"))]) for query, item in pairs]
+
+    encoder = PrecomputedEncoder(queries=dict(zip(names, QUERIES, strict=True)))
+    return Searcher(search.items, scorer=function_scorer(score), encoder=encoder, vectors=search), names
+
+
+def test_a_filter_holds_in_every_round_of_a_search(table):
+    search = table.open()
+    searcher, names = world(search)
+    german = search.ids_where("metadata->>'lang' = %(lang)s", lang="de")
+    for strategy in (Posterior(40, 4), Axn(40, 4)):
+        for hits in searcher.search_many(names, k=40, strategy=strategy, filter=german):
+            assert len(hits) == 40
+            assert set(hits.ids) <= set(german)
+
+
+def test_hnsw_of_the_database(table):
+    with pytest.raises(InputError, match=r"has no HNSW index: add_hnsw\(\) makes one"):
+        table.open(ef_search=40)
+    table.add_hnsw(m=8, ef_construction=32)
+    exact, search = table.open(), table.open(ef_search=40)
+    plan = explain(search, {"n": 5, "many": 10, "short": QUERIES[0], "query": QUERIES[0]})
+    assert f"Index Scan using {table.name}_vector_idx" in plan
+    assert recall_against_exact(search, exact, QUERIES, 10).mean() > 0.9
+    view = search.filtered("metadata->>'lang' = %(lang)s", lang="de")
+    assert all(len(one) == 10 for one in view.search(QUERIES, 10))
+    assert [len(one) for one in view.search(QUERIES, ROWS)] == [100] * 5  # all there are
+
+
+def explain(search, values):
+    """How PostgreSQL finds what the HNSW index proposes, where reading all rows is not the cheapest."""
+    with search._connections.transaction() as connection:
+        connection.execute("SET LOCAL enable_sort = off")
+        lines = search._fetch(connection, search._format("EXPLAIN " + BY_HNSW), values)
+    return "\n".join(line for (line,) in lines)
+
+
+def test_half_precision_where_it_must_be_and_where_it_is_wanted(postgres):
+    wide = RNG.normal(size=(6, 2_100)).astype(np.float32)
+    table = PgTable.create(postgres.url, "wide", some_items(0, 6), wide)
+    assert (table.type, table.dim) == ("halfvec", 2_100)
+    check_vector_search(table.open(), wide.astype(np.float16), tolerance=1e-2)
+    with pytest.raises(InputError, match="what float16 cannot hold"):
+        table.add(some_items(6, 7), np.full((1, 2_100), 1e5, np.float32))
+    large = PgTable.create(postgres.url, "large", some_items(0, 50), 50 * VECTORS[:50], storage="float16")
+    large.add_hnsw()
+    found = large.open(ef_search=40).search(1e6 * QUERIES, 5)  # a query that half precision cannot hold
+    assert rows_of(found) == rows_of(ExactSearch((50 * VECTORS[:50]).astype(np.float16)).search(1e6 * QUERIES, 5))
+
+
+def test_columns_beside_are_kept_once(table):
+    columns = RNG.normal(size=(ROWS, 3)).astype(np.float32)
+    one, other = (table.open().beside(columns) for _ in range(2))
+    assert one._beside == other._beside
+    table.remove(["id-0"])
+    assert 0 not in one.search(np.ones((1, DIM + 3)), ROWS)[0].rows
+    with pytest.raises(InputError, match=rf"must have a line for every item \({ROWS}\)"):
+        one.beside(columns[:-1])
+
+
+def test_dropping_a_table_drops_what_is_beside_it_and_nothing_else(postgres):
+    table = PgTable.create(postgres.url, "public.short", some_items(0, 5), VECTORS[:5])
+    neighbour = PgTable.create(postgres.url, "short_beside_me", some_items(0, 5), VECTORS[:5])
+    table.open().beside(np.ones((5, 2), np.float32))
+    with psycopg.connect(postgres.url) as connection:
+        names = "SELECT relname FROM pg_class WHERE relname LIKE 'short%' AND relkind = 'r' ORDER BY 1"
+        assert len(connection.execute(names).fetchall()) == 3
+        table.drop()
+        assert connection.execute(names).fetchall() == [("short_beside_me",)]
+    neighbour.drop()
+
+
+def test_changes_are_whole_or_not_at_all(table):
+    with pytest.raises(InputError, match=r"such an item already: Key \(id\)=\(id-7\) already exists"):
+        table.add(Items(["new", "old"], ids=["new", "id-7"]), VECTORS[:2])
+    with pytest.raises(InputError, match=r"the table has no item 'nobody'. Nothing was removed"):
+        table.remove(["id-1", "nobody"])
+    with pytest.raises(InputError, match="PostgreSQL does not take an item"):
+        table.add(Items(["fine", "a\0b"], ids=["x", "y"]), VECTORS[:2])
+    assert len(table.open()) == ROWS
+
+
+def test_many_add_remove_and_search_at_once(table):
+    """Every search sees whole changes only: items come in pairs whose vectors are each other's opposite."""
+    stop, errors = threading.Event(), []
+    shared = table.open()
+    calm = rows_of(shared.search(QUERIES, 10))
+
+    def change(worker):
+        mine = PgTable(table._connections._database, table.name)
+        for turn in range(12):
+            ids = [f"{worker}-{turn}-{side}" for side in "ab"]
+            vector = 50 + np.random.default_rng((worker, turn)).random((1, DIM), np.float32)
+            mine.add(Items(["word0 a", "word0 b"], ids=ids), np.concatenate([vector, -vector]))
+            if turn % 3:
+                mine.remove(ids)
+        mine.close()
+
+    def look(_):
+        while not stop.is_set():
+            fresh = table.open()
+            try:
+                everything = fresh.search(np.ones((1, DIM)), len(fresh))[0]
+                sums = fresh.take(np.arange(ROWS, len(fresh))).sum(axis=0)
+                assert np.allclose(sums, 0, atol=1e-2)
+                assert len(fresh) % 2 == ROWS % 2
+                assert len(everything) <= len(fresh)
+                assert rows_of(shared.search(QUERIES, 10)) == calm
+            except Exception as error:
+                errors.append(error)
+                return
+
+    with ThreadPoolExecutor(6) as threads:
+        lookers = [threads.submit(look, number) for number in range(3)]
+        for worker in [threads.submit(change, number) for number in range(3)]:
+            worker.result()
+        stop.set()
+        for looker in lookers:
+            looker.result()
+    assert not errors
+    assert len(table.open()) == ROWS + 3 * 4 * 2
+    assert table.purge() == 3 * 8 * 2
+
+
+@pytest.mark.parametrize("strategy", [Axn(40, 4), Posterior(40, 4)], ids=repr)
+def test_a_server_that_stops_in_the_middle_of_a_search(table, postgres, strategy):
+    calls = count()
+    stop_at = {2}
+
+    def maybe_stop():
+        if next(calls) in stop_at:
+            postgres.stop()
+
+    searcher, names = world(table.open(), maybe_stop)
+    with pytest.raises(StoreError, match=r"PostgreSQL cannot be reached: .*No such file or directory"):
+        searcher.search_many(names, k=10, strategy=strategy)
+    with pytest.raises(StoreError, match="PostgreSQL cannot be reached"):
+        searcher.search_many(names, k=10, strategy=strategy)
+    postgres.start()
+    stop_at.clear()
+    found = searcher.search_many(names, k=10, strategy=strategy)  # the same searcher, as if nothing had been
+    exact, _ = world(table.open())
+    exact = Searcher(exact.items, scorer=searcher.scorer, encoder=searcher.encoder, vectors=VECTORS)
+    assert [hits.ids for hits in found] == [hits.ids for hits in exact.search_many(names, k=10, strategy=strategy)]
+
+
+def test_a_server_that_is_back_at_once_is_not_even_noticed(table, postgres):
+    calls = count()
+
+    def restart():
+        if next(calls) == 1:
+            postgres.stop()
+            postgres.start()
+
+    searcher, names = world(table.open(), restart)
+    assert all(len(hits) == 10 for hits in searcher.search_many(names, k=10, strategy=Axn(40, 4)))
+
+
+def test_a_change_that_was_cut_is_told_and_not_made_twice(table, postgres):
+    class Stopping(list):
+        """Metadata that stop the server when they are read."""
+
+        def __iter__(self):
+            yield {}
+            postgres.stop()
+            yield {}
+
+    with pytest.raises(StoreError, match="PostgreSQL ended the work"):
+        table.add(some_items(ROWS, ROWS + 2), VECTORS[:2], metadata=Stopping([{}, {}]))
+    postgres.start()
+    assert len(table.open()) == ROWS
+    table.add(some_items(ROWS, ROWS + 2), VECTORS[:2])
+    assert len(table.open()) == ROWS + 2
+
+
+def test_a_function_may_open_connections(table, postgres):
+    opened = []
+
+    def connect():
+        opened.append(1)
+        return psycopg.connect(postgres.url, row_factory=psycopg.rows.dict_row)
+
+    mine = PgTable(connect, table.name)
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda _: rows_of(mine.open().search(QUERIES, 5)), range(9)))
+    assert all(rows == found[0] for rows in found)
+    assert 1 <= len(opened) <= 4  # one for each thread at most, and used again
+    mine.close()
+
+
+def test_what_is_not_there_is_said(postgres, table):
+    with pytest.raises(StoreError, match="PostgreSQL cannot be reached"):
+        PgTable("postgresql://postgres@127.0.0.1:1/postgres", "items")
+    with pytest.raises(InputError, match="the connection string cannot be used"):
+        PgTable("nonsense", "items")
+    with pytest.raises(InputError, match=r"database must be a connection string or a function. Got 3 instead"):
+        PgTable(3, "items")
+    with pytest.raises(InputError, match=r"has no table 'nothing' that PgTable.create\(…\) made"):
+        PgTable(postgres.url, "nothing")
+    with psycopg.connect(postgres.url) as connection:
+        connection.execute("CREATE TABLE other (vector vector(3))")
+    with pytest.raises(InputError, match="has no table 'other'"):
+        PgTable(postgres.url, "other")
+    with pytest.raises(InputError, match=f"there is a table '{table.name}' already"):
+        PgTable.create(postgres.url, table.name, some_items(0, 2), VECTORS[:2])
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE bare")
+    bare = postgres.url.replace("/postgres?", "/bare?")
+    with pytest.raises(InputError, match=r"the database has no extension vector .* CREATE EXTENSION vector"):
+        PgTable(bare, "items")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vectors": VECTORS[:3]}, r"there must be one vector per item \(2\). Got 3 instead."),
+        ({"vectors": VECTORS[:2, :4]}, "the table has vectors of 8 dimensions. Got 4 instead."),
+        ({"vectors": np.full((2, DIM), np.nan)}, "vectors hold NaN, infinity or what float32 cannot hold."),
+        ({"vectors": [[1.0]]}, r"vectors must be a floating-point array of shape \(items, dim\). Got list instead."),
+        ({"metadata": [{}]}, r"there must be metadata for every item \(2\). Got 1 instead."),
+    ],
+)
+def test_unusable_items_are_refused(table, change, message):
+    given = {"items": some_items(ROWS, ROWS + 2), "vectors": VECTORS[:2], **change}
+    with pytest.raises(InputError, match=message):
+        table.add(given.pop("items"), given.pop("vectors"), **given)
+    assert len(table.open()) == ROWS
+
+
+def test_unusable_settings_are_refused(table, postgres):
+    with pytest.raises(InputError, match=r"storage must be one of 'float32', 'float16'. Got 'int8' instead"):
+        PgTable.create(postgres.url, "x", some_items(0, 2), VECTORS[:2], storage="int8")
+    for name in ("", "a.b.c", ".a", "x" * 41):
+        with pytest.raises(InputError, match="a table's name must be"):
+            PgTable(postgres.url, name)
+    with pytest.raises(InputError, match="ids must be a collection of ids"):
+        table.remove("id-3")
+    with pytest.raises(InputError, match="ef_search must be a whole number of at least 1"):
+        table.open(ef_search=0)
+    with pytest.raises(InputError, match="ef_search must be at most 1000"):
+        table.open(ef_search=1_001)
+    with pytest.raises(InputError, match="the query vectors hold NaN"):
+        table.open().search(np.full((1, DIM), np.nan), 3)
