@@ -21,7 +21,7 @@ types: .venv/installed
 docs: .venv/installed  ## the site, in site/; every warning is an error, which --quiet would hide
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: .venv/installed  ## the CPU part and the tables of benchmarks/README.md; needs the data folder, see there
+bench: .venv/installed  ## the CPU part and the tables of benchmarks/pages; needs the data folder, see there
 	mkdir -p .bench && tar -xf $(SHARED)/data/scifact.tar.xz -C .bench
 	$(BIN)/python -m benchmarks.paper_search $(SHARED)/scores/scifact $(SHARED)/scores/acl25k --queries 25 --out .bench/paper_search.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.posterior $(SHARED)/scores/scifact $(SHARED)/scores/acl25k --queries 25 --without-ablations --out .bench/posterior.json
@@ -29,7 +29,7 @@ bench: .venv/installed  ## the CPU part and the tables of benchmarks/README.md; 
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.index_memory --items 20000 --out .bench/index_memory.json
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.scoring_speed --model $(SHARED)/models/ce-ir --texts .bench/scifact --device cpu --out benchmarks/results/scoring_speed_cpu.json
-	$(BIN)/python -m benchmarks.page
+	$(BIN)/python -m benchmarks.pages
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -1,106 +1,281 @@
-"""Tables of how fast scoring is, on a GPU and on a CPU, and what a large corpus takes from end to end."""
+"""Tables of time and memory: scoring, rounds, a million items, the service, stores, start-up."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.tables import Table, as_table
+from benchmarks.tables import Table, markdown_table, read_result, slashed
 
 MODELS = {"ce-ir": "6-layer MiniLM", "bert-base": "BERT-base's shape"}
-STEPS = {
+BUILD_STEPS = {
     "read": "reading the corpus",
     "encode items": "encoding items",
-    "encode queries": "encoding train queries",
-    "sample pairs": "BM25 and choosing pairs",
-    "score": "scoring them",
+    "sample pairs": "BM25 and sampling pairs",
+    "score": "scoring pairs",
     "normalise": "α and β",
     "prior": "fitting the prior",
     "save": "saving",
-    "open": "opening",
-    "prepare": "making ready to search",
-    "exact scores": "exact scores of the sample",
+}
+VARIANTS = {
+    "padded, of like length": "padded, length buckets",
+    "and the last layer for the first token only": "+ last layer for [CLS] only",
+    "end to end": "padding-free",
+    "and sum and norm in one kernel": "+ fused add and LayerNorm",
+    "and GELU within the product": "+ GELU fused into the product",
+    "and attention of our own": "+ own attention kernel",
+    "end to end, torch.compile": "padding-free, torch.compile",
+    "all of it, one CUDA graph for each batch": "all, one CUDA graph per batch",
 }
 
 
-def scoring(found: list[dict[str, Any]]) -> Table:
-    """Of each result file a line."""
-    head = ["model", "tokens per pair", "floor, pairs/s", "sentence-transformers", "crossknn, first pass", "crossknn"]
-    return as_table([*head, "of the floor"], map(_scoring_row, found))
+def scoring_on_gpu() -> Table:
+    header = ["model", "limit, pairs/s", "sentence-transformers", "crossknn, first pass", "crossknn", "of the limit"]
+    files = ("scoring_speed_h200", "scoring_speed_h200_bert_base")
+    return markdown_table(header, (_scoring_row(read_result(name)) for name in files))
 
 
-def scoring_on_cpu(found: dict[str, Any]) -> Table:
-    """Times sentence-transformers in float32, by wall time and by processor time."""
-    wall, processor = (found[f"{kind}_ratio_to_sentence_transformers"] for kind in ("wall", "processor"))
-    head = ["", "pairs per second", "times sentence-transformers", "by processor time"]
-    rows = [
-        ["sentence-transformers float32", str(found["sides"]["sentence-transformers float32"]["pairs_per_s"]), "1", "1"]
-    ]
-    for name in wall:
-        times = wall[name]["sentence-transformers float32"]
-        rows.append([name, str(found["sides"][name]["pairs_per_s"]), f"{times:.2f}", f"{processor[name]:.2f}"])
-    return as_table(head, rows)
-
-
-def _scoring_row(one: dict[str, Any]) -> list[str]:
-    theirs = max((name for name in one["sides"] if name.startswith("sentence")), key=lambda name: _speed(one, name))
+def _scoring_row(found: dict[str, Any]) -> list[str]:
+    theirs = max(_speed(found, name) for name in found["sides"] if name.startswith("sentence"))
     first, stored = (f"crossknn bfloat16, {kind}" for kind in ("first pass", "tokens stored"))
-    times = [f"{_speed(one, name):,.0f}/s, {_speed(one, name) / _speed(one, theirs):.1f}×" for name in (first, stored)]
-    floor = one["floor"]
     return [
-        MODELS[one["model"]],
-        f"{one['tokens_per_pair']:.0f}",
-        f"{floor['pairs_per_s']:,}",
-        f"{_speed(one, theirs):,.0f}/s",
-        *times,
-        f"{100 * floor['share_reached'][stored]:.0f} %",
+        MODELS[found["model"]],
+        f"{found['floor']['pairs_per_s']:,}",
+        f"{theirs:,.0f}/s",
+        *(f"{_speed(found, name):,.0f}/s, {_speed(found, name) / theirs:.1f}×" for name in (first, stored)),
+        f"{100 * found['floor']['share_reached'][stored]:.0f} %",
     ]
 
 
-def _speed(one: dict[str, Any], side: str) -> float:
-    return float(one["sides"][side]["pairs_per_s"])
+def _speed(found: dict[str, Any], side: str) -> float:
+    return float(found["sides"][side]["pairs_per_s"])
 
 
-def variants(found: dict[str, Any]) -> Table:
-    head = ["", *(f"{MODELS[shape]}, {part}" for shape in MODELS for part in ("pairs/s", "of the floor"))]
+def scoring_on_cpu() -> Table:
+    found = read_result("scoring_speed_cpu")
+    base = "sentence-transformers float32"
+    ratios = found["wall_ratio_to_sentence_transformers"]
+    rows = [[base, str(found["sides"][base]["pairs_per_s"]), "1"]]
+    rows += [[name, str(found["sides"][name]["pairs_per_s"]), f"{ratios[name][base]:.2f}"] for name in ratios]
+    return markdown_table(["", "pairs per second", "times sentence-transformers"], rows)
+
+
+def scoring_variants() -> Table:
+    found = read_result("scoring_variants_h200")
     own, base = (found[shape]["variants"] for shape in ("own", "BERT-base"))
-    return as_table(head, ([name, *_variant(own[name]), *_variant(base[name])] for name in own))
+    header = ["", *(f"{model}, pairs/s (of the limit)" for model in MODELS.values())]
+    rows = (
+        [VARIANTS[name], *(f"{one[name]['pairs_per_s']:,} ({100 * one[name]['share']:.0f} %)" for one in (own, base))]
+        for name in own
+    )
+    return markdown_table(header, rows)
 
 
-def _variant(one: dict[str, Any]) -> list[str]:
-    return [f"{one['pairs_per_s']:,}", f"{100 * one['share']:.0f} %"]
+def round_overhead() -> Table:
+    header = ["on", "queries", "budget", "`Axn`, ms", "`Posterior`", "with prior", "paper"]
+    header += [f"of scoring, {model}" for model in MODELS.values()]
+    rows = (
+        [machine, *_round_row(cell)]
+        for name, machine in {"round_time": "CPU", "round_time_h200": "H200"}.items()
+        for cell in read_result(name)["cells"]
+        if cell["items"] == 1_000_000
+    )
+    return markdown_table(header, rows)
 
 
-def search_steps(found: dict[str, Any]) -> Table:
-    """Milliseconds of a search by the kilobytes of a step."""
-    steps = found["ms_by_kilobytes"]
-    head = ["queries together", *(f"{int(size) / 1024:g} MB" for size in steps)]
-    return as_table(head, ([count, *(f"{took[count]:,.0f}" for took in steps.values())] for count in steps["2048"]))
+def _round_row(cell: dict[str, Any]) -> list[str]:
+    sides = ("Posterior, no index", "Posterior", "AXN as in the paper")
+    shares = (cell.get("share_of_scoring", {}).get(model) for model in MODELS)
+    return [
+        str(cell["queries"]),
+        str(cell["budget"]),
+        f"{cell['ms']['Axn']:.2f}",
+        *(f"{cell['times Axn'][side]:.1f}" for side in sides),
+        *("–" if one is None else f"{100 * one['Axn']:.1f} / {100 * one['Posterior']:.1f} %" for one in shares),
+    ]
 
 
-def million_steps(found: dict[str, Any]) -> Table:
+def search_steps() -> Table:
+    steps = read_result("search_steps")["ms_by_kilobytes"]
+    header = ["queries", *(f"{int(size) / 1024:g} MB" for size in steps)]
+    return markdown_table(
+        header, ([count, *(f"{took[count]:,.0f}" for took in steps.values())] for count in steps["2048"])
+    )
+
+
+def million_steps() -> Table:
+    found = read_result("million")
     steps = {name: taken["seconds"] for name, taken in found["steps"].items()}
     build = found["build"]["seconds"]
     steps |= build | {"save": steps["build"] - sum(build.values())}
-    rows = ([shown, f"{steps[name]:,.1f}", _per_million(steps[name], found["items"])] for name, shown in STEPS.items())
-    return as_table(["", "seconds", "seconds per million items"], rows)
+    return markdown_table(["step", "seconds"], ([label, f"{steps[name]:.1f}"] for name, label in BUILD_STEPS.items()))
 
 
-def _per_million(seconds: float, items: int) -> str:
-    return f"{seconds / items * 1e6:,.1f}"
+def million_searches() -> Table:
+    header = ["strategy", "calls", "seconds for 64 queries", "outside the scorer", "top 1", "top 10", "top 100"]
+    return markdown_table(header, map(_search_row, read_result("million")["searches"]))
 
 
-def million_searches(found: dict[str, Any]) -> Table:
-    head = ["", "calls", "seconds for 64 queries", "outside the scorer", "top 1", "top 10", "top 100"]
-    return as_table(head, map(_search_row, found["searches"]))
+def _search_row(found: dict[str, Any]) -> list[str]:
+    name, budget = found["strategy"].removesuffix(")").split("(budget=")
+    seconds = f"{found['seconds']:.2f}", f"{found['seconds'] - found['score_seconds']:.2f}"
+    return [f"`{name}`", budget, *seconds, *(str(found["recall"][k]) for k in ("1", "10", "100"))]
 
 
-def _search_row(one: dict[str, Any]) -> list[str]:
-    name, budget = one["strategy"].removesuffix(")").split("(budget=")
-    outside = one["seconds"] - one["score_seconds"]
-    return [
-        f"`{name}`",
-        budget,
-        f"{one['seconds']:.2f}",
-        f"{outside:.2f}",
-        *(str(one["recall"][k]) for k in ("1", "10", "100")),
+def service_load() -> Table:
+    header = ["", "answers/s", "p50, s", "p99, s", "pairs per batch", "requests per batch", "errors", "equal"]
+    labels = {"one at a time": "one request at a time", "shared batches": "dynamic batching"}
+    rows = (
+        [
+            labels[name],
+            f"{mode['answers_per_second']:.2f}",
+            f"{mode['p50_seconds']:.1f}",
+            f"{mode['p99_seconds']:.1f}",
+            f"{mode['pairs_per_batch']:.0f}",
+            f"{mode['requests_per_batch']:.1f}",
+            str(mode["errors"]),
+            f"{mode['equal']} of {mode['answers']}",
+        ]
+        for name, mode in read_result("service_load")["modes"].items()
+    )
+    return markdown_table(header, rows)
+
+
+def stores(part: str = "made") -> Table:
+    (found,) = read_result("stores")[part].values()
+    many = f"ms, {found['queries']} at once"
+    searches = [f"{strategy}, top {cell}" for strategy in ("Axn", "Posterior") for cell in ("10 in 100", "100 in 500")]
+    header = ["store", "build, s", "100 nearest", *(name for search in searches for name in (search, "ms"))]
+    rows = []
+    for name, store in found["stores"].items():
+        row = [name, f"{store['build_seconds']:.0f}", f"{store['vectors']['100']:.1f}"]
+        for search in searches:
+            one = store[search]
+            row += [f"{one['recall']:.1f}", slashed(f"{one[ms]:,.0f}" for ms in ("ms, 1 at once", many))]
+        rows.append(row)
+    return markdown_table(header, rows)
+
+
+def postgres() -> Table:
+    return stores("postgres")
+
+
+def vector_precision() -> Table:
+    kinds = ("float32", "float16", "int8", "FAISS, int8")
+    rows = (
+        [
+            found["set"],
+            name,
+            *(slashed(f"{sides[kind][cell]['recall']:.1f}" for cell in ("10@100", "100@500")) for kind in kinds),
+        ]
+        for found in read_result("vector_storage")["sets"]
+        for name, sides in found["strategies"].items()
+    )
+    return markdown_table(["set", "strategy", *kinds], rows)
+
+
+def startup() -> Table:
+    rows = (
+        [name, f"{took['processor_ms']:,.0f}", f"{100 * took['share']:.1f} %"]
+        for name, took in read_result("startup")["starts"].items()
+    )
+    return markdown_table(["", "ms", "of `import sentence_transformers`"], rows)
+
+
+def stored_bm25() -> Table:
+    parts = ("prepare_processor_seconds", "first_query_processor_seconds")
+    names = {"fitted": "fitted", "kept": "opened from the index"}
+    rows = (
+        [names[name], *(f"{start[part]:.1f}" for part in parts), f"{start['peak_mb']:,}"]
+        for name, start in read_result("kept_bm25")["starts"].items()
+    )
+    return markdown_table(["BM25", "ready, s", "first query, s", "peak, MB"], rows)
+
+
+def index_files() -> Table:
+    found = read_result("index_memory")["files"]
+    files, arrays = found["bytes_per_item"], found["arrays"]
+    sizes = {
+        "ids and texts": files["items"],
+        "vectors, 384 × float16": arrays["vectors"],
+        "latent factors, 16 × float16": arrays["traits"],
+        "bias, float32": arrays["bias"],
+        "BM25": files["postings"] + files["stems"],
+    }
+    return markdown_table(["part", "bytes per item"], ([name, f"{size:,.0f}"] for name, size in sizes.items()))
+
+
+def build_memory() -> Table:
+    found = read_result("index_memory")["build"]
+    sizes = _whole([*found["own_mb"].values(), found["peak_resident_mb"]])
+    header = ["calls", "before", "items read", "peak", "peak with mapped pages"]
+    return markdown_table(header, [[f"{found['calls']:,}", *sizes]])
+
+
+def search_memory() -> Table:
+    searches = read_result("index_memory")["searches"]
+    names = {"started": "libraries loaded", "open": "index open", "ready": "retrievers ready"}
+    rows = [
+        [
+            names.get(step, step),
+            *_whole(found["steps"][step][part] for found in searches.values() for part in ("own_mb", "index_mb")),
+        ]
+        for step in searches["Axn"]["steps"]
     ]
+    return markdown_table(["", "`Axn`: private", "mapped", "`Posterior`: private", "mapped"], rows)
+
+
+def fit_memory() -> Table:
+    names = {"als": '`Transductive(method="als")`', "adamw": "`Transductive()`", "inductive": "`Inductive()`"}
+    rows = (
+        [names[name], f"{found['bytes_per_item']:,}", f"{found['promised_bytes_per_item']:,}"]
+        for name, found in read_result("fit_memory")["fits"].items()
+    )
+    return markdown_table(["fit", "bytes per item", "documented bound"], rows)
+
+
+def _whole(values: Iterable[float]) -> list[str]:
+    return [f"{value:,.0f}" for value in values]
+
+
+def embedded_model() -> Table:
+    found = read_result("example_model")
+    models = {"cross-encoder, exact search": "cross-encoder", "dual encoder": "dual encoder", "bm25": "BM25"}
+    measures = {"accuracy": "accuracy", "ndcg_at_10": "nDCG@10"}
+    rows = []
+    for kind in ("sentences", "phrases"):
+        for measure, label in measures.items():
+            cells = [found[kind][model][measure] for model in models]
+            best = max(cell["mean"] for cell in cells)
+            shown = [
+                f"{_bold(100 * cell['mean'], cell['mean'] == best)} ({100 * cell['low']:.1f}–{100 * cell['high']:.1f})"
+                for cell in cells
+            ]
+            rows.append([f"{found[kind]['queries']} {kind}", label, *shown])
+    return markdown_table(["queries", "measure", *models.values()], rows)
+
+
+def _bold(value: float, best: bool) -> str:
+    return f"**{value:.1f}**" if best else f"{value:.1f}"
+
+
+TABLES = {
+    "scoring on a GPU": scoring_on_gpu,
+    "variants of scoring": scoring_variants,
+    "scoring on a CPU": scoring_on_cpu,
+    "round overhead": round_overhead,
+    "search steps": search_steps,
+    "million steps": million_steps,
+    "million searches": million_searches,
+    "service load": service_load,
+    "stores": stores,
+    "postgres": postgres,
+    "vector precision": vector_precision,
+    "startup": startup,
+    "stored BM25": stored_bm25,
+    "index files": index_files,
+    "build memory": build_memory,
+    "search memory": search_memory,
+    "fit memory": fit_memory,
+    "embedded model": embedded_model,
+}

@@ -21,14 +21,13 @@ from unittest.mock import patch
 
 import numpy as np
 
-from benchmarks.pictures import with_few_colours
+from benchmarks.plots import render_png
 from benchmarks.posterior import CALLS_PER_ITEM, Shares, build, search
 from benchmarks.scoring_speed import surroundings
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.compare import TOGETHER
 from crossknn.evaluate.ground_truth import truth_rows
 from crossknn.evaluate.measures import top_k_recall
-from crossknn.evaluate.report.style import LIGHT, MARKERS, Canvas
 from crossknn.evaluate.tasks import Task, read_matrix
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Flow, SearchContext
@@ -203,24 +202,24 @@ def compare_fixed(calls: float, found: float, curve: list[float]) -> dict[str, f
 
 
 def draw(sets: list[dict[str, Any]]) -> bytes:
-    """Measured against expected recall, one panel for each set with and without an index."""
+    """Measured against expected recall as a PNG, one panel per set with and without an index."""
+    from matplotlib.figure import Figure
+
     panels = [(one["set"], name, side) for one in sets for name, side in one["sides"].items()]
-    canvas = Canvas(len(panels), LIGHT, stacked=False, height=3.2)
-    right = {"color": LIGHT.quiet, "linewidth": 1.2, "zorder": 1}
-    styles = [
-        {"color": LIGHT.series[place], "marker": MARKERS[place], "markersize": 5, "linewidth": 1.8}
-        for place in range(len(KS))
-    ]
-    for axis, (name, kind, side) in zip(canvas.axes, panels, strict=True):
-        canvas.title(axis, f"{name}, {kind}")
-        axis.plot([0, 100], [0, 100], **right)
-        for top, style in zip(side["top"], styles, strict=True):
+    figure = Figure(figsize=(2.8 * len(panels), 3.4), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (name, kind, side) in zip(axes, panels, strict=True):
+        axis.set_title(f"{name}, {kind}", fontsize=10)
+        axis.plot([0, 100], [0, 100], color="#999999", linewidth=1.2, label="perfect calibration")
+        for top, marker in zip(side["top"], "o^D", strict=True):
             shown = [one for one in top["calibration"] if one["searches"] >= FEWEST]
-            axis.plot([one["expected"] for one in shown], [one["measured"] for one in shown], **style)
-    canvas.name_axes("expected recall, %", "measured recall, %")
-    labels = [(f"top {k}", style) for k, style in zip(KS, styles, strict=True)]
-    canvas.draw_legend([[*labels, ("as expected", right)]])
-    return with_few_colours(canvas.render())
+            points = [one["expected"] for one in shown], [one["measured"] for one in shown]
+            axis.plot(*points, marker=marker, markersize=4, label=f"top {top['k']}")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("measured recall, %")
+    figure.supxlabel("expected recall, %", fontsize=10)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    return render_png(figure)
 
 
 if __name__ == "__main__":

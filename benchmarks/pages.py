@@ -1,0 +1,32 @@
+"""Writes the tables of the pages in benchmarks/pages, of docs/ablations.md and the README from the result files.
+
+python -m benchmarks.pages
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks import ablation_tables, recall_tables, speed_tables
+from benchmarks.plots import draw_recall
+from benchmarks.tables import RESULTS, marks_of, read_result, replace_tables
+
+ROOT = Path(__file__).parents[1]
+TABLES = recall_tables.TABLES | speed_tables.TABLES | ablation_tables.TABLES
+PAGES = [*sorted((ROOT / "benchmarks" / "pages").glob("*.md")), ROOT / "docs" / "ablations.md"]
+
+
+def main() -> None:
+    for path in PAGES:
+        path.write_text(filled(path), encoding="utf-8")
+    (RESULTS / "recall.png").write_bytes(draw_recall(read_result("posterior")["sets"]))
+
+
+def filled(path: Path) -> str:
+    """The page with its tables as the result files give them."""
+    page = path.read_text(encoding="utf-8")
+    return replace_tables(page, {name: TABLES[name]() for name in marks_of(page)})
+
+
+if __name__ == "__main__":
+    main()
