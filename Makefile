@@ -2,14 +2,27 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SHARED ?= ../shared
+CONSTRAINTS ?= constraints.txt
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: demo test browser lint types docs bench clean
+.PHONY: demo test coverage test-lowest browser lint types docs wheel bench clean
 
 demo: .venv/example  ## search a dictionary by meaning and compare strategies, offline
 	HF_HUB_OFFLINE=1 $(BIN)/crossknn demo
 
 test: .venv/installed browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(PYTEST)
+
+coverage: .venv/installed browser  ## the tests with line and branch coverage, in coverage.xml
+	$(PYTEST) --cov=crossknn --cov-branch --cov-report=xml --cov-report=term:skip-covered
+
+test-lowest:  ## the tests of the library with the lowest versions that pyproject.toml allows, in .venv-lowest
+	$(PYTHON) -m venv .venv-lowest
+	$(PYTHON) tools/lowest_versions.py > .venv-lowest/lowest.txt
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-lowest/lowest.txt -e ".[lowest]"
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
+		tests/items tests/storage tests/models tests/scorers tests/encoders tests/retrievers tests/vectors/test_exact.py \
+		tests/strategies tests/indexing tests/search tests/evaluate tests/serve tests/cli
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -20,6 +33,12 @@ types: .venv/installed
 
 docs: .venv/installed  ## the site, in site/; every warning is an error, which --quiet would hide
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheel: .venv/installed  ## builds dist/*.whl and searches with it from an empty environment
+	$(BIN)/python -m pip wheel --quiet --no-deps -w dist .
+	$(PYTHON) -m venv .venv-wheel && .venv-wheel/bin/python -m pip install --quiet -c $(CONSTRAINTS) dist/crossknn-*.whl
+	cd /tmp && $(CURDIR)/.venv-wheel/bin/crossknn --version
+	rm -rf .venv-wheel
 
 bench: .venv/installed  ## the CPU part and the tables of benchmarks/pages; needs the data folder, see there
 	mkdir -p .bench && tar -xf $(SHARED)/data/scifact.tar.xz -C .bench
@@ -35,11 +54,11 @@ bench: .venv/installed  ## the CPU part and the tables of benchmarks/pages; need
 	$(PYTHON) -m venv .venv
 
 .venv/example: pyproject.toml constraints.txt | .venv/bin/python  ## what the demo needs
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[example]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[example]"
 	touch $@
 
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/python  ## what all else needs
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev]"
 	touch $@ .venv/example
 
 browser: .venv/browser  ## a Chromium for the tests of pages: one that is there, or a new one
@@ -52,4 +71,4 @@ browser: .venv/browser  ## a Chromium for the tests of pages: one that is there,
 	@touch $@
 
 clean:
-	rm -rf .venv .bench site crossknn-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-lowest .venv-wheel dist coverage.xml .coverage .bench site crossknn-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
