@@ -13,7 +13,7 @@ from benchmarks.tables import RESULTS, marks_of, read_result, replace_tables
 
 ROOT = Path(__file__).parents[1]
 TABLES = recall_tables.TABLES | speed_tables.TABLES | ablation_tables.TABLES
-PAGES = [*sorted((ROOT / "benchmarks" / "pages").glob("*.md")), ROOT / "docs" / "ablations.md"]
+PAGES = [*sorted((ROOT / "benchmarks" / "pages").glob("*.md")), ROOT / "docs" / "ablations.md", ROOT / "README.md"]
 
 
 def main() -> None:

@@ -41,6 +41,16 @@ def recall() -> Table:
     return markdown_table(header, rows)
 
 
+def readme() -> Table:
+    header = ["set", "items", "best `Rerank`", "best `Axn`", "`Posterior`, no index", "`Posterior`, prior"]
+    rows = []
+    for found in read_result("posterior")["sets"]:
+        cells = [cell for cell in found["cells"] if (cell["k"], cell["budget"]) in CELLS]
+        shown = [bold_best([cell[side]["mean"] for side in SIDES]) for cell in cells]
+        rows.append([found["set"], f"{found['items']:,}", *map(slashed, zip(*shown, strict=True))])
+    return markdown_table(header, rows)
+
+
 def calls_saved() -> Table:
     kinds = {"Posterior": "prior", "Posterior, no index": "no index"}
     rows = (
@@ -210,6 +220,7 @@ def signals() -> Table:
 
 
 TABLES = {
+    "readme": readme,
     "recall": recall,
     "calls saved": calls_saved,
     "posterior ablations": ablations,
