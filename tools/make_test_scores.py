@@ -15,7 +15,7 @@ from crossknn.example import wordnet
 
 FOLDER = Path(__file__).parents[1] / "tests" / "data" / "wordnet-scores"
 SENSES = 1_000
-TEST, TRAIN = 60, 40
+QUERIES = 60  # the first half are train queries, as everywhere where a folder has no train part
 
 
 def main() -> None:
@@ -24,18 +24,16 @@ def main() -> None:
     scorer, encoder = ck.CrossEncoder("embedded", dtype="float32"), ck.SentenceEncoder("embedded")
     bm25 = ck.Bm25().fit(items)
     save("item_embeddings.f16", encoder.encode_items(list(items.texts)))
-    for split, name, count in (("test", "test", TEST), ("dev", "train", TRAIN)):
-        chosen = [query for query in wordnet.queries(split) if query.sense in items][:count]
-        texts = [query.text for query in chosen]
-        scores = [scorer.score([text] * len(items), list(items.texts)) for text in texts]
-        lexical = np.zeros((len(texts), len(items)), np.float32)
-        for row, proposal in zip(lexical, bm25.retrieve(texts, len(items)), strict=True):
-            row[proposal.rows] = proposal.estimates
-        save(f"{name}_scores.f16", np.array(scores))
-        save(f"{name}_query_embeddings.f16", encoder.encode_queries(texts))
-        save(f"{name}_bm25.f16", lexical)
-        relevant = [[items.row(query.sense)] for query in chosen]
-        (FOLDER / f"{name}_relevant_rows.json").write_text(json.dumps(relevant) + "\n", encoding="utf-8")
+    chosen = wordnet.queries("test", among=items)[:QUERIES]
+    texts = [query.text for query in chosen]
+    lexical = np.zeros((len(texts), len(items)), np.float32)
+    for row, proposal in zip(lexical, bm25.retrieve(texts, len(items)), strict=True):
+        row[proposal.rows] = proposal.estimates
+    save("test_scores.f16", np.array([scorer.score([text] * len(items), list(items.texts)) for text in texts]))
+    save("test_query_embeddings.f16", encoder.encode_queries(texts))
+    save("test_bm25.f16", lexical)
+    relevant = [[items.row(query.sense)] for query in chosen]
+    (FOLDER / "test_relevant_rows.json").write_text(json.dumps(relevant) + "\n", encoding="utf-8")
 
 
 def save(name: str, array: np.ndarray) -> None:
