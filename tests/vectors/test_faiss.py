@@ -10,7 +10,7 @@ import pytest
 from crossknn.errors import InputError
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.faiss import FaissSearch
-from crossknn.vectors.recall import recall_against_exact
+from crossknn.vectors.base import recall_against_exact
 
 ROWS, DIM = 8_000, 20
 
@@ -41,7 +41,7 @@ def ivf(vectors):
 @pytest.fixture(params=["hnsw", "ivf"])
 def search(request, monkeypatch):
     """One that looks at all rows only where it found too little."""
-    monkeypatch.setattr(FaissSearch, "_quickest", lambda *_: "faiss")
+    monkeypatch.setattr(FaissSearch, "_fastest", lambda *_: "faiss")
     return request.getfixturevalue(request.param)
 
 
@@ -69,7 +69,7 @@ def test_more_effort_finds_more(vectors, queries, search):
 
 
 def test_estimates_are_exact_whatever_the_storage(vectors, queries, ivf, monkeypatch):
-    monkeypatch.setattr(FaissSearch, "_quickest", lambda *_: "faiss")
+    monkeypatch.setattr(FaissSearch, "_fastest", lambda *_: "faiss")
     exact = ExactSearch(vectors)
     products = exact.estimates(queries)
     for line, proposal in zip(products, ivf.search(queries, 20), strict=True):
@@ -150,13 +150,13 @@ def test_a_few_items_are_all_found(count, vectors, queries, search):
 
 
 def test_ties_go_to_the_lower_row(monkeypatch):
-    monkeypatch.setattr(FaissSearch, "_quickest", lambda *_: "faiss")
+    monkeypatch.setattr(FaissSearch, "_fastest", lambda *_: "faiss")
     search = FaissSearch(np.ones((300, 4), np.float32), kind="flat")
     assert search.search(np.ones((1, 4)), 300)[0].rows.tolist() == list(range(300))
 
 
 def test_what_was_built_is_kept_and_opened(vectors, queries, tmp_path, monkeypatch):
-    monkeypatch.setattr(FaissSearch, "_quickest", lambda *_: "faiss")
+    monkeypatch.setattr(FaissSearch, "_fastest", lambda *_: "faiss")
     steps = []
     built = FaissSearch(vectors, kind="ivf", folder=tmp_path, progress=lambda *step: steps.append(step))
     assert steps == [("index vectors", ROWS, ROWS)]

@@ -17,7 +17,7 @@ from crossknn.vectors import faiss
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.faiss import FaissSearch
 from crossknn.vectors.postgres.table import PgTable
-from crossknn.vectors.recall import recall_against_exact
+from crossknn.vectors.base import recall_against_exact
 from tests.indexing.test_index import ALS, Setup
 
 FAISS = [f"faiss {kind} {storage}" for kind in faiss.KINDS for storage in faiss.CODES]
@@ -35,7 +35,7 @@ def name(request):
 def store(name, request, monkeypatch):
     """A function of an array that gives a search of it, which does not look at all rows just because there are few."""
     if name in FAISS:
-        monkeypatch.setattr(FaissSearch, "_quickest", lambda *_: "faiss")
+        monkeypatch.setattr(FaissSearch, "_fastest", lambda *_: "faiss")
         _, kind, storage = name.split()
         effort = 0.05 if kind == "ivf" else 1.0  # else lists of so few items would all be looked at
         return partial(FaissSearch, kind=kind, storage=storage, effort=effort)

@@ -19,7 +19,7 @@ from crossknn.testing import check_vector_search
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.postgres.search import BY_HNSW
 from crossknn.vectors.postgres.table import PgTable
-from crossknn.vectors.recall import recall_against_exact
+from crossknn.vectors.base import recall_against_exact
 
 ROWS, DIM = 300, 8
 NUMBERS = count()
