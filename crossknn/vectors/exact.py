@@ -18,7 +18,6 @@ from crossknn.vectors.device import CandidateSearchResult, to_device
 from crossknn.vectors.padding import pad_rows
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 BLOCK_ROWS: Final = 65_536  # rows whose inner products are held at once, per query
@@ -227,7 +226,9 @@ class RowBlocks:
         self.width = rows.shape[1]
         self._size = size
         count = -(-n_items // size)
-        self._blocks = self._group(rows, n_items, count) if self.width else [self.Block(*rows.new_empty((2, 0)))] * count
+        self._blocks = (
+            self._group(rows, n_items, count) if self.width else [self.Block(*rows.new_empty((2, 0)))] * count
+        )
 
     def _group(self, rows: Tensor, n_items: int, count: int) -> list[Block]:
         queries, columns = (rows < n_items).nonzero(as_tuple=True)

@@ -101,7 +101,9 @@ class ShardedSearch(BaseSearch):
 
     def _map(self, function: Callable[[Any, int], Result]) -> list[Result]:
         """`function(part, number)` of every part."""
-        return map_in_threads(lambda number: function(self.parts[number], number), range(len(self.parts)), self._threads)
+        return map_in_threads(
+            lambda number: function(self.parts[number], number), range(len(self.parts)), self._threads
+        )
 
     def _merge(self, proposals: Sequence[Sequence[Proposal]], n: int) -> list[Proposal]:
         """The best of all parts for every query."""

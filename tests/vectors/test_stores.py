@@ -14,10 +14,10 @@ from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.testing import check_vector_search
 from crossknn.types import AugmentableSearch, VectorSearch
 from crossknn.vectors import faiss
+from crossknn.vectors.base import recall_against_exact
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.faiss import FaissSearch
 from crossknn.vectors.postgres.table import PgTable
-from crossknn.vectors.base import recall_against_exact
 from tests.indexing.test_index import ALS, Setup
 
 FAISS = [f"faiss {kind} {storage}" for kind in faiss.KINDS for storage in faiss.CODES]
@@ -67,7 +67,7 @@ def test_contract(store):
     if isinstance(search, FaissSearch):
         search.effort = 20.0  # everything is looked at, but by FAISS
     check_vector_search(search, vectors)
-    check_vector_search(search.beside(columns[:, :1], columns[:, 1:]), np.concatenate([vectors, columns], axis=1))
+    check_vector_search(search.with_columns(columns[:, :1], columns[:, 1:]), np.concatenate([vectors, columns], axis=1))
 
 
 def test_recall_of_the_vectors_is_measured(name, store):
