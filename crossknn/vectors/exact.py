@@ -155,7 +155,10 @@ class ExactSearch(BaseSearch):
 
     def _products(self, queries: Tensor, start: int, stop: int) -> Tensor:
         """(queries, stop - start) float32."""
-        (part, mine), *others = zip(self._parts, queries.split([p.shape[1] for p in self._parts], 1), strict=True)
+        import torch
+
+        widths = [part.shape[1] for part in self._parts]
+        (part, mine), *others = zip(self._parts, torch.split(queries, widths, 1), strict=True)
         if self._half_products:
             from crossknn.vectors.half_products import half_products  # imports torch
 
@@ -195,10 +198,12 @@ class ExactCandidateSearch:
     """`ExactSearch` with fixed candidates per query, which are sorted by block once for all rounds."""
 
     def __init__(self, search: ExactSearch, rows: Tensor) -> None:
+        import torch
+
         self._search = search
         self._batches = [
             RowBlocks(batch, n_items=len(search), size=search.block_rows(len(batch)))
-            for batch in rows.to(search.device).split(BLOCK_QUERIES)
+            for batch in torch.split(rows.to(search.device), BLOCK_QUERIES)
         ]
 
     def search(self, queries: Tensor, n: int, *, exclude: Tensor, allowed: Mask | None) -> CandidateSearchResult:
@@ -207,7 +212,7 @@ class ExactCandidateSearch:
         results = [
             self._search.search_block(batch, n, candidates=candidates, exclude=hidden, allowed=allowed)
             for batch, hidden, candidates in zip(
-                queries.split(BLOCK_QUERIES), exclude.split(BLOCK_QUERIES), self._batches, strict=True
+                *(torch.split(tensor, BLOCK_QUERIES) for tensor in (queries, exclude)), self._batches, strict=True
             )
         ]
         return results[0] if len(results) == 1 else CandidateSearchResult(*map(torch.cat, zip(*results, strict=True)))
@@ -226,12 +231,13 @@ class RowBlocks:
         self.width = rows.shape[1]
         self._size = size
         count = -(-n_items // size)
-        self._blocks = (
-            self._group(rows, n_items, count) if self.width else [self.Block(*rows.new_empty((2, 0)))] * count
-        )
+        empty = self.Block(*rows.new_empty((2, 0)))
+        self._blocks = self._group(rows, n_items, count) if self.width else [empty] * count
 
     def _group(self, rows: Tensor, n_items: int, count: int) -> list[Block]:
-        queries, columns = (rows < n_items).nonzero(as_tuple=True)
+        import torch
+
+        queries, columns = torch.nonzero(rows < n_items, as_tuple=True)
         flat = rows[queries, columns]
         block = flat // self._size
         widths = (n_items - block * self._size).clamp(max=self._size)
@@ -240,7 +246,7 @@ class RowBlocks:
             return [whole]
         order = block.sort(stable=True).indices
         counts = block.bincount(minlength=count).tolist()
-        return [self.Block(*both) for both in zip(*(one[order].split(counts) for one in whole), strict=True)]
+        return [self.Block(*both) for both in zip(*(torch.split(one[order], counts) for one in whole), strict=True)]
 
     def within(self, start: int) -> Block:
         """The rows in the block that begins with row `start`."""

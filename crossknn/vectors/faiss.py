@@ -57,8 +57,8 @@ class FaissSearch(BaseSearch):
     """Approximate search: fast for many items, with a recall that may be below 1.
 
     FAISS finds candidates among compressed copies of the vectors, which are rescored with the vectors themselves: rows
-    can be missed, but estimates equal those of `ExactSearch`. Exhaustive search takes over where it is faster, and where
-    FAISS found too few rows.
+    can be missed, but estimates equal those of `ExactSearch`. Exhaustive search takes over where it is faster, and
+    where FAISS found too few rows.
 
     Args:
         vectors: As for `ExactSearch`, not copied; or an `ExactSearch`.
@@ -160,7 +160,7 @@ class FaissSearch(BaseSearch):
         return proposal if len(proposal) == min(n, left) else None
 
     def _fastest(self, scanned: int, candidates: int, left: int, exact_cost: float) -> str:
-        """The cheapest of FAISS, scoring all eligible rows, and exact search (not for "flat", which saves its memory)."""
+        """The cheapest of FAISS, scoring all eligible rows, and exact search (whose memory "flat" saves)."""
         costs = {"faiss": SCAN_COST[self.kind] * scanned + TAKE_COST * candidates, "rescore": TAKE_COST * left}
         if self.kind != "flat":
             costs["exact"] = exact_cost

@@ -27,9 +27,7 @@ def top_rows(scores: NDArray[Any], n: int, allowed: Mask | None = None) -> Propo
     values: Scores = np.asarray(scores, np.float32)  # rounded before the comparison, so that ties are ties
     if not values.max(initial=-np.inf) < np.inf:  # also where the maximum is NaN
         row = int(np.argmax(np.isnan(values) | (values == np.inf)))
-        raise RetrieverError(
-            f"A retriever's scores must be finite, or -inf to skip a row, got {values[row]} (row {row})."
-        )
+        raise RetrieverError(f"A retriever's scores must be finite, or -inf to skip a row. Row {row}: {values[row]}.")
     if n <= 0 or not len(values):
         return EMPTY_PROPOSAL
     if allowed is None and values.min() > -np.inf:

@@ -80,16 +80,16 @@ class ShardedSearch(BaseSearch):
         return vectors
 
     def estimates(self, queries: NDArray[Any]) -> Scores:
-        return np.concatenate(self._map(lambda part, _: part.estimates(queries)), axis=1)
+        return np.concatenate(self._map(lambda number: self.parts[number].estimates(queries)), axis=1)
 
     def _search(
         self, queries: Vectors, n: int, candidates: Sequence[Rows], exclude: Sequence[Rows], allowed: Mask | None
     ) -> tuple[list[Proposal], list[Scores]]:
         masks = [None] * len(self.parts) if allowed is None else self._split(allowed)
 
-        def search_part(part: VectorSearch, number: int) -> tuple[list[Proposal], list[Scores]]:
+        def search_part(number: int) -> tuple[list[Proposal], list[Scores]]:
             mine, hidden = (self._rows_of(number, rows) for rows in (candidates, exclude))
-            return search_with_candidates(part, queries, n, mine, exclude=hidden, allowed=masks[number])
+            return search_with_candidates(self.parts[number], queries, n, mine, exclude=hidden, allowed=masks[number])
 
         results = self._map(search_part)
         products = [np.empty(len(rows), np.float32) for rows in candidates]
@@ -99,11 +99,9 @@ class ShardedSearch(BaseSearch):
                 whole[where[number]] = values
         return self._merge([found for found, _ in results], n), products
 
-    def _map(self, function: Callable[[Any, int], Result]) -> list[Result]:
-        """`function(part, number)` of every part."""
-        return map_in_threads(
-            lambda number: function(self.parts[number], number), range(len(self.parts)), self._threads
-        )
+    def _map(self, function: Callable[[int], Result]) -> list[Result]:
+        """`function` of every part's number."""
+        return map_in_threads(function, range(len(self.parts)), self._threads)
 
     def _merge(self, proposals: Sequence[Sequence[Proposal]], n: int) -> list[Proposal]:
         """The best of all parts for every query."""

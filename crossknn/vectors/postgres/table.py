@@ -229,9 +229,7 @@ def _convert(vectors: NDArray[Any], kind: str) -> Iterator[Any]:
         with np.errstate(over="ignore"):
             block = vectors[start : start + SEND_VECTORS].astype(dtype)
         if not np.isfinite(block).all():
-            raise InputError(
-                f"`vectors` must be finite and fit in {np.dtype(dtype)}, but they hold NaN, infinity or larger values."
-            )
+            raise InputError(f"`vectors` must fit in {np.dtype(dtype)}, but they hold NaN, infinity or larger values.")
         yield from map(make, block)
 
 
