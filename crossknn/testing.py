@@ -104,95 +104,89 @@ def _names(kind: str, given: Sequence[str] | None, count: int) -> list[str]:
 
 def check_scorer(scorer: Scorer, queries: Sequence[str], items: Sequence[str], *, tolerance: float = 1e-4) -> None:
     """Check the contract of a scorer on every pair of these queries and items (at least two of each)."""
-    _require(len(queries) >= 2 and len(items) >= 2, "check_scorer needs at least two queries and two items")
-    _require(isinstance(scorer.fingerprint, str) and bool(scorer.fingerprint), "fingerprint must be a nonempty string")
-    _require(scorer.fingerprint == scorer.fingerprint, "fingerprint must not change between reads")
+    _check(len(queries) >= 2 and len(items) >= 2, "check_scorer needs at least two queries and two items")
+    _check(isinstance(scorer.fingerprint, str) and bool(scorer.fingerprint), "fingerprint must be a nonempty string")
+    _check(scorer.fingerprint == scorer.fingerprint, "fingerprint must not change between reads")
     left = [query for query in queries for _ in items]
     right = [item for _ in queries for item in items]
     scores = scorer.score(left, right)
-    _require(isinstance(scores, np.ndarray) and scores.dtype == np.float32, "scores must be a float32 numpy array")
-    _require(scores.shape == (len(left),), f"scores must have shape ({len(left)},), got {scores.shape}")
-    _require(bool(np.isfinite(scores).all()), "scores must be finite")
-    _require(len(np.unique(scores)) > 1, "different pairs must have different scores: every pair got the same score")
-    _require(scorer.score([], []).shape == (0,), "no pairs must give no scores")
+    _check(isinstance(scores, np.ndarray) and scores.dtype == np.float32, "scores must be a float32 numpy array")
+    _check(scores.shape == (len(left),), f"scores must have shape ({len(left)},), got {scores.shape}")
+    _check(bool(np.isfinite(scores).all()), "scores must be finite")
+    _check(len(np.unique(scores)) > 1, "different pairs must have different scores: every pair got the same score")
+    _check(scorer.score([], []).shape == (0,), "no pairs must give no scores")
     reverse = scorer.score(left[::-1], right[::-1])[::-1]
-    _require_close(reverse, scores, tolerance, "order must be kept: the reversed pairs got other scores")
+    _check_close(reverse, scores, tolerance, "order must be kept: the reversed pairs got other scores")
     single = np.concatenate([scorer.score([q], [i]) for q, i in zip(left, right, strict=True)])
-    _require_close(single, scores, tolerance, "a pair's score must not depend on the other pairs")
+    _check_close(single, scores, tolerance, "a pair's score must not depend on the other pairs")
     twice = scorer.score([left[0], left[0]], [right[0], right[0]])
-    _require_close(twice, scores[[0, 0]], tolerance, "a repeated pair must get the same score twice")
+    _check_close(twice, scores[[0, 0]], tolerance, "a repeated pair must get the same score twice")
 
 
 def check_encoder(encoder: Encoder, texts: Sequence[str], *, tolerance: float = 1e-4) -> None:
     """Check the contract of an encoder on these texts (at least two different ones)."""
-    _require(len(set(texts)) >= 2, "check_encoder needs at least two different texts")
-    _require(
-        isinstance(encoder.fingerprint, str) and bool(encoder.fingerprint), "fingerprint must be a nonempty string"
-    )
+    _check(len(set(texts)) >= 2, "check_encoder needs at least two different texts")
+    _check(isinstance(encoder.fingerprint, str) and bool(encoder.fingerprint), "fingerprint must be a nonempty string")
     dims = set()
     for encode in (encoder.encode_queries, encoder.encode_items):
         vectors = encode(texts)
-        _require(
-            isinstance(vectors, np.ndarray) and vectors.dtype == np.float32, "vectors must be a float32 numpy array"
-        )
-        _require(vectors.ndim == 2 and len(vectors) == len(texts), f"vectors must have shape ({len(texts)}, dim)")
-        _require(bool(np.isfinite(vectors).all()), "vectors must be finite")
-        _require_close(encode(texts[::-1])[::-1], vectors, tolerance, "order must be kept")
-        _require_close(encode(texts[:1]), vectors[:1], tolerance, "a text's vector must not depend on the other texts")
+        _check(isinstance(vectors, np.ndarray) and vectors.dtype == np.float32, "vectors must be a float32 numpy array")
+        _check(vectors.ndim == 2 and len(vectors) == len(texts), f"vectors must have shape ({len(texts)}, dim)")
+        _check(bool(np.isfinite(vectors).all()), "vectors must be finite")
+        _check_close(encode(texts[::-1])[::-1], vectors, tolerance, "order must be kept")
+        _check_close(encode(texts[:1]), vectors[:1], tolerance, "a text's vector must not depend on the other texts")
         dims.add(vectors.shape[1])
         dims.add(encode([]).shape[1])
-    _require(len(dims) == 1, f"queries and items must have the same dimension, also for no texts, got {dims}")
+    _check(len(dims) == 1, f"queries and items must have the same dimension, also for no texts, got {dims}")
 
 
 def check_retriever(retriever: Retriever, queries: Sequence[str], n_items: int) -> None:
     """Check the contract of a fitted retriever over `n_items` items."""
-    _require(isinstance(retriever.name, str) and bool(retriever.name), "name must be a nonempty string")
-    _require(retriever.retrieve([], 3) == [], "no queries must give no proposals")
+    _check(isinstance(retriever.name, str) and bool(retriever.name), "name must be a nonempty string")
+    _check(retriever.retrieve([], 3) == [], "no queries must give no proposals")
     for n in (1, min(3, n_items), n_items, n_items + 5):
         proposals = retriever.retrieve(queries, n)
         _check_proposals(proposals, len(queries), n, np.ones(n_items, np.bool_))
         single = [retriever.retrieve([query], n)[0] for query in queries]
-        _require(_same_rows(single, proposals), "a query's rows must not depend on the other queries")
+        _check(_same_rows(single, proposals), "a query's rows must not depend on the other queries")
         longest = [p.first(n) for p in retriever.retrieve(queries, n_items)]
-        _require(_same_rows(longest, proposals), "the best n rows must be the first n of a longer list")
+        _check(_same_rows(longest, proposals), "the best n rows must be the first n of a longer list")
     allowed = np.arange(n_items) % 2 == 1
     _check_proposals(retriever.retrieve(queries, n_items, allowed=allowed), len(queries), n_items, allowed)
     nothing = retriever.retrieve(queries, n_items, allowed=np.zeros(n_items, np.bool_))
-    _require(all(len(p) == 0 for p in nothing), "nothing may be proposed where nothing is allowed")
+    _check(all(len(p) == 0 for p in nothing), "nothing may be proposed where nothing is allowed")
 
 
 def check_vector_search(search: VectorSearch, vectors: NDArray[Any], *, tolerance: float = 1e-3) -> None:
     """Check the contract of an exact search over `vectors` (items, dim)."""
     vectors = np.asarray(vectors, np.float32)
     n_items = len(vectors)
-    _require(len(search) == n_items and search.dim == vectors.shape[1], "len() and dim must be those of the vectors")
-    _require_close(
-        search.take(np.array([n_items - 1, 0])), vectors[[n_items - 1, 0]], tolerance, "take must keep order"
-    )
+    _check(len(search) == n_items and search.dim == vectors.shape[1], "len() and dim must be those of the vectors")
+    _check_close(search.take(np.array([n_items - 1, 0])), vectors[[n_items - 1, 0]], tolerance, "take must keep order")
     queries = vectors[: min(4, n_items)]
     truth = queries @ vectors.T
-    _require_close(search.estimates(queries), truth, tolerance, "estimates must be the inner products")
+    _check_close(search.estimates(queries), truth, tolerance, "estimates must be the inner products")
     everything = np.ones(n_items, np.bool_)
     for n in (1, n_items, n_items + 3):
         proposals = search.search(queries, n)
         _check_proposals(proposals, len(queries), n, everything)
         for proposal, products in zip(proposals, truth, strict=True):
-            _require(len(proposal) == min(n, n_items), "n rows must be found, or all if there are fewer")
+            _check(len(proposal) == min(n, n_items), "n rows must be found, or all if there are fewer")
             best = np.sort(products)[::-1][: len(proposal)]
-            _require_close(proposal.estimates, best, tolerance, "the rows of largest inner product must come first")
-            _require_close(products[proposal.rows], proposal.estimates, tolerance, "estimates must match their rows")
+            _check_close(proposal.estimates, best, tolerance, "the rows of largest inner product must come first")
+            _check_close(products[proposal.rows], proposal.estimates, tolerance, "estimates must match their rows")
     allowed = np.arange(n_items) % 2 == 0
     exclude: list[Rows] = [np.array([0, n_items - 1], np.int64) for _ in queries]
     left = allowed.copy()
     left[[0, n_items - 1]] = False
     for proposal in search.search(queries, n_items, exclude=exclude, allowed=allowed):
-        _require(
+        _check(
             sorted(proposal.rows) == list(np.flatnonzero(left)),
             "all rows allowed and not excluded must be found, and no others",
         )
     if isinstance(search, CandidateSearch):
         _check_candidates(search, queries, truth, allowed, exclude, tolerance)
-    _require(search.search(np.empty((0, search.dim), np.float32), 3) == [], "no queries must give no proposals")
+    _check(search.search(np.empty((0, search.dim), np.float32), 3) == [], "no queries must give no proposals")
 
 
 def _check_candidates(
@@ -202,29 +196,29 @@ def _check_candidates(
     candidates: list[Rows] = [np.arange(number, n_items, 3) for number in range(len(queries))]
     found, products = search.search_with_candidates(queries, n_items, candidates, exclude=exclude, allowed=allowed)
     for proposal, rows, own, expected in zip(found, candidates, products, truth, strict=True):
-        _require_close(own, expected[rows], tolerance, "products must be those of the candidates, in their order")
+        _check_close(own, expected[rows], tolerance, "products must be those of the candidates, in their order")
         left = np.setdiff1d(np.flatnonzero(allowed), np.concatenate([rows, exclude[0]]))
-        _require(sorted(proposal.rows) == list(left), "candidates must not be found, and all other rows must")
+        _check(sorted(proposal.rows) == list(left), "candidates must not be found, and all other rows must")
 
 
 def check_engine(engine: Engine, scorer: Scorer, queries: Sequence[str], items: Sequence[str]) -> None:
     """Check the contract of an engine, with jobs that score every item for one of these queries (at least two)."""
-    _require(len(queries) >= 2, "check_engine needs at least two queries")
+    _check(len(queries) >= 2, "check_engine needs at least two queries")
     engine.check(scorer)
-    _require(list(engine.run(_score, scorer, [])) == [], "no jobs must give no results")
+    _check(list(engine.run(_score, scorer, [])) == [], "no jobs must give no results")
     jobs: list[Job] = [(7 * number, (query, list(items))) for number, query in enumerate(queries)]
     found = list(engine.run(_score, scorer, jobs))
-    _require(sorted(number for number, _ in found) == [number for number, _ in jobs], "every job must be done once")
+    _check(sorted(number for number, _ in found) == [number for number, _ in jobs], "every job must be done once")
     for number, scores in found:
         expected = _score(scorer, *dict(jobs)[number])
-        _require(bool(np.array_equal(scores, expected)), "a job's result must be the same as in this process")
+        _check(bool(np.array_equal(scores, expected)), "a job's result must be the same as in this process")
     _check_lazy_jobs(engine, scorer, jobs[0][1])
     error = None
     try:
         list(engine.run(_fail, scorer, jobs))
     except Exception as raised:
         error = raised
-    _require(type(error) is ArithmeticError and str(error) == scorer.fingerprint, "an error must be raised unchanged")
+    _check(type(error) is ArithmeticError and str(error) == scorer.fingerprint, "an error must be raised unchanged")
 
 
 def _check_lazy_jobs(engine: Engine, scorer: Scorer, arguments: tuple[Any, ...]) -> None:
@@ -238,11 +232,11 @@ def _check_lazy_jobs(engine: Engine, scorer: Scorer, arguments: tuple[Any, ...])
             yield number, arguments
 
     results = engine.run(_score, scorer, endless())
-    _require(len(list(islice(results, 3))) == 3, "results must come while there are jobs left")
+    _check(len(list(islice(results, 3))) == 3, "results must come while there are jobs left")
     results.close()
     before = consumed
-    _require(before < 10_000, "jobs must be consumed lazily")
-    _require(list(results) == [] and consumed == before, "a closed engine must stop")
+    _check(before < 10_000, "jobs must be consumed lazily")
+    _check(list(results) == [] and consumed == before, "a closed engine must stop")
 
 
 def _score(scorer: Scorer, query: str, items: list[str]) -> Scores:
@@ -254,31 +248,31 @@ def _fail(scorer: Scorer, *_: object) -> None:
 
 
 def _check_proposals(proposals: list[Proposal], queries: int, n: int, allowed: NDArray[np.bool_]) -> None:
-    _require(len(proposals) == queries, f"there must be one proposal per query ({queries}), got {len(proposals)}")
+    _check(len(proposals) == queries, f"there must be one proposal per query ({queries}), got {len(proposals)}")
     for proposal in proposals:
         rows, estimates = proposal.rows, proposal.estimates
-        _require(rows.dtype == np.int64 and estimates.dtype == np.float32, "rows must be int64 and estimates float32")
-        _require(
+        _check(rows.dtype == np.int64 and estimates.dtype == np.float32, "rows must be int64 and estimates float32")
+        _check(
             rows.shape == estimates.shape and rows.ndim == 1,
             "rows and estimates must be one-dimensional and equally long",
         )
-        _require(len(rows) <= n, f"at most {n} rows, got {len(rows)}")
-        _require(len(set(rows.tolist())) == len(rows), "rows must be distinct")
-        _require(not len(rows) or (rows.min() >= 0 and rows.max() < len(allowed)), "rows must be rows of the items")
-        _require(bool(allowed[rows].all()), "only allowed rows may be proposed")
-        _require(bool((np.diff(estimates) <= 0).all()), "rows must come best first")
-        _require(bool(np.isfinite(estimates).all()), "estimates must be finite")
+        _check(len(rows) <= n, f"at most {n} rows, got {len(rows)}")
+        _check(len(set(rows.tolist())) == len(rows), "rows must be distinct")
+        _check(not len(rows) or (rows.min() >= 0 and rows.max() < len(allowed)), "rows must be rows of the items")
+        _check(bool(allowed[rows].all()), "only allowed rows may be proposed")
+        _check(bool((np.diff(estimates) <= 0).all()), "rows must come best first")
+        _check(bool(np.isfinite(estimates).all()), "estimates must be finite")
 
 
 def _same_rows(left: list[Proposal], right: list[Proposal]) -> bool:
     return all(np.array_equal(a.rows, b.rows) for a, b in zip(left, right, strict=True))
 
 
-def _require(holds: bool, requirement: str) -> None:
+def _check(holds: bool, requirement: str) -> None:
     if not holds:
         raise AssertionError(requirement)
 
 
-def _require_close(got: NDArray[Any], expected: NDArray[Any], tolerance: float, requirement: str) -> None:
+def _check_close(got: NDArray[Any], expected: NDArray[Any], tolerance: float, requirement: str) -> None:
     close = got.shape == expected.shape and bool(np.allclose(got, expected, rtol=tolerance, atol=tolerance))
-    _require(close, requirement)
+    _check(close, requirement)
