@@ -112,12 +112,7 @@ class VectorSearch(Protocol):
         """The number of vectors; row `i` is the vector of item `i`."""
 
     def search(
-        self,
-        queries: NDArray[Any],
-        n: int,
-        *,
-        exclude: Sequence[Rows] | None = None,
-        allowed: Mask | None = None,
+        self, queries: NDArray[Any], n: int, *, exclude: Sequence[Rows] | None = None, allowed: Mask | None = None
     ) -> list[Proposal]:
         """For each query vector the `n` rows of largest inner product, or all that are left; ties go to the lower row.
 

@@ -34,7 +34,6 @@ class Bm25(ScoringRetriever):
         stemmer: A language of PyStemmer, or None.
         stopwords: A language that bm25s has stop words for, a list of words, or None.
         method: "lucene", "robertson", "atire", "bm25l" or "bm25+".
-        name: The retriever's name.
     """
 
     def __init__(

@@ -12,12 +12,8 @@ from crossknn.vectors.ranking import ranks_in
 class CandidateCache:
     """Proposals by retriever name; a retriever runs again only where more rows are requested than before.
 
-    The members of a `Fused` share the cache with the retrievers that are called by name.
-
-    Args:
-        queries: The queries of the search.
-        find: Returns the fitted retriever of a name; that of None is the default retriever.
-        allowed: The search's filter.
+    The members of a `Fused` share the cache with the retrievers that are called by name. `find` returns the fitted
+    retriever of a name; that of None is the default retriever.
     """
 
     def __init__(self, queries: Sequence[str], find: Callable[[str | None], Retriever], allowed: Mask | None) -> None:

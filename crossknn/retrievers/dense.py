@@ -27,7 +27,6 @@ class Dense(BaseRetriever):
         vectors: The items' vectors, (items, dim), or a `VectorSearch` over them. Default: `fit` encodes the items and
             keeps the vectors in memory as float16.
         device: The torch device on which an array is searched; a `VectorSearch` has its own.
-        name: The retriever's name.
     """
 
     def __init__(

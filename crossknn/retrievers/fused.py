@@ -31,7 +31,6 @@ class Fused(BaseRetriever):
         retrievers: The members; those that are not fitted yet are fitted with this one.
         constant: The constant of reciprocal rank fusion; ranks count from 1.
         depth: The length of each member's list at first.
-        name: The retriever's name.
     """
 
     def __init__(

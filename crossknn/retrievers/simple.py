@@ -74,16 +74,11 @@ class Given(BaseRetriever):
     Args:
         candidates: By the query's text a list of ids, which keep their order and get the estimate 1/rank; or a list
             of (id, estimate) pairs, which are ordered by estimate, ties as listed.
-        name: The retriever's name.
         missing: Whether a query without a list has no candidates ("empty") or is an error ("error").
     """
 
     def __init__(
-        self,
-        candidates: Mapping[str, Candidates],
-        *,
-        name: str = "given",
-        missing: Literal["empty", "error"] = "empty",
+        self, candidates: Mapping[str, Candidates], *, name: str = "given", missing: Literal["empty", "error"] = "empty"
     ) -> None:
         super().__init__(name)
         check_choice("missing", missing, ("empty", "error"))
@@ -105,11 +100,7 @@ class Given(BaseRetriever):
     ) -> Self:
         """Candidates from a TREC run file (`qid Q0 id rank score tag`), ordered by score.
 
-        Args:
-            path: The file.
-            queries: The text of each query id in the file.
-            name: The retriever's name.
-            missing: As for `Given`.
+        `queries` maps the file's query ids to texts.
         """
         return cls(_read_trec(Path(path), queries), name=name, missing=missing)
 

@@ -23,7 +23,6 @@ class TfIdf(ScoringRetriever):
     Items that share no term with the query follow with the estimate 0, in row order.
 
     Args:
-        name: The retriever's name.
         settings: Those of scikit-learn's `TfidfVectorizer`, with its defaults except for float32.
     """
 

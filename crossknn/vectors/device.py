@@ -36,11 +36,7 @@ class DeviceCandidateSearch(Protocol):
     def search(self, queries: Tensor, n: int, *, exclude: Tensor, allowed: Mask | None) -> CandidateSearchResult:
         """The `n` best rows of each query that are neither candidates nor excluded, and the candidates' products.
 
-        Args:
-            queries: (queries, dim) float32.
-            n: Rows per query.
-            exclude: (queries, width) rows, padded with the number of items.
-            allowed: (items,) which rows may be found; None for all.
+        `exclude` is (queries, width), padded with the number of items.
         """
 
 

@@ -98,15 +98,9 @@ class FaissSearch(BaseSearch):
 
     def with_columns(self, *columns: NDArray[Any]) -> FaissSearch:
         """A new index of the vectors with columns, each (items, width), appended to every vector."""
-        return FaissSearch(
-            self._exact.with_columns(*columns),
-            kind=self.kind,
-            storage=self.storage,
-            effort=self.effort,
-            seed=self.seed,
-            folder=self._folder,
-            progress=self._progress,
-        )
+        settings: dict[str, Any] = {name: getattr(self, name) for name in ("kind", "storage", "effort", "seed")}
+        exact = self._exact.with_columns(*columns)
+        return FaissSearch(exact, **settings, folder=self._folder, progress=self._progress)
 
     def __len__(self) -> int:
         return len(self._exact)

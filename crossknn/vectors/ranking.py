@@ -19,10 +19,7 @@ SAMPLE_MARGIN: Final = 16
 def top_rows(scores: NDArray[Any], n: int, allowed: Mask | None = None) -> Proposal:
     """The `n` allowed rows of largest score, ties to the lower row; O(items) plus sorting `n`.
 
-    Args:
-        scores: (items,) finite, or −∞ for rows that are never proposed.
-        n: How many rows.
-        allowed: (items,) which rows may be proposed; None for all.
+    `scores` is (items,): finite, or −∞ for rows that are never proposed.
     """
     values: Scores = np.asarray(scores, np.float32)  # rounded before the comparison, so that ties are ties
     if not values.max(initial=-np.inf) < np.inf:  # also where the maximum is NaN
