@@ -103,11 +103,11 @@ def test_bm25_does_not_import_jax_which_would_take_the_memory_of_a_gpu(tmp_path)
     (tmp_path / "jax").mkdir()
     (tmp_path / "jax" / "__init__.py").write_text("print('jax is imported')")
     code = "from crossknn import Bm25, Items; Bm25().fit(Items(['a river froze'])); print('fitted'); import jax"
-    shown = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert shown.stdout.splitlines() == ["fitted", "jax is imported"]
+    assert done.stdout.splitlines() == ["fitted", "jax is imported"]

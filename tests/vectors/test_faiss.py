@@ -1,4 +1,4 @@
-"""FAISS: what is built and kept, limits that must hold, and when all rows are looked at."""
+"""FAISS: recall, filters, saved indexes, and when exact search takes over."""
 
 import subprocess
 import sys
@@ -82,20 +82,20 @@ def test_many_excluded_rows_near_the_top_are_passed(vectors, queries, search, mo
     """As in posterior search, which asks for the best that no retriever proposes."""
     exact = ExactSearch(vectors)
     hidden = [one.rows for one in exact.search(queries, 1_000)]
-    wanted = exact.search(queries, 10, exclude=hidden)
-    asked = count_exact(monkeypatch)
+    expected = exact.search(queries, 10, exclude=hidden)
+    exact_queries = count_exact(monkeypatch)
     found = search.search(queries, 10, exclude=hidden)
-    assert not asked
+    assert not exact_queries
     assert not any(np.isin(one.rows, rows).any() for one, rows in zip(found, hidden, strict=True))
-    assert np.mean([np.isin(a.rows, b.rows).mean() for a, b in zip(wanted, found, strict=True)]) > 0.8
+    assert np.mean([np.isin(a.rows, b.rows).mean() for a, b in zip(expected, found, strict=True)]) > 0.8
 
 
 def test_a_filter_holds_and_what_is_left_is_found(vectors, queries, search):
     exact = ExactSearch(vectors)
     allowed = np.random.default_rng(2).random(ROWS) < 0.2
-    found, wanted = (one.search(queries, 20, allowed=allowed) for one in (search, exact))
+    found, expected = (one.search(queries, 20, allowed=allowed) for one in (search, exact))
     assert all(allowed[one.rows].all() and len(one) == 20 for one in found)
-    assert np.mean([np.isin(a.rows, b.rows).mean() for a, b in zip(wanted, found, strict=True)]) > 0.9
+    assert np.mean([np.isin(a.rows, b.rows).mean() for a, b in zip(expected, found, strict=True)]) > 0.9
     few = np.zeros(ROWS, np.bool_)
     few[[7, 70, 700]] = True
     for proposal, right in zip(
@@ -105,23 +105,23 @@ def test_a_filter_holds_and_what_is_left_is_found(vectors, queries, search):
 
 
 def test_few_allowed_rows_are_looked_at_one_by_one(vectors, queries, hnsw, monkeypatch):
-    asked = count_exact(monkeypatch)
+    exact_queries = count_exact(monkeypatch)
     allowed = np.arange(ROWS) % 100 == 0
     found = hnsw.search(queries, 5, allowed=allowed)
-    assert not asked
-    wanted = ExactSearch(vectors).search(queries, 5, allowed=allowed)
-    assert [one.rows.tolist() for one in found] == [one.rows.tolist() for one in wanted]
+    assert not exact_queries
+    expected = ExactSearch(vectors).search(queries, 5, allowed=allowed)
+    assert [one.rows.tolist() for one in found] == [one.rows.tolist() for one in expected]
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 def test_where_exact_search_is_cheaper_it_is_asked(kind, vectors, queries, request, monkeypatch):
-    """For many queries at once, and where many products are wanted beside what is found."""
-    search, asked = request.getfixturevalue(kind), count_exact(monkeypatch)
+    """For many queries at once, and for many candidates."""
+    search, exact_queries = request.getfixturevalue(kind), count_exact(monkeypatch)
     search.search(queries, 10)
-    assert len(asked) == len(queries)
+    assert len(exact_queries) == len(queries)
     rows = np.arange(0, ROWS, 3)
     found, products = search.search_with_candidates(queries[:1], 10, [rows])
-    assert len(asked) == len(queries) + 1
+    assert len(exact_queries) == len(queries) + 1
     assert not np.isin(found[0].rows, rows).any()
     np.testing.assert_allclose(products[0], vectors[rows].astype(np.float32) @ queries[0], rtol=1e-4, atol=1e-4)
 
@@ -129,7 +129,7 @@ def test_where_exact_search_is_cheaper_it_is_asked(kind, vectors, queries, reque
 def test_what_finds_too_little_is_searched_exactly(vectors, queries, search, monkeypatch):
     assert [len(one) for one in search.search(queries[:2], ROWS + 5)] == [ROWS, ROWS]
     assert not search.search(queries, 0)[0].rows.size
-    wanted = ExactSearch(vectors).search(queries, 20)
+    expected = ExactSearch(vectors).search(queries, 20)
 
     class Lost:
         """An index that reaches but three items."""
@@ -139,14 +139,14 @@ def test_what_finds_too_little_is_searched_exactly(vectors, queries, search, mon
 
     monkeypatch.setattr(search, "_index", Lost())
     found = search.search(queries, 20)
-    assert [one.rows.tolist() for one in found] == [one.rows.tolist() for one in wanted]
+    assert [one.rows.tolist() for one in found] == [one.rows.tolist() for one in expected]
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 20])
 def test_a_few_items_are_all_found(count, vectors, queries, search):
     few = FaissSearch(vectors[:count], kind=search.kind)
-    wanted = ExactSearch(vectors[:count]).search(queries, count)
-    assert [one.rows.tolist() for one in few.search(queries, count)] == [one.rows.tolist() for one in wanted]
+    expected = ExactSearch(vectors[:count]).search(queries, count)
+    assert [one.rows.tolist() for one in few.search(queries, count)] == [one.rows.tolist() for one in expected]
 
 
 def test_ties_go_to_the_lower_row(monkeypatch):

@@ -63,10 +63,10 @@ def test_ties_go_to_the_lower_row(postgres):
 
 def test_rows_stay_while_others_add_and_remove(table):
     before = table.open()
-    wanted = rows_of(before.search(QUERIES, 20))
+    expected = rows_of(before.search(QUERIES, 20))
     table.add(some_items(ROWS, ROWS + 2), 100 * QUERIES[:2])
-    assert rows_of(before.search(QUERIES, 20)) == wanted  # what was added since is not found
-    gone = wanted[0][0]
+    assert rows_of(before.search(QUERIES, 20)) == expected  # what was added since is not found
+    gone = expected[0][0]
     table.remove([f"id-{gone}"])
     exclude = [np.array([gone])] * len(QUERIES)
     assert rows_of(before.search(QUERIES, 20)) == rows_of(ExactSearch(VECTORS).search(QUERIES, 20, exclude=exclude))
@@ -98,10 +98,10 @@ def test_what_was_purged_cannot_be_used_any_more(table):
 def test_conditions_in_sql(table):
     search = table.open()
     german = np.array(LANGUAGES) == "de"
-    wanted = rows_of(ExactSearch(VECTORS).search(QUERIES, 10, allowed=german))
+    expected = rows_of(ExactSearch(VECTORS).search(QUERIES, 10, allowed=german))
     view = search.filtered("metadata->>'lang' = %(lang)s", lang="de")
-    assert rows_of(view.search(QUERIES, 10)) == wanted
-    assert rows_of(search.filtered("""metadata @> '{"lang": "de"}'""").search(QUERIES, 10)) == wanted
+    assert rows_of(view.search(QUERIES, 10)) == expected
+    assert rows_of(search.filtered("""metadata @> '{"lang": "de"}'""").search(QUERIES, 10)) == expected
     assert len(search.search(QUERIES[:1], ROWS)[0]) == ROWS  # the search itself is as it was
     small = view.filtered("(metadata->>'size')::int < %(most)s", most=10)
     assert sorted(small.search(QUERIES[:1], 50)[0].rows) == [0, 3, 6, 9]
