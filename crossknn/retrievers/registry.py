@@ -73,4 +73,4 @@ class RetrieverRegistry:
             return Fused([self.get(member) for member in FUSED]).fit(self._items)
         if name in _UNFITTED:
             return _UNFITTED[name]().fit(self._items)
-        raise InputError(f"There is no retriever named {name!r}. Known: {', '.join(sorted(self.names))}.")
+        raise InputError(f"there is no retriever named {name!r}; known: {', '.join(sorted(self.names))}.")

@@ -34,7 +34,7 @@ def test_contract_in_every_storage_type(dtype, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_many_blocks_give_what_one_block_gives(monkeypatch, device):
+def test_many_blocks_equal_one_block(monkeypatch, device):
     vectors, queries = random_vectors(500), random_vectors(7, seed=1)
     whole = ExactSearch(vectors, device=device).search(queries, 20)
     monkeypatch.setattr(exact, "BLOCK_ROWS", 33)

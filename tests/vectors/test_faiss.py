@@ -40,13 +40,13 @@ def ivf(vectors):
 
 @pytest.fixture(params=["hnsw", "ivf"])
 def search(request, monkeypatch):
-    """One that looks at all rows only where it found too little."""
+    """A search that falls back to exact search only where FAISS found too few rows."""
     monkeypatch.setattr(FaissSearch, "_fastest", lambda *_: "faiss")
     return request.getfixturevalue(request.param)
 
 
 def count_exact(monkeypatch):
-    """How many queries exact search gets, from now on."""
+    """Record the queries that exact search gets."""
     seen, plain = [], ExactSearch.search_with_candidates
 
     def search_with_candidates(self, queries, *args, **options):
@@ -78,7 +78,7 @@ def test_estimates_are_exact_whatever_the_storage(vectors, queries, ivf, monkeyp
     np.testing.assert_array_equal(ivf.take(np.array([5, 3])), exact.take(np.array([5, 3])))
 
 
-def test_many_excluded_rows_near_the_top_are_passed(vectors, queries, search, monkeypatch):
+def test_many_excluded_rows_near_the_top(vectors, queries, search, monkeypatch):
     """As in posterior search, which asks for the best that no retriever proposes."""
     exact = ExactSearch(vectors)
     hidden = [one.rows for one in exact.search(queries, 1_000)]
@@ -90,7 +90,7 @@ def test_many_excluded_rows_near_the_top_are_passed(vectors, queries, search, mo
     assert np.mean([np.isin(a.rows, b.rows).mean() for a, b in zip(expected, found, strict=True)]) > 0.8
 
 
-def test_a_filter_holds_and_what_is_left_is_found(vectors, queries, search):
+def test_filters(vectors, queries, search):
     exact = ExactSearch(vectors)
     allowed = np.random.default_rng(2).random(ROWS) < 0.2
     found, expected = (one.search(queries, 20, allowed=allowed) for one in (search, exact))
@@ -104,7 +104,7 @@ def test_a_filter_holds_and_what_is_left_is_found(vectors, queries, search):
         assert proposal.rows.tolist() == right.rows.tolist()
 
 
-def test_few_allowed_rows_are_looked_at_one_by_one(vectors, queries, hnsw, monkeypatch):
+def test_few_allowed_rows_are_scored_directly(vectors, queries, hnsw, monkeypatch):
     exact_queries = count_exact(monkeypatch)
     allowed = np.arange(ROWS) % 100 == 0
     found = hnsw.search(queries, 5, allowed=allowed)
@@ -114,7 +114,7 @@ def test_few_allowed_rows_are_looked_at_one_by_one(vectors, queries, hnsw, monke
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
-def test_where_exact_search_is_cheaper_it_is_asked(kind, vectors, queries, request, monkeypatch):
+def test_exact_search_takes_over_where_it_is_cheaper(kind, vectors, queries, request, monkeypatch):
     """For many queries at once, and for many candidates."""
     search, exact_queries = request.getfixturevalue(kind), count_exact(monkeypatch)
     search.search(queries, 10)
@@ -126,7 +126,7 @@ def test_where_exact_search_is_cheaper_it_is_asked(kind, vectors, queries, reque
     np.testing.assert_allclose(products[0], vectors[rows].astype(np.float32) @ queries[0], rtol=1e-4, atol=1e-4)
 
 
-def test_what_finds_too_little_is_searched_exactly(vectors, queries, search, monkeypatch):
+def test_exact_search_takes_over_where_faiss_finds_too_few(vectors, queries, search, monkeypatch):
     assert [len(one) for one in search.search(queries[:2], ROWS + 5)] == [ROWS, ROWS]
     assert not search.search(queries, 0)[0].rows.size
     expected = ExactSearch(vectors).search(queries, 20)
@@ -155,7 +155,7 @@ def test_ties_go_to_the_lower_row(monkeypatch):
     assert search.search(np.ones((1, 4)), 300)[0].rows.tolist() == list(range(300))
 
 
-def test_what_was_built_is_kept_and_opened(vectors, queries, tmp_path, monkeypatch):
+def test_built_indexes_are_saved_and_opened(vectors, queries, tmp_path, monkeypatch):
     monkeypatch.setattr(FaissSearch, "_fastest", lambda *_: "faiss")
     steps = []
     built = FaissSearch(vectors, kind="ivf", folder=tmp_path, progress=lambda *step: steps.append(step))

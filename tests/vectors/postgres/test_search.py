@@ -80,7 +80,7 @@ def test_rows_stay_while_others_add_and_remove(table):
     assert list(before.items.ids) == [f"id-{row}" for row in range(ROWS)]
 
 
-def test_what_was_purged_cannot_be_used_any_more(table):
+def test_purged_items_cannot_be_used(table):
     before = table.open()
     table.remove(["id-3", "id-4"])
     table.add(some_items(3, 4), VECTORS[:1])  # an id may come again
@@ -276,7 +276,7 @@ def test_a_server_that_stops_in_the_middle_of_a_search(table, postgres, strategy
     assert [hits.ids for hits in found] == [hits.ids for hits in exact.search_many(names, k=10, strategy=strategy)]
 
 
-def test_a_server_that_is_back_at_once_is_not_even_noticed(table, postgres):
+def test_a_restarted_server_is_not_noticed(table, postgres):
     calls = count()
 
     def restart():
