@@ -49,10 +49,10 @@ from crossknn.strategies.base import QueryResult, RoundScores, SearchContext, St
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Proposal, Rows, VectorSearch
+from crossknn.vectors.base import recall_against_exact
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.faiss import KINDS, FaissSearch
 from crossknn.vectors.postgres.table import PgTable
-from crossknn.vectors.base import recall_against_exact
 
 ROUNDS, BLOCK = 10, 50_000
 PG_ITEMS, PG_QUERIES = 50_000, 8
