@@ -183,7 +183,7 @@ def make_prior(items: int, rng: np.random.Generator) -> Prior:
 
 def measure(world: World, queries: int, budget: int, times: int) -> dict[str, float]:
     """Seconds outside the scorer for all queries, by side."""
-    profiles = world.vectors.beside(*world.prior.beside)
+    profiles = world.vectors.with_columns(*world.prior.beside)
     known = {"prior": world.prior, "item_profiles": lambda: profiles}
     sides: dict[str, tuple[Strategy, dict[str, Any]]] = {
         "Rerank": (Rerank(budget, "dense"), {}),

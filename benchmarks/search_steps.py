@@ -40,7 +40,7 @@ def main() -> None:
         for size, least in took.items():
             for queries in QUERIES:
                 least[queries] = min(least[queries], milliseconds(search, asked[:queries], size))
-    report: dict[str, Any] = {"items": options.items, "dim": DIM, "chosen_kilobytes": exact.STEP_BYTES["cpu"] >> 10}
+    report: dict[str, Any] = {"items": options.items, "dim": DIM, "chosen_kilobytes": exact.CONVERT_BYTES["cpu"] >> 10}
     report["ms_by_kilobytes"] = {size: {n: round(ms, 1) for n, ms in least.items()} for size, least in took.items()}
     report |= surroundings(options)
     options.out.write_text(json.dumps(report, indent=1) + "\n")
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def milliseconds(search: exact.ExactSearch, queries: np.ndarray, kilobytes: int) -> float:
-    with patch.dict(exact.STEP_BYTES, {"cpu": kilobytes << 10}):
+    with patch.dict(exact.CONVERT_BYTES, {"cpu": kilobytes << 10}):
         began = time.process_time()
         search.search(queries, N)
     return 1000 * (time.process_time() - began)

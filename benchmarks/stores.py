@@ -49,10 +49,10 @@ from crossknn.strategies.base import QueryResult, RoundScores, SearchContext, St
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Proposal, Rows, VectorSearch
+from crossknn.vectors.base import recall_against_exact
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.faiss import KINDS, FaissSearch
 from crossknn.vectors.postgres.table import PgTable
-from crossknn.vectors.recall import recall_against_exact
 
 ROUNDS, BLOCK = 10, 50_000
 PG_ITEMS, PG_QUERIES = 50_000, 8
@@ -230,7 +230,7 @@ def measure_real(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 def measure_searcher(task: Task, searcher: Searcher) -> dict[str, Any]:
     record: dict[str, Any] = {}
     for name, make in {"Rerank": Rerank, **STRATEGIES}.items():
-        with patch.object(FaissSearch, "_quickest", lambda *_: "faiss"):
+        with patch.object(FaissSearch, "_fastest", lambda *_: "faiss"):
             shares = search(task, searcher, make, CELLS)
         for k, budget in CELLS:
             record[f"{name}, top {k} in {budget}"] = {

@@ -1,4 +1,4 @@
-"""The words of the project as types: arrays, proposals, and the protocols that users implement."""
+"""Shared types: arrays, proposals, and the protocols that users implement."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 Rows = NDArray[np.int64]  # positions of items, 0 ≤ row < len(items)
 Scores = NDArray[np.float32]  # the scorer's raw logits, or estimates of them
 Vectors = NDArray[np.float32]  # (n, dim)
-Mask = NDArray[np.bool_]  # (items,), True where an item may be found
+Mask = NDArray[np.bool_]  # (items,), True where an item is allowed
 
 Progress = Callable[[str, int, int], None]
-"""Called as `progress(step, done, total)` while long work runs; the library itself never prints."""
+"""Called as `progress(step, done, total)` during long work; the library itself never prints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Rows proposed for one query, best first, each with the proposer's own estimate.
+    """Rows proposed for one query, best first.
 
-    `deviations` says how far each score is expected from its estimate, where the proposer knows.
+    Attributes:
+        rows: (n,) the proposed rows.
+        estimates: (n,) the proposer's estimate of each row's score.
+        deviations: (n,) the standard deviation of each score around its estimate, where the proposer knows it.
     """
 
     rows: Rows
@@ -46,7 +49,7 @@ EMPTY_PROPOSAL = Proposal(np.empty(0, np.int64), np.empty(0, np.float32))
 
 @runtime_checkable
 class Scorer(Protocol):
-    """A cross-encoder as a black box. `crossknn.testing.check_scorer` holds an implementation to this."""
+    """A cross-encoder as a black box. `crossknn.testing.check_scorer` checks an implementation."""
 
     @property
     def fingerprint(self) -> str:
@@ -58,19 +61,20 @@ class Scorer(Protocol):
 
 @runtime_checkable
 class SharedScorer(Protocol):
-    """A scorer that merges the calls of many threads itself: a searcher does not call it by one thread at a time."""
+    """A scorer that batches the calls of many threads itself, so that a searcher need not serialize them."""
 
     def for_caller(self, cancelled: threading.Event | None = None, ends: float | None = None) -> Scorer:
         """The scorer of one caller.
 
-        What it asked for is given up with an error once `cancelled` is set, and with `TooLate` where it does not come
-        soon after `ends`, by `time.monotonic`.
+        Args:
+            cancelled: Once set, pending calls end with an error.
+            ends: The time by `time.monotonic` soon after which pending calls end with `TooLate`.
         """
 
 
 @runtime_checkable
 class Encoder(Protocol):
-    """A dual encoder. `crossknn.testing.check_encoder` holds an implementation to this."""
+    """A dual encoder. `crossknn.testing.check_encoder` checks an implementation."""
 
     @property
     def fingerprint(self) -> str:
@@ -85,14 +89,14 @@ class Encoder(Protocol):
 
 @runtime_checkable
 class Retriever(Protocol):
-    """Proposes rows before any call. `crossknn.testing.check_retriever` holds an implementation to this."""
+    """Proposes rows before any call. `crossknn.testing.check_retriever` checks an implementation."""
 
     @property
     def name(self) -> str:
-        """How strategies and hits refer to it."""
+        """The name by which strategies and hits refer to it."""
 
     def fit(self, items: Items) -> Self:
-        """Learn what is needed from the items; returns itself. Called once, before `retrieve`."""
+        """Learn from the items and return itself. Called once, before `retrieve`."""
 
     def retrieve(self, queries: Sequence[str], n: int, *, allowed: Mask | None = None) -> list[Proposal]:
         """For each query at most `n` distinct rows, best first, all of them `allowed`."""
@@ -100,24 +104,23 @@ class Retriever(Protocol):
 
 @runtime_checkable
 class VectorSearch(Protocol):
-    """Top rows by inner product. `crossknn.testing.check_vector_search` holds an implementation to this."""
+    """Top-k by inner product. `crossknn.testing.check_vector_search` checks an implementation."""
 
     dim: int
 
     def __len__(self) -> int:
-        """How many vectors there are; row `i` is the vector of item `i`."""
+        """The number of vectors; row `i` is the vector of item `i`."""
 
     def search(
-        self,
-        queries: NDArray[Any],
-        n: int,
-        *,
-        exclude: Sequence[Rows] | None = None,
-        allowed: Mask | None = None,
+        self, queries: NDArray[Any], n: int, *, exclude: Sequence[Rows] | None = None, allowed: Mask | None = None
     ) -> list[Proposal]:
-        """For each query vector the `n` rows of largest inner product; ties go to the lower row.
+        """For each query vector the `n` rows of largest inner product, or all that are left; ties go to the lower row.
 
-        `exclude` holds one array of rows per query. Fewer than `n` rows come back where fewer are left.
+        Args:
+            queries: (queries, dim).
+            n: Rows per query.
+            exclude: One array of rows per query that must not be found.
+            allowed: (items,) which rows may be found; None for all.
         """
 
     def take(self, rows: Rows) -> Vectors:
@@ -129,30 +132,33 @@ class VectorSearch(Protocol):
 
 @runtime_checkable
 class CandidateSearch(VectorSearch, Protocol):
-    """A search that looks at all vectors, and can tell the inner products of some in the same pass."""
+    """A search that also returns the inner products of given candidates, in the same pass."""
 
     def search_with_candidates(
         self,
         queries: NDArray[Any],
         n: int,
-        apart: Sequence[Rows] | None,
+        candidates: Sequence[Rows] | None,
         *,
         exclude: Sequence[Rows] | None = None,
         allowed: Mask | None = None,
     ) -> tuple[list[Proposal], list[Scores]]:
-        """`search` among the rows that are not `apart`, and each query's inner products with those that are."""
+        """`search` among the rows that are not candidates, and each query's inner products with its candidates.
+
+        `candidates` holds one array of rows per query, which need not be allowed.
+        """
 
 
 @runtime_checkable
 class AugmentableSearch(VectorSearch, Protocol):
-    """A search that can have further columns beside its vectors."""
+    """A search that can append columns to its vectors."""
 
-    def beside(self, *columns: NDArray[Any]) -> VectorSearch:
-        """The same search where every vector goes on with these columns, each (items, some)."""
+    def with_columns(self, *columns: NDArray[Any]) -> VectorSearch:
+        """The same search with columns, each (items, width), appended to every vector."""
 
 
 Job = tuple[int, tuple[Any, ...]]
-"""Its number, and what a function is called with beside the model."""
+"""A job's number, and the arguments of its function after the model."""
 
 Model = TypeVar("Model", bound=Scorer | Encoder)
 Result = TypeVar("Result")
@@ -160,16 +166,16 @@ Result = TypeVar("Result")
 
 @runtime_checkable
 class Engine(Protocol):
-    """Where the models of a build run. `crossknn.testing.check_engine` holds an implementation to this."""
+    """Where the models of a build run. `crossknn.testing.check_engine` checks an implementation."""
 
     def check(self, *models: Scorer | Encoder) -> None:
-        """An error if these models cannot run there; called before anything is paid for."""
+        """Raise an error if these models cannot run there; called before any costly work."""
 
     def run(
         self, function: Callable[..., Result], model: Model, jobs: Iterable[Job]
     ) -> Generator[tuple[int, Result], None, None]:
-        """The number and the result of `function(model, *arguments)` of every job, as they are done, in any order.
+        """The number and the result of `function(model, *arguments)` of every job, in order of completion.
 
-        Jobs are taken as there is room for them, so they may be made as they are asked for. An error of the function
-        is raised as it is, after the results that have come by then. Closing the generator ends all work.
+        Jobs are consumed lazily, as there is room for them. An error of the function is raised unchanged, after the
+        results that came before it. Closing the generator ends all work.
         """

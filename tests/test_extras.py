@@ -1,4 +1,4 @@
-"""Without the extras the core works, and whatever needs one says which."""
+"""The core works without the extras; what needs one names it."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_own_candidates_and_an_own_scorer_need_no_extra():
+def test_your_own_candidates_and_scorer_need_no_extra():
     code = """
         searcher = ck.Searcher(items, scorer=scorer, retrievers=[ck.Given({"ice": ["2", "0"]})])
         print(searcher.search("ice", k=2, strategy=ck.Rerank(budget=2, retriever="given")).ids)
@@ -45,7 +45,7 @@ def test_own_candidates_and_an_own_scorer_need_no_extra():
         ("ck.Searcher(items, scorer=scorer).search('ice')", "retrievers"),
     ],
 )
-def test_what_needs_an_extra_says_which(code, extra):
+def test_missing_extras_are_named(code, extra):
     output = run(f"""
         try:
             {code}

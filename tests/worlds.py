@@ -53,7 +53,7 @@ class World:
             propose=propose,
             query_vectors=lambda: query_vectors,
             item_vectors=lambda: ExactSearch(self.vectors, device=DEVICE),
-            item_profiles=lambda: ExactSearch(self.vectors, device=DEVICE).beside(
+            item_profiles=lambda: ExactSearch(self.vectors, device=DEVICE).with_columns(
                 *(self.prior.beside if self.prior else ())
             ),
             allowed=allowed,

@@ -1,4 +1,4 @@
-"""Dual encoders: texts to vectors whose inner product says how close two texts are."""
+"""Dual encoders: vectors of texts whose inner product estimates similarity."""
 
 from crossknn._imports import lazy_exports
 

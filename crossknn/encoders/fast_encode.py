@@ -1,7 +1,7 @@
-"""Sentence vectors without what the library does for every text and after every batch.
+"""Fast path of sentence-transformers' `encode`: one tokenizer call for all texts, one transfer of all vectors.
 
-The library makes Python lists of all token ids and waits for each batch's vectors, which takes a fast device longer
-than the model does. Here the tokenizer reads all texts at once, and vectors are fetched once.
+The library makes Python lists of all token ids and synchronizes with the device after each batch, which on a fast
+device takes longer than the model does.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ TENSORS: Final = {"input_ids", "attention_mask", "token_type_ids"}
 SAMPLES: Final = ("Ice", "", "  Two\tspaces  and\na LINE ", "naïve café ﬁ 水 Σ", "[SEP] <s> </s> [PAD]", "word " * 9000)
 
 
-class QuickEncoding:
-    """Encodes texts as the model's own `encode` does; made by `for_model`."""
+class FastEncoding:
+    """Encodes texts as the model's own `encode` does; created by `for_model`."""
 
-    def __init__(self, model: Any, backend: Any, plain: dict[str, Any], padding: int, *, with_types: bool) -> None:
+    def __init__(self, model: Any, backend: Any, constants: dict[str, Any], pad_id: int, *, type_ids: bool) -> None:
         self._torch = import_extra("torch", extra="models")
         self._model = model
         self._backend = backend
-        self._plain = plain  # features that are the same for all texts
-        self._padding = padding
-        self._with_types = with_types
+        self._constants = constants  # features that are the same for all texts
+        self._pad_id = pad_id
+        self._type_ids = type_ids
 
     @classmethod
     def for_model(cls, model: Any) -> Self | None:
-        """None where anything about the model is unusual: then only the library knows what to do."""
+        """None where the model is unusual in any way, and the library's own `encode` must be used."""
         if any(model.prompts.values()) or model.truncate_dim is not None or not hasattr(model, "preprocess"):
             return None  # before sentence-transformers 6 there was no `preprocess`
         backend = getattr(getattr(model, "tokenizer", None), "backend_tokenizer", None)
         if type(model[0]).__name__ != "Transformer" or backend is None or not model.max_seq_length:
             return None
-        wanted = dict(model.preprocess(list(SAMPLES)))
-        backend = type(backend).from_str(backend.to_str())  # of its own: the library changes its settings at every call
+        expected = dict(model.preprocess(list(SAMPLES)))
+        backend = type(backend).from_str(backend.to_str())  # a copy: the library changes its settings at every call
         backend.no_padding()
         backend.enable_truncation(model.max_seq_length)
-        plain = {name: value for name, value in wanted.items() if name not in TENSORS}
-        quick = cls(model, backend, plain, model.tokenizer.pad_token_id or 0, with_types="token_type_ids" in wanted)
-        return quick if quick._agrees(wanted) else None
+        constants = {name: value for name, value in expected.items() if name not in TENSORS}
+        fast = cls(model, backend, constants, model.tokenizer.pad_token_id or 0, type_ids="token_type_ids" in expected)
+        return fast if fast._agrees(expected) else None
 
     def encode(self, texts: Sequence[str], *, batch_size: int, batch_tokens: int, normalize: bool) -> Vectors:
-        """(texts, dim), in batches of so many texts, or of as many more as have so many tokens together."""
+        """(texts, dim), in batches of at least `batch_size` texts, and more while they have at most `batch_tokens`."""
         tokens = self._tokenize(texts)
-        batches = list(cut_alike(np.array([len(some) for some in tokens]), batch_tokens, least=batch_size))
+        batches = list(cut_alike(np.array([len(ids) for ids in tokens]), batch_tokens, least=batch_size))
         torch, parts = self._torch, []
         with torch.inference_mode():
             for batch in batches:
@@ -72,23 +72,23 @@ class QuickEncoding:
     def _pad(self, tokens: list[list[int]]) -> dict[str, torch.Tensor]:
         lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
         mask = np.arange(lengths.max()) < lengths[:, None]
-        ids = np.full(mask.shape, self._padding, np.int64)
+        ids = np.full(mask.shape, self._pad_id, np.int64)
         ids[mask] = np.fromiter(chain.from_iterable(tokens), np.int64, int(lengths.sum()))
         arrays = {"input_ids": ids, "attention_mask": mask.astype(np.int64)}
-        if self._with_types:
+        if self._type_ids:
             arrays["token_type_ids"] = np.zeros_like(ids)
         return {name: self._torch.from_numpy(array) for name, array in arrays.items()}
 
     def _to_device(self, features: dict[str, torch.Tensor]) -> dict[str, Any]:
         device = self._model.device
-        if device.type == "cuda":  # copied while the device is at work
+        if device.type == "cuda":  # for copies that overlap with computation
             features = {name: tensor.pin_memory() for name, tensor in features.items()}
-        return {name: tensor.to(device, non_blocking=True) for name, tensor in features.items()} | self._plain
+        return {name: tensor.to(device, non_blocking=True) for name, tensor in features.items()} | self._constants
 
-    def _agrees(self, wanted: dict[str, Any]) -> bool:
-        """Whether it makes the same of the samples as the library."""
+    def _agrees(self, expected: dict[str, Any]) -> bool:
+        """Whether the features of the samples equal the library's."""
         features = self._pad(self._tokenize(SAMPLES))
         return all(
-            self._torch.is_tensor(wanted.get(name)) and self._torch.equal(wanted[name], tensor)
+            self._torch.is_tensor(expected.get(name)) and self._torch.equal(expected[name], tensor)
             for name, tensor in features.items()
-        ) and not any(map(self._torch.is_tensor, self._plain.values()))
+        ) and not any(map(self._torch.is_tensor, self._constants.values()))

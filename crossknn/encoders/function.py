@@ -1,4 +1,4 @@
-"""Any function from texts to vectors as an encoder."""
+"""An encoder from a function of texts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ Encode = Callable[[list[str]], Any]
 
 
 def function_encoder(encode: Encode, *, encode_items: Encode | None = None, fingerprint: str | None = None) -> Encoder:
-    """An encoder that calls `encode` with a list of texts and takes (texts, dim) numbers back.
+    """An encoder that calls functions.
 
-    `encode_items`, where given, is called for items instead. Name what the functions compute with
-    `fingerprint`, and change the name when their vectors change: stored vectors are checked by it.
-    Without a name the encoder serves searches, but its vectors are not written to a file.
+    Args:
+        encode: Returns (texts, dim) numbers for a list of texts.
+        encode_items: Likewise, for items. Default: `encode`.
+        fingerprint: A name for what the functions compute, to be changed when their vectors change: stored vectors
+            are identified by it. Without it, vectors are not stored in files.
     """
     return _FunctionEncoder(encode, encode_items or encode, fingerprint)
 
@@ -28,7 +30,7 @@ def function_encoder(encode: Encode, *, encode_items: Encode | None = None, fing
 class _FunctionEncoder:
     def __init__(self, encode_queries: Encode, encode_items: Encode, fingerprint: str | None) -> None:
         if not callable(encode_queries) or not callable(encode_items):
-            raise InputError("encode must be a function that takes a list of texts and returns their vectors.")
+            raise InputError("`encode` must be a function that takes a list of texts and returns their vectors.")
         self.fingerprint = function_fingerprint(fingerprint)
         self._encode_queries = encode_queries
         self._encode_items = encode_items
@@ -42,7 +44,7 @@ class _FunctionEncoder:
 
     def _call(self, encode: Encode, texts: Sequence[str]) -> Vectors:
         if not len(texts):
-            if self._dim is None:  # only a vector can tell its dimension
+            if self._dim is None:  # encode any text to find the dimension
                 self._call(encode, ["dimension"])
             return np.empty((0, self._dim or 0), np.float32)
         vectors = check_vectors(encode(list(texts)), texts, dim=self._dim)

@@ -11,34 +11,43 @@ from typing import Any
 
 import numpy as np
 
+from crossknn._checks import check_choice, check_positive, invalid
 from crossknn._imports import import_extra
 from crossknn.encoders.base import check_vectors
-from crossknn.encoders.fast_encode import QuickEncoding
-from crossknn.errors import InputError, ModelNotFound
+from crossknn.encoders.fast_encode import FastEncoding
+from crossknn.errors import ModelNotFound
 from crossknn.models.hub import EMBEDDED, find_model, no_progress_bars, portable_name
 from crossknn.models.torch_attention import attention_of_any_shape
 from crossknn.types import Vectors
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 BATCH_SIZE = {"cpu": 32, "cuda": 256}
-BATCH_TOKENS = {"cuda": 65_536}  # of short texts a GPU takes more together, up to so many tokens
+BATCH_TOKENS = {"cuda": 65_536}  # per batch, where more short texts fit
 AT_ONCE = {"cpu": 256, "cuda": 8192}
-# Files that decide a vector. README, training notes and copies in other formats do not.
+# Files that determine the vectors, unlike README, training notes and copies in other formats.
 CONFIG_FILES = ("modules.json", "config.json", "config_sentence_transformers.json", "sentence_bert_config.json")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "*.model")  # where there is no tokenizer.json
 
 
 class SentenceEncoder:
-    """A sentence-transformers model, such as sentence-transformers/all-MiniLM-L6-v2.
+    """A sentence-transformers model, such as sentence-transformers/all-MiniLM-L6-v2. Remote code is never run.
 
-    `name_or_folder` is a folder, a name on the model hub, or "embedded", the all-MiniLM-L6-v2 that comes with
-    crossknn[example] (a folder of that name is "./embedded"). The model's own prompts for queries and
-    documents are used where it has any, unless `query_prompt` or `item_prompt` say otherwise. `dtype`
-    "auto" is float32 on a CPU and whatever the library loads the model in elsewhere; vectors are
-    float32 always. `normalize=True` makes every vector's length 1, so that inner products are cosines.
-    `max_tokens` cuts texts shorter than the model would. Remote code is never run. `at_once` is how many texts it is
-    best given together, by so many `threads`.
+    Args:
+        name_or_folder: A folder, a name on the model hub, or "embedded", the all-MiniLM-L6-v2 of crossknn[example] (a
+            folder of that name is "./embedded").
+        device: A torch device. Default: chosen by sentence-transformers.
+        dtype: "float32", "float16", "bfloat16" or "auto": float32 on a CPU, elsewhere as the library loads the model.
+            Vectors are float32 always.
+        batch_size: Texts per batch. Default: by device.
+        normalize: Whether vectors have length 1, so that inner products are cosines.
+        query_prompt: Put before queries. Default: the model's own prompt, if any.
+        item_prompt: Likewise, for items.
+        max_tokens: Truncate texts to fewer tokens than the model would.
+
+    Attributes:
+        at_once: The number of texts that it is best called with,
+        threads: and by how many threads.
     """
 
     def __init__(
@@ -53,11 +62,10 @@ class SentenceEncoder:
         item_prompt: str | None = None,
         max_tokens: int | None = None,
     ) -> None:
-        if dtype not in DTYPES:
-            raise InputError(f"dtype must be one of {', '.join(DTYPES)}. Got {dtype!r} instead.")
+        check_choice("dtype", dtype, DTYPES)
         for setting, value in (("batch_size", batch_size), ("max_tokens", max_tokens)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InputError(f"{setting} must be None or an integer of at least 1. Got {value!r} instead.")
+            if value is not None:
+                check_positive(setting, value)
         library = import_extra("sentence_transformers", extra="models")
         self.name = str(name_or_folder)
         self.folder = find_model(_full_name(name_or_folder), kind="SentenceTransformer")
@@ -69,12 +77,12 @@ class SentenceEncoder:
         self.batch_size = batch_size or BATCH_SIZE.get(self._model.device.type, BATCH_SIZE["cpu"])
         self._batch_tokens = 0 if batch_size else BATCH_TOKENS.get(self._model.device.type, 0)
         self.at_once = AT_ONCE.get(self._model.device.type, AT_ONCE["cpu"])
-        self._quick = None if query_prompt or item_prompt else QuickEncoding.for_model(self._model)
-        self.threads = 2 if self._quick is not None and self._model.device.type == "cuda" else 1
+        self._fast = None if query_prompt or item_prompt else FastEncoding.for_model(self._model)
+        self.threads = 2 if self._fast is not None and self._model.device.type == "cuda" else 1
         self.dim = int(check_vectors(self._encode("query", ["dimension"]), ["dimension"]).shape[1])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process gets the model's name and all settings, and opens it itself."""
+        """Pickled as the model's name and settings; another process loads the model itself."""
         opened = partial(
             type(self),
             portable_name(self.name, self.folder),
@@ -113,7 +121,7 @@ class SentenceEncoder:
 
     def _checked(self, side: str, texts: Sequence[str]) -> Vectors:
         if isinstance(texts, str):
-            raise InputError("texts must be a list of strings. Got one string instead.")
+            raise invalid("texts", "a list of strings", texts)
         if not len(texts):
             return np.empty((0, self.dim), np.float32)
         with attention_of_any_shape(self._model.device):
@@ -121,9 +129,9 @@ class SentenceEncoder:
         return check_vectors(vectors, texts, dim=self.dim)
 
     def _encode(self, side: str, texts: list[str]) -> Any:
-        if self._quick is not None:
+        if self._fast is not None:
             sizes = {"batch_size": self.batch_size, "batch_tokens": self._batch_tokens}
-            return self._quick.encode(texts, **sizes, normalize=self.normalize)
+            return self._fast.encode(texts, **sizes, normalize=self.normalize)
         options: dict[str, Any] = {
             "batch_size": self.batch_size,
             "normalize_embeddings": self.normalize,
@@ -155,7 +163,7 @@ def _load(library: Any, folder: Path, device: str | None, dtype: str) -> Any:
                 str(folder), device=device, trust_remote_code=False, local_files_only=True
             )
     except (OSError, ValueError, KeyError, broken_weights) as error:
-        raise ModelNotFound(f"{folder}: sentence-transformers could not load a model from it ({error}).") from error
+        raise ModelNotFound(f"{folder}: sentence-transformers could not load the model ({error}).") from error
     if dtype == "auto" and model.device.type == "cpu":
         dtype = "float32"
     if dtype != "auto":
@@ -164,29 +172,29 @@ def _load(library: Any, folder: Path, device: str | None, dtype: str) -> Any:
 
 
 def _limit_tokens(model: Any, max_tokens: int | None) -> int | None:
-    """How many tokens of a text the model reads from now on."""
+    """Truncate texts to `max_tokens`, and return the limit in effect."""
     own: int | None = model.max_seq_length
     if max_tokens is None:
         return own
     if own is not None and max_tokens > own:
-        raise InputError(f"max_tokens must be at most the model's own {own}. Got {max_tokens} instead.")
+        raise invalid("max_tokens", f"at most the model's own limit ({own})", max_tokens)
     model.max_seq_length = max_tokens
     return max_tokens
 
 
 def _hash_files(folder: Path) -> Iterable[tuple[str, str]]:
-    """Name and hash of every file that decides a vector, in a fixed order."""
+    """Name and hash of every file that determines the vectors, in a fixed order."""
     modules = [folder]
     if (folder / "modules.json").is_file():
         entries = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
         modules = [folder, *(folder / entry["path"] for entry in entries if entry["path"])]
     for module in modules:
-        for file in _deciding_files(module):
+        for file in _model_files(module):
             with file.open("rb") as content:
                 yield file.relative_to(folder).as_posix(), file_digest(content, "sha256").hexdigest()
 
 
-def _deciding_files(module: Path) -> list[Path]:
+def _model_files(module: Path) -> list[Path]:
     patterns = [*CONFIG_FILES, *TOKENIZER_FILES]
     if not (module / "tokenizer.json").is_file():
         patterns += SLOW_TOKENIZER_FILES

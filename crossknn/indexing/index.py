@@ -25,7 +25,7 @@ from crossknn.indexing.score_matrix import SparseScores
 from crossknn.items.items import Items
 from crossknn.models.fingerprints import is_unnamed
 from crossknn.retrievers.bm25 import Bm25
-from crossknn.retrievers.bm25_storage import KeptBm25
+from crossknn.retrievers.bm25_storage import StoredBm25
 from crossknn.scorers.timed import Timed
 from crossknn.storage.atomic_dir import Folder, Write, read_folder, write_folder
 from crossknn.storage.safetensors import read_arrays, write_arrays
@@ -66,7 +66,7 @@ class Index:
         scorer: str,
         encoder: str,
         report: BuildReport,
-        bm25: Bm25 | KeptBm25 | None = None,
+        bm25: Bm25 | StoredBm25 | None = None,
         folder: Folder | None = None,
     ) -> None:
         self.items = items
@@ -190,9 +190,9 @@ class Index:
         }
         self._folder = write_folder(path, facts, files | ({} if bm25 is None else bm25.files()))
 
-    def _keep_bm25(self) -> KeptBm25 | None:
+    def _keep_bm25(self) -> StoredBm25 | None:
         try:
-            return KeptBm25.of(self.bm25)
+            return StoredBm25.of(self.bm25)
         except MissingExtra:
             return None
 
@@ -227,7 +227,7 @@ class Index:
                 scorer=facts["scorer"],
                 encoder=facts["encoder"],
                 report=BuildReport.from_dict(facts["report"]),
-                bm25=None if facts.get("bm25") is None else KeptBm25.load(folder.files, facts["bm25"], len(items)),
+                bm25=None if facts.get("bm25") is None else StoredBm25.load(folder.files, facts["bm25"], len(items)),
                 folder=folder,
             )
 

@@ -1,4 +1,4 @@
-"""Retrievers propose rows for a query before the cross-encoder is called."""
+"""Retrievers: proposals of rows for a query before the cross-encoder is called."""
 
 from crossknn._imports import lazy_exports
 

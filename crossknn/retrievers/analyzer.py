@@ -1,4 +1,4 @@
-"""Texts as stems: lower-cased words of two letters or more, without stop words."""
+"""Text analysis for BM25: lower-cased words of two letters or more, without stop words, stemmed."""
 
 from __future__ import annotations
 
@@ -10,59 +10,67 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn._checks import invalid
 from crossknn._imports import import_extra
-from crossknn.errors import InputError
 
-END: Final = "\0"  # of a text, among the words of many
+END: Final = "\0"  # marks the end of a text in a sequence of words
+STOP_TOKEN: Final = -1
+END_TOKEN: Final = -2
 find_words = re.compile(rf"\w\w+|{END}").findall
 
 
 class Tokens(NamedTuple):
-    """Texts in numbers.
+    """Tokenized texts.
 
-    stems   all that occur, each once, as they first come
-    tokens  (words of all texts,) int32 which stem each of them has
-    counts  (texts,) int64 how many words each text has
+    Attributes:
+        stems: The vocabulary, in order of first occurrence.
+        tokens: (words of all texts,) the position of each word's stem in the vocabulary.
+        lengths: (texts,) the number of words of each text.
     """
 
     stems: list[str]
     tokens: NDArray[np.int32]
-    counts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
 
 
-class Words:
-    """Splits texts into stems. Makes its stemmers as it goes: they can be neither copied nor shared by threads."""
+class Analyzer:
+    """Splits texts into stems. Stemmers are created per call, since they can be neither copied nor shared by threads.
+
+    Args:
+        language: A language of PyStemmer; None for no stemming.
+        stopwords: A language that bm25s has stop words for, a list of words, or None.
+    """
 
     def __init__(self, language: str | None, stopwords: str | Sequence[str] | None) -> None:
         if language is not None:
             known = import_extra("Stemmer", extra="retrievers").algorithms()
             if language not in known:
-                raise InputError(f"stemmer must be None or one of {', '.join(known)}. Got {language!r} instead.")
+                raise invalid("stemmer", f"None or one of {', '.join(known)}", language)
         self._language = language
         self._stopwords = _read_stopwords(stopwords)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that decides which stems a text has, as plain values."""
+        """Everything that determines the stems of a text, as plain values."""
         version = None if self._language is None else import_extra("Stemmer", extra="retrievers").version()
         return {"stemmer": self._language, "stemmer_version": version, "stopwords": sorted(self._stopwords)}
 
     def stems(self, text: str) -> list[str]:
-        """The stems of the text, in order, stop words left out."""
+        """The stems of the text, in order, without stop words."""
         stem = self._make_stemmer()
         return [stem(word) for word in _split([text])[:-1] if word not in self._stopwords]
 
     def tokenize(self, blocks: Iterable[list[str]]) -> Tokens:
         """All texts, read block by block."""
-        tokens, counts = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
-        token_of = _TokenOf(self._make_stemmer(), self._stopwords)
+        tokens, lengths = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
+        vocabulary = _Vocabulary(self._make_stemmer(), self._stopwords)
         for texts in blocks:
             words = _split(texts)
-            found = np.fromiter(map(token_of.__getitem__, words), np.int32, len(words))
-            ends = np.cumsum(found >= 0)[found == token_of[END]]
+            found = np.fromiter(map(vocabulary.__getitem__, words), np.int32, len(words))
+            ends = np.cumsum(found >= 0)[found == END_TOKEN]
             tokens.append(found[found >= 0])
-            counts.append(np.diff(ends, prepend=0))
-        return Tokens(list(token_of.stems), np.concatenate(tokens), np.concatenate(counts))
+            lengths.append(np.diff(ends, prepend=0))
+        return Tokens(list(vocabulary.stems), np.concatenate(tokens), np.concatenate(lengths))
 
     def _make_stemmer(self) -> Callable[[str], str]:
         if self._language is None:
@@ -71,12 +79,12 @@ class Words:
         return stem
 
 
-class _TokenOf(dict[str, int]):
-    """The token of each word, found when it is first asked for: the same for words of one stem, negative for none."""
+class _Vocabulary(dict[str, int]):
+    """The token of each word, assigned on first use: equal for words of one stem, negative for stop words and `END`."""
 
     def __init__(self, stem: Callable[[str], str], stopwords: Iterable[str]) -> None:
-        super().__init__(dict.fromkeys(stopwords, -1))
-        self[END] = -2
+        super().__init__(dict.fromkeys(stopwords, STOP_TOKEN))
+        self[END] = END_TOKEN
         self.stems: dict[str, int] = {}
         self._stem = stem
 
@@ -86,7 +94,7 @@ class _TokenOf(dict[str, int]):
 
 
 def _split(texts: Iterable[str]) -> list[str]:
-    """The words of all texts one after the other, and `END` after each text's."""
+    """The words of all texts, with `END` after those of each text."""
     return find_words("".join([text.replace(END, " ") + END for text in texts]).lower())
 
 
@@ -99,16 +107,14 @@ def _read_stopwords(stopwords: str | Sequence[str] | None) -> frozenset[str]:
     try:
         return frozenset(tokenization.Tokenizer(stopwords=stopwords).stopwords)
     except ValueError as error:
-        raise InputError(
-            f"stopwords must be None, a list of words or a language bm25s knows. Got {stopwords!r} instead."
-        ) from error
+        raise invalid("stopwords", "None, a list of words or a language that bm25s knows", stopwords) from error
 
 
 def import_bm25s(module: str) -> Any:
-    """A module of bm25s, without jax: to import that takes most of a GPU's memory, and nothing here would use it."""
+    """A module of bm25s, imported without jax, which is not needed and would reserve most of a GPU's memory."""
     if "jax" in sys.modules or "bm25s" in sys.modules:
         return import_extra(module, extra="retrievers")
-    sys.modules["jax"] = None  # type: ignore[assignment]  # an ImportError to who imports it now
+    sys.modules["jax"] = None  # type: ignore[assignment]  # makes `import jax` fail
     try:
         return import_extra(module, extra="retrievers")
     finally:

@@ -1,37 +1,39 @@
-"""BM25, as bm25s weighs words."""
+"""BM25, with the term weights of bm25s."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
-from crossknn.errors import InputError
-from crossknn.retrievers.analyzer import Words, import_bm25s
-from crossknn.retrievers.base import check_fitted, check_name, check_request
-from crossknn.retrievers.postings import Counts, Postings, count_stems
-from crossknn.retrievers.side_by_side import map_queries
-from crossknn.types import Mask, Proposal, Scores
-from crossknn.vectors.ranking import top_rows
+from crossknn._checks import check_choice, invalid
+from crossknn.retrievers.analyzer import Analyzer, import_bm25s
+from crossknn.retrievers.base import TEXT_BLOCK, ScoringRetriever, check_fitted
+from crossknn.retrievers.postings import Postings, TermCounts, count_terms
+from crossknn.types import Scores
 
 if TYPE_CHECKING:
     from crossknn.items.items import Items
 
-BLOCK = 10_000  # texts read at a time
-WEIGHED = 2**20  # postings at a time
-METHODS = ("lucene", "robertson", "atire", "bm25l", "bm25+")
-COUNTS_ABSENT = ("bm25l", "bm25+")  # in which an item's score has a part for words that it does not hold
-DELTA = 0.5  # of these two, as in bm25s
+WEIGHT_BLOCK: Final = 2**20  # postings weighted at once
+METHODS: Final = ("lucene", "robertson", "atire", "bm25l", "bm25+")
+SHIFTED_METHODS: Final = ("bm25l", "bm25+")  # in which absent terms contribute to an item's score, too
+DELTA: Final = 0.5  # of these two, as in bm25s
 
 
-class Bm25:
+class Bm25(ScoringRetriever):
     """BM25 over lower-cased, stemmed words of two letters or more, without stop words.
 
-    `k1` and `b` default to the values customary for passages. `stemmer` is a language of PyStemmer or
-    None; `stopwords` a language that bm25s knows, a list of words, or None. A query that shares no
-    word with any item scores 0 everywhere; a word that occurs twice in a query counts twice.
+    A query that shares no word with any item scores 0 everywhere; a word that occurs twice in a query counts twice.
+
+    Args:
+        k1: Term frequency saturation. The default is customary for passages, as that of `b`.
+        b: Length normalization, between 0 and 1.
+        stemmer: A language of PyStemmer, or None.
+        stopwords: A language that bm25s has stop words for, a list of words, or None.
+        method: "lucene", "robertson", "atire", "bm25l" or "bm25+".
     """
 
     def __init__(
@@ -44,67 +46,57 @@ class Bm25:
         method: str = "lucene",
         name: str = "bm25",
     ) -> None:
+        super().__init__(name)
         if not (math.isfinite(k1) and k1 >= 0):
-            raise InputError(f"k1 must be a finite number of at least 0. Got {k1!r} instead.")
+            raise invalid("k1", "a finite nonnegative number", k1)
         if not 0 <= b <= 1:
-            raise InputError(f"b must be between 0 and 1. Got {b!r} instead.")
-        if method not in METHODS:
-            raise InputError(f"method must be one of {', '.join(METHODS)}. Got {method!r} instead.")
+            raise invalid("b", "between 0 and 1", b)
+        check_choice("method", method, METHODS)
         self.k1, self.b, self.method = k1, b, method
-        self.name = check_name(name)
-        self.n_items: int | None = None
-        self._words = Words(stemmer, stopwords)
-        self._postings: Postings | None = None
+        self._analyzer = Analyzer(stemmer, stopwords)
+        self._postings: Postings  # once fitted
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that decides a score, as plain values."""
-        return {"k1": self.k1, "b": self.b, "method": self.method, **self._words.settings}
+        """Everything that determines a score, as plain values."""
+        return {"k1": self.k1, "b": self.b, "method": self.method, **self._analyzer.settings}
 
     def fit(self, items: Items) -> Self:
-        counts = count_stems(self._words.tokenize(items.iter_texts(block=BLOCK)))
-        return self.use(self._weigh(counts), len(items))
+        counts = count_terms(self._analyzer.tokenize(items.iter_texts(block=TEXT_BLOCK)))
+        return self.restore(self._weigh(counts), len(items))
 
-    def use(self, postings: Postings, n_items: int) -> Self:
-        """Be fitted by what another one with the same settings was fitted to."""
+    def restore(self, postings: Postings, n_items: int) -> Self:
+        """Use the postings of a fitted retriever with the same settings."""
         self._postings, self.n_items = postings, n_items
         return self
 
     @property
     def postings(self) -> Postings:
-        """What it was fitted to."""
+        """The inverted index of the items."""
         check_fitted(self.n_items, self.name)
-        assert self._postings is not None
         return self._postings
 
     def scores(self, query: str) -> Scores:
-        """(items,) float32: the query's score with every item."""
-        n_items = check_fitted(self.n_items, self.name)
-        return self.postings.score(self._words.stems(query), n_items)
+        return self.postings.score(self._analyzer.stems(query), self._fitted_items)
 
-    def retrieve(self, queries: Sequence[str], n: int, *, allowed: Mask | None = None) -> list[Proposal]:
-        n_items = check_fitted(self.n_items, self.name)
-        check_request(n_items, queries, n, allowed)
-        return map_queries(lambda query: top_rows(self.scores(query), n, allowed), queries, n_items)
-
-    def _weigh(self, counts: Counts) -> Postings:
-        """By the formulas of bm25s, whose own loop over items would take most of the time."""
-        scoring, holding = import_bm25s("bm25s.scoring"), np.diff(counts.starts)
-        mean = counts.lengths.mean() if len(counts.rows) else 1.0
-        settings = {"l_avg": mean, "k1": self.k1, "b": self.b, "delta": DELTA}
-        idf_of, share_of = scoring._select_idf_scorer(self.method), scoring._select_tfc_scorer(self.method)
-        frequencies = dict(enumerate(holding.tolist()))
+    def _weigh(self, counts: TermCounts) -> Postings:
+        """Weights by the formulas of bm25s, vectorized over postings instead of its loop over items."""
+        scoring, document_frequencies = import_bm25s("bm25s.scoring"), np.diff(counts.starts)
+        mean_length = counts.lengths.mean() if len(counts.rows) else 1.0
+        settings = {"l_avg": mean_length, "k1": self.k1, "b": self.b, "delta": DELTA}
+        idf_of, tf_of = scoring._select_idf_scorer(self.method), scoring._select_tfc_scorer(self.method)
+        frequencies = dict(enumerate(document_frequencies.tolist()))
         idf = scoring._build_idf_array(frequencies, len(counts.lengths), idf_of)
         absent = np.empty(0, np.float32)
-        if self.method in COUNTS_ABSENT:
+        if self.method in SHIFTED_METHODS:
             absent = scoring._build_nonoccurrence_array(
-                frequencies, len(counts.lengths), idf_of, share_of, l_d=mean, **settings
+                frequencies, len(counts.lengths), idf_of, tf_of, l_d=mean_length, **settings
             )
-        stems = np.repeat(np.arange(len(idf), dtype=np.int32), holding)
+        stems = np.repeat(np.arange(len(idf), dtype=np.int32), document_frequencies)
         weights = np.empty(len(stems), np.float32)
-        for start in range(0, len(weights), WEIGHED):
-            some = slice(start, start + WEIGHED)
-            times, lengths = counts.times[some].astype(np.float32), counts.lengths[counts.rows[some]]
-            weighed = idf[stems[some]] * share_of(tf_array=times, l_d=lengths, **settings)
-            weights[some] = weighed - absent[stems[some]] if len(absent) else weighed
+        for start in range(0, len(weights), WEIGHT_BLOCK):
+            block = slice(start, start + WEIGHT_BLOCK)
+            tf, lengths = counts.frequencies[block].astype(np.float32), counts.lengths[counts.rows[block]]
+            weighted = idf[stems[block]] * tf_of(tf_array=tf, l_d=lengths, **settings)
+            weights[block] = weighted - absent[stems[block]] if len(absent) else weighted
         return Postings(counts.stems, counts.starts, counts.rows, weights, absent)

@@ -1,4 +1,4 @@
-"""BM25 as an index keeps it, so that a searcher need not fit it."""
+"""BM25 as part of a saved index, so that a searcher need not fit it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from crossknn.storage.safetensors import read_arrays, write_arrays
 
 STEM: Final = "stem"
 STEMS_FILE, POSTINGS_FILE = "stems.arrow", "postings.safetensors"
-ESTIMATED: Final = 10_000  # items that sizes are estimated from
+ESTIMATE_ITEMS: Final = 10_000  # items that sizes are estimated from
 
 
-class KeptBm25(NamedTuple):
-    """What a `Bm25` was fitted to, and the settings it has."""
+class StoredBm25(NamedTuple):
+    """The settings and the postings of a fitted `Bm25`."""
 
     settings: dict[str, Any]
     postings: Postings
@@ -34,33 +34,33 @@ class KeptBm25(NamedTuple):
 
     @classmethod
     def load(cls, files: Mapping[str, Path], settings: dict[str, Any], n_items: int) -> Self:
-        """From an index's files, which are mapped."""
+        """From the files of an index, memory-mapped."""
         (stems,), _ = map_columns(files[STEMS_FILE], [STEM])
         return cls(settings, Postings.load(stems, read_arrays(files[POSTINGS_FILE])), n_items)
 
     def files(self) -> dict[str, Write]:
-        """By its name what writes each file."""
+        """By file name a function that writes the file."""
         return {
             STEMS_FILE: lambda path: write_columns(path, {STEM: self.postings.stems}, {}),
             POSTINGS_FILE: lambda path: write_arrays(path, self.postings.arrays()),
         }
 
     def open(self) -> Bm25 | None:
-        """The retriever; None where its settings are not the default ones of this version or of its stemmer's."""
+        """The retriever; None if its settings differ from the present defaults, as after an update of the stemmer."""
         bm25 = Bm25()
-        return bm25.use(self.postings, self.n_items) if bm25.settings == self.settings else None
+        return bm25.restore(self.postings, self.n_items) if bm25.settings == self.settings else None
 
 
 def estimate_bytes(items: Items) -> int:
-    """What both files will take, but for some hundred bytes: exact for few items, and 0 where bm25s is not installed.
+    """The size of both files, without headers: exact for few items, and 0 where bm25s is not installed.
 
-    Beyond some items postings grow with them, and stems about with their square root.
+    Extrapolated from a sample of many items: postings grow linearly, stems about with the square root.
     """
-    some = np.unique(np.linspace(0, len(items) - 1, min(ESTIMATED, len(items))).astype(np.int64))
+    sample = np.unique(np.linspace(0, len(items) - 1, min(ESTIMATE_ITEMS, len(items))).astype(np.int64))
     try:
-        postings = Bm25().fit(Items(items.texts_of(some))).postings
+        postings = Bm25().fit(Items(items.texts_of(sample))).postings
     except MissingExtra:
         return 0
-    times = len(items) / len(some)
-    of_stems = postings.stems.array.nbytes + postings.starts.nbytes
-    return int(times * (postings.rows.nbytes + postings.weights.nbytes) + times**0.5 * of_stems)
+    ratio = len(items) / len(sample)
+    stem_bytes = postings.stems.array.nbytes + postings.starts.nbytes
+    return int(ratio * (postings.rows.nbytes + postings.weights.nbytes) + ratio**0.5 * stem_bytes)

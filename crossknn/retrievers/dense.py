@@ -1,4 +1,4 @@
-"""The rows of largest inner product with a dual encoder's query vector."""
+"""Dense retrieval: the largest inner products with a dual encoder's query vector."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from numpy.typing import NDArray
 from crossknn.encoders.base import check_vectors
 from crossknn.encoders.item_encoding import encode_items
 from crossknn.errors import InputError
-from crossknn.retrievers.base import check_fitted, check_name, check_request
+from crossknn.retrievers.base import BaseRetriever
 from crossknn.types import Encoder, Mask, Proposal, VectorSearch
+from crossknn.vectors.exact import ExactSearch
 
 if TYPE_CHECKING:
     from crossknn.items.items import Items
 
 
-class Dense:
-    """Exact search over the items' vectors with `encoder`'s query vectors.
+class Dense(BaseRetriever):
+    """Search over the items' vectors with the encoder's query vectors.
 
-    `vectors` are the items' vectors, (items, dim), or a `VectorSearch` over them; without them `fit`
-    encodes the items and keeps the vectors in memory as float16. `device` is where an array is
-    searched; a `VectorSearch` has its own.
+    Args:
+        encoder: Encodes queries and, if there are no `vectors`, the items.
+        vectors: The items' vectors, (items, dim), or a `VectorSearch` over them. Default: `fit` encodes the items and
+            keeps the vectors in memory as float16.
+        device: The torch device on which an array is searched; a `VectorSearch` has its own.
     """
 
     def __init__(
@@ -34,45 +37,36 @@ class Dense:
         device: str | None = None,
         name: str = "dense",
     ) -> None:
+        super().__init__(name)
         if not isinstance(encoder, Encoder):
-            raise InputError(f"encoder must be an Encoder. Got {type(encoder).__name__} instead.")
+            raise InputError(f"`encoder` must be an Encoder, got {type(encoder).__name__}.")
         if isinstance(vectors, np.ndarray):
             if vectors.ndim != 2:
-                raise InputError(f"vectors must have shape (items, dim). Got {vectors.shape} instead.")
+                raise InputError(f"`vectors` must have shape (items, dim), got {vectors.shape}.")
         elif vectors is not None and not isinstance(vectors, VectorSearch):
-            raise InputError(f"vectors must be an array or a VectorSearch. Got {type(vectors).__name__} instead.")
+            raise InputError(f"`vectors` must be an array or a VectorSearch, got {type(vectors).__name__}.")
         self.encoder = encoder
         self.device = device
-        self.name = check_name(name)
-        self.n_items: int | None = None
         self._vectors = vectors
         self._search: VectorSearch | None = None
 
     def fit(self, items: Items) -> Self:
         vectors = encode_items(items, self.encoder) if self._vectors is None else self._vectors
         if len(vectors) != len(items):
-            raise InputError(f"there must be one vector per item ({len(items)}). Got {len(vectors)} instead.")
-        search = self._make_search(vectors)
+            raise InputError(f"`vectors` must hold one vector per item ({len(items)}), got {len(vectors)}.")
+        search = ExactSearch(vectors, device=self.device) if isinstance(vectors, np.ndarray) else vectors
         dim = self.encoder.encode_queries([]).shape[1]
         if dim != search.dim:
             raise InputError(
-                f"the items' vectors have {search.dim} dimensions and the encoder's queries {dim}: "
-                "they must come from the same encoder."
+                f"The items' vectors have {search.dim} dimensions and the encoder's queries {dim}. "
+                "Use the encoder that made the vectors."
             )
         self._search = search
         self.n_items = len(items)
         return self
 
-    def retrieve(self, queries: Sequence[str], n: int, *, allowed: Mask | None = None) -> list[Proposal]:
-        check_request(check_fitted(self.n_items, self.name), queries, n, allowed)
+    def _retrieve(self, queries: Sequence[str], n: int, allowed: Mask | None) -> list[Proposal]:
         if not len(queries) or self._search is None:
             return []
         vectors = check_vectors(self.encoder.encode_queries(queries), queries, dim=self._search.dim)
         return self._search.search(vectors, n, allowed=allowed)
-
-    def _make_search(self, vectors: NDArray[Any] | VectorSearch) -> VectorSearch:
-        if not isinstance(vectors, np.ndarray):
-            return vectors
-        from crossknn.vectors.exact import ExactSearch
-
-        return ExactSearch(vectors, device=self.device)

@@ -1,4 +1,4 @@
-"""Retriever registry: the built-in retrievers and the caller's own by name, each fitted once, on first use."""
+"""Registry of retrievers by name, built-in and the caller's own, each fitted once on first use."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _UNFITTED: Final[Mapping[str, Callable[[], Retriever]]] = {"bm25": Bm25, "tfidf"
 
 
 class RetrieverRegistry:
-    """Retrievers by name. One of the caller's own takes the place of a built-in one of the same name.
+    """Retrievers by name. The caller's own take precedence over built-in ones of the same name.
 
     Args:
-        items: What retrievers are fitted to.
+        items: The items to fit retrievers on.
         own: The caller's retrievers, not fitted yet.
-        fitted: By name, functions that return a retriever that needs no fitting: "dense", whose encoder and vectors
-            only the caller has, and others that the caller already holds.
+        fitted: By name, functions that return a fitted retriever, such as "dense", whose encoder and vectors only the
+            caller has.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RetrieverRegistry:
 
     @property
     def names(self) -> set[str]:
-        """All names that `get` knows."""
+        """All names that `get` accepts."""
         return {*BUILT_IN, *self._own, *self._make_fitted}
 
     @property
@@ -54,7 +54,7 @@ class RetrieverRegistry:
 
     @property
     def ready(self) -> Mapping[str, Retriever]:
-        """The retrievers that were asked for so far."""
+        """The retrievers that were requested so far."""
         return self._ready
 
     def get(self, name: str) -> Retriever:

@@ -1,4 +1,4 @@
-"""Retrievers that learn nothing: random rows, and the user's own candidate lists."""
+"""Retrievers without a model: random rows, and the user's own candidate lists."""
 
 from __future__ import annotations
 
@@ -10,37 +10,33 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
+from crossknn._checks import check_choice, check_seed
 from crossknn.errors import InputError
-from crossknn.retrievers.base import check_fitted, check_name, check_request
+from crossknn.retrievers.base import BaseRetriever
 from crossknn.types import EMPTY_PROPOSAL, Mask, Proposal, Rows
 
 if TYPE_CHECKING:
     from crossknn.items.items import Items
 
 
-class Random:
-    """Uniformly random rows without replacement; the baseline that knows nothing.
+class Random(BaseRetriever):
+    """Uniformly random rows without replacement, as a baseline; every estimate is 0.
 
-    A query's rows depend on the seed, the query's text and which rows are allowed, never on the
-    other queries. Every estimate is 0: there is no opinion behind the order.
+    A query's rows depend on the seed, the query's text and the allowed rows, never on the other queries.
     """
 
     def __init__(self, seed: int = 0, *, name: str = "random") -> None:
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise InputError(f"seed must be an integer of at least 0. Got {seed!r} instead.")
+        super().__init__(name)
+        check_seed(seed)
         self.seed = seed
-        self.name = check_name(name)
-        self.n_items: int | None = None
 
     def fit(self, items: Items) -> Self:
         self.n_items = len(items)
         return self
 
-    def retrieve(self, queries: Sequence[str], n: int, *, allowed: Mask | None = None) -> list[Proposal]:
-        n_items = check_fitted(self.n_items, self.name)
-        check_request(n_items, queries, n, allowed)
+    def _retrieve(self, queries: Sequence[str], n: int, allowed: Mask | None) -> list[Proposal]:
         candidates = None if allowed is None else np.flatnonzero(allowed)
-        count = n_items if candidates is None else len(candidates)
+        count = self._fitted_items if candidates is None else len(candidates)
         proposals = []
         for query in queries:
             drawn = _draw_distinct(self._generator(query), count, min(n, count))
@@ -54,15 +50,15 @@ class Random:
 
 
 def _draw_distinct(generator: np.random.Generator, count: int, n: int) -> Rows:
-    """The first `n` places of a uniformly random order of `range(count)`, in O(n).
+    """The first `n` elements of a uniformly random permutation of `range(count)`, in O(n).
 
-    The Fisher–Yates shuffle, remembering only the places that moved. Each place costs one draw, so
-    that a shorter list is the beginning of a longer one.
+    A sparse Fisher–Yates shuffle, which stores only the places that moved. Each place takes one draw, so that a shorter
+    list is the beginning of a longer one.
     """
     moved: dict[int, int] = {}
     drawn = np.empty(n, np.int64)
-    for place, share in enumerate(generator.random(n).tolist()):
-        other = place + int(share * (count - place))
+    for place, fraction in enumerate(generator.random(n).tolist()):
+        other = place + int(fraction * (count - place))
         drawn[place] = moved.get(other, other)
         moved[other] = moved.get(place, place)
     return drawn
@@ -72,29 +68,24 @@ Candidate = str | int | tuple[str | int, float]
 Candidates = Sequence[Candidate]
 
 
-class Given:
-    """The user's own candidates: for each query's text a list of ids, or of (id, estimate) pairs.
+class Given(BaseRetriever):
+    """The user's own candidates.
 
-    Plain ids keep their order and get the estimate 1/rank. Pairs are ordered by estimate, equal ones
-    as listed. A query without a list proposes nothing, or is an error with `missing="error"`.
+    Args:
+        candidates: By the query's text a list of ids, which keep their order and get the estimate 1/rank; or a list
+            of (id, estimate) pairs, which are ordered by estimate, ties as listed.
+        missing: Whether a query without a list has no candidates ("empty") or is an error ("error").
     """
 
     def __init__(
-        self,
-        candidates: Mapping[str, Candidates],
-        *,
-        name: str = "given",
-        missing: Literal["empty", "error"] = "empty",
+        self, candidates: Mapping[str, Candidates], *, name: str = "given", missing: Literal["empty", "error"] = "empty"
     ) -> None:
-        if missing not in ("empty", "error"):
-            raise InputError(f'missing must be "empty" or "error". Got {missing!r} instead.')
+        super().__init__(name)
+        check_choice("missing", missing, ("empty", "error"))
         if not isinstance(candidates, Mapping):
-            raise InputError(
-                f"candidates must map each query's text to a list of ids. Got {type(candidates).__name__} instead."
-            )
-        self.name = check_name(name)
+            found = type(candidates).__name__
+            raise InputError(f"`candidates` must map each query's text to a list of ids, got {found}.")
         self.missing = missing
-        self.n_items: int | None = None
         self._lists = {query: _read_list(query, listed) for query, listed in candidates.items()}
         self._proposals: dict[str, Proposal] = {}
 
@@ -109,7 +100,7 @@ class Given:
     ) -> Self:
         """Candidates from a TREC run file (`qid Q0 id rank score tag`), ordered by score.
 
-        `queries` maps the query ids of the file to the queries' texts; each of the file's must be in it.
+        `queries` maps the file's query ids to texts.
         """
         return cls(_read_trec(Path(path), queries), name=name, missing=missing)
 
@@ -120,23 +111,20 @@ class Given:
             rows = items.rows_of(ids, missing="skip")
             if len(rows) != len(ids):
                 unknown = next(id_ for id_ in ids if id_ not in items)
-                raise InputError(f"the list of query {query!r} holds the id {unknown!r}, which is not among the items.")
+                raise InputError(f"Query {query!r}: the candidate {unknown!r} is not among the items.")
             estimates = np.array([estimate for _, estimate in listed], np.float32)
             proposals[query] = Proposal(np.asarray(rows, np.int64), estimates)
         self._proposals = proposals
         self.n_items = len(items)
         return self
 
-    def retrieve(self, queries: Sequence[str], n: int, *, allowed: Mask | None = None) -> list[Proposal]:
-        check_request(check_fitted(self.n_items, self.name), queries, n, allowed)
+    def _retrieve(self, queries: Sequence[str], n: int, allowed: Mask | None) -> list[Proposal]:
         return [self._propose(query, n, allowed) for query in queries]
 
     def _propose(self, query: str, n: int, allowed: Mask | None) -> Proposal:
         found = self._proposals.get(query)
         if found is None and self.missing == "error":
-            raise InputError(
-                f'no candidates were given for the query {query!r}. missing="empty" would propose nothing.'
-            )
+            raise InputError(f'There are no candidates for the query {query!r}. To allow this, use missing="empty".')
         if found is None:
             return EMPTY_PROPOSAL
         if allowed is not None:
@@ -148,14 +136,14 @@ class Given:
 def _read_list(query: str, listed: Candidates) -> list[tuple[str, float]]:
     """(id, estimate) pairs, best first."""
     if isinstance(listed, str):
-        raise InputError(f"query {query!r}: the candidates must be a list of ids. Got the string {listed!r} instead.")
+        raise InputError(f"Query {query!r}: the candidates must be a list of ids, got the string {listed!r}.")
     pairs = [_read_candidate(query, place, candidate) for place, candidate in enumerate(listed, start=1)]
     if len({isinstance(candidate, str | int) for candidate in listed}) > 1:
-        raise InputError(f"query {query!r}: the candidates must be all ids or all (id, estimate) pairs, not both.")
+        raise InputError(f"Query {query!r}: the candidates must be all ids or all (id, estimate) pairs, not both.")
     seen: set[str] = set()
     for id_, _ in pairs:
         if id_ in seen:
-            raise InputError(f"query {query!r}: the id {id_!r} is listed twice.")
+            raise InputError(f"Query {query!r}: the id {id_!r} is listed twice.")
         seen.add(id_)
     return sorted(pairs, key=lambda pair: -pair[1])  # stable: equal estimates keep the list's order
 
@@ -170,14 +158,14 @@ def _read_candidate(query: str, place: int, candidate: Candidate) -> tuple[str, 
         id_, estimate = None, math.nan
     if not isinstance(id_, str | int) or not math.isfinite(estimate):
         raise InputError(
-            f"query {query!r}: candidate {place} must be an id or an (id, finite estimate) pair. Got {candidate!r}."
+            f"Query {query!r}: candidate {place} must be an id or an (id, finite estimate) pair, got {candidate!r}."
         )
     return str(id_), estimate
 
 
 def _read_trec(path: Path, queries: Mapping[str, str]) -> dict[str, list[tuple[str, float]]]:
     if len(set(queries.values())) != len(queries):
-        raise InputError("queries must have different texts: candidates are looked up by text.")
+        raise InputError("`queries` must have different texts: candidates are looked up by text.")
     if not path.is_file():
         raise InputError(f"{path}: no such file.")
     lists: dict[str, list[tuple[str, float]]] = {}
@@ -188,7 +176,7 @@ def _read_trec(path: Path, queries: Mapping[str, str]) -> dict[str, list[tuple[s
                 continue
             query_id, item_id, score = _read_trec_line(line, f"{path}:{number}")
             if query_id not in queries:
-                raise InputError(f"{path}:{number}: the query id {query_id!r} is not among the queries given.")
+                raise InputError(f"{path}:{number}: the query id {query_id!r} is not in `queries`.")
             earlier = first_seen.setdefault((query_id, item_id), number)
             if earlier != number:
                 raise InputError(
@@ -201,11 +189,11 @@ def _read_trec(path: Path, queries: Mapping[str, str]) -> dict[str, list[tuple[s
 def _read_trec_line(line: str, place: str) -> tuple[str, str, float]:
     fields = line.split()
     if len(fields) != 6:
-        raise InputError(f"{place}: wanted six fields, `qid Q0 id rank score tag`. Got {len(fields)} instead.")
+        raise InputError(f"{place}: a line must have six fields (qid Q0 id rank score tag), got {len(fields)}.")
     try:
         score = float(fields[4])
     except ValueError:
         score = math.nan
     if not math.isfinite(score):
-        raise InputError(f"{place}: the score must be a finite number. Got {fields[4]!r} instead.")
+        raise InputError(f"{place}: the score must be a finite number, got {fields[4]!r}.")
     return fields[0], fields[2], score

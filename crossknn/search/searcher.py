@@ -460,7 +460,11 @@ class Searcher:
         with self._making:
             if self._profiles is None:
                 vectors = self._searched_vectors()
-                wide = vectors.beside if isinstance(vectors, AugmentableSearch) else partial(AugmentedSearch, vectors)
+                wide = (
+                    vectors.with_columns
+                    if isinstance(vectors, AugmentableSearch)
+                    else partial(AugmentedSearch, vectors)
+                )
                 self._profiles = wide(*prior.beside)
             return self._profiles
 

@@ -1,4 +1,4 @@
-"""Where item vectors live and how the nearest of them are found."""
+"""Vector search: exact, approximate, sharded, and in databases."""
 
 from crossknn._imports import lazy_exports
 

@@ -1,4 +1,4 @@
-"""A search over vectors that go on with further columns, where the search itself cannot have them."""
+"""Exhaustive search over vectors with appended columns, for searches that cannot append them."""
 
 from __future__ import annotations
 
@@ -9,37 +9,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.types import Mask, Proposal, Rows, Scores, Vectors, VectorSearch
+from crossknn.vectors.base import BaseSearch, candidate_products
 from crossknn.vectors.ranking import top_rows
 
 
-class AugmentedSearch:
-    """`search` with these columns, each (items, some), behind every vector. It looks at every item."""
+class AugmentedSearch(BaseSearch):
+    """`search` with columns, each (items, width), appended to every vector; computes all inner products."""
 
     def __init__(self, search: VectorSearch, *columns: NDArray[Any]) -> None:
-        self._search = search
+        self._items = search
         self._columns = np.concatenate(columns, axis=1).astype(np.float32)
         self.dim = search.dim + self._columns.shape[1]
 
     def __len__(self) -> int:
-        return len(self._search)
+        return len(self._items)
 
     def take(self, rows: Rows) -> Vectors:
-        return np.concatenate([self._search.take(rows), self._columns[rows]], axis=1)
+        return np.concatenate([self._items.take(rows), self._columns[rows]], axis=1)
 
     def estimates(self, queries: NDArray[Any]) -> Scores:
-        narrow, rest = np.split(np.asarray(queries, np.float32), [self._search.dim], axis=1)
-        products: Scores = self._search.estimates(narrow) + rest @ self._columns.T
+        narrow, rest = np.split(np.asarray(queries, np.float32), [self._items.dim], axis=1)
+        products: Scores = self._items.estimates(narrow) + rest @ self._columns.T
         return products
 
-    def search(
-        self,
-        queries: NDArray[Any],
-        n: int,
-        *,
-        exclude: Sequence[Rows] | None = None,
-        allowed: Mask | None = None,
-    ) -> list[Proposal]:
+    def _search(
+        self, queries: Vectors, n: int, candidates: Sequence[Rows], exclude: Sequence[Rows], allowed: Mask | None
+    ) -> tuple[list[Proposal], list[Scores]]:
         products = self.estimates(queries)
-        for line, rows in zip(products, exclude or (), strict=False):
-            line[rows] = -np.inf
-        return [top_rows(line, n, allowed) for line in products]
+        for values, *hidden in zip(products, candidates, exclude, strict=True):
+            values[np.concatenate(hidden)] = -np.inf
+        found = [top_rows(values, n, allowed) for values in products]
+        return found, candidate_products(self, queries, candidates)

@@ -1,31 +1,122 @@
-"""What every vector search checks before it answers."""
+"""Base class of vector searches: argument checks, and one core for `search` and `search_with_candidates`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn._checks import check_positive, invalid
 from crossknn.errors import InputError
-from crossknn.types import Mask, Rows, Vectors, VectorSearch
+from crossknn.types import EMPTY_PROPOSAL, CandidateSearch, Mask, Proposal, Rows, Scores, Vectors, VectorSearch
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 
-def check_queries(search: VectorSearch, queries: NDArray[Any]) -> Vectors:
-    """(queries, dim) float32, if they are vectors of this search."""
-    vectors = np.ascontiguousarray(queries, np.float32)
-    if vectors.ndim != 2 or vectors.shape[1] != search.dim:
-        raise InputError(f"query vectors must have shape (queries, {search.dim}). Got {vectors.shape} instead.")
-    if not np.isfinite(vectors).all():
-        raise InputError("the query vectors hold NaN or infinity.")
-    return vectors
+class BaseSearch(ABC):
+    """A `CandidateSearch` whose subclasses implement `_search` on checked arguments."""
+
+    dim: int
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def take(self, rows: Rows) -> Vectors:
+        """(rows, dim) float32: the vectors of these rows."""
+
+    @abstractmethod
+    def estimates(self, queries: NDArray[Any]) -> Scores:
+        """(queries, items) float32: the inner product with every item."""
+
+    @abstractmethod
+    def _search(
+        self, queries: Vectors, n: int, candidates: Sequence[Rows], exclude: Sequence[Rows], allowed: Mask | None
+    ) -> tuple[list[Proposal], list[Scores]]:
+        """`search_with_candidates`, with one array of rows per query in `candidates` and `exclude`."""
+
+    def search(
+        self, queries: NDArray[Any], n: int, *, exclude: Sequence[Rows] | None = None, allowed: Mask | None = None
+    ) -> list[Proposal]:
+        """For each query vector the `n` rows of largest inner product; ties go to the lower row."""
+        return self.search_with_candidates(queries, n, None, exclude=exclude, allowed=allowed)[0]
+
+    def search_with_candidates(
+        self,
+        queries: NDArray[Any],
+        n: int,
+        candidates: Sequence[Rows] | None,
+        *,
+        exclude: Sequence[Rows] | None = None,
+        allowed: Mask | None = None,
+    ) -> tuple[list[Proposal], list[Scores]]:
+        """`search` among the rows that are not candidates, and each query's inner products with its candidates."""
+        vectors = self._check_queries(queries)
+        for name, rows in (("candidates", candidates), ("exclude", exclude)):
+            if rows is not None and len(rows) != len(vectors):
+                raise InputError(f"`{name}` must hold one array of rows per query ({len(vectors)}), got {len(rows)}.")
+        if allowed is not None and len(allowed) != len(self):
+            raise InputError(f"`allowed` must hold one value per item ({len(self)}), got {len(allowed)}.")
+        no_rows = [EMPTY_PROPOSAL.rows] * len(vectors)
+        candidates, exclude = (no_rows if rows is None else rows for rows in (candidates, exclude))
+        return self._search(vectors, n, candidates, exclude, allowed)
+
+    def _check_queries(self, queries: NDArray[Any]) -> Vectors:
+        """(queries, dim) float32."""
+        vectors = np.ascontiguousarray(queries, np.float32)
+        if vectors.ndim != 2 or vectors.shape[1] != self.dim:
+            raise InputError(f"`queries` must have shape (queries, {self.dim}), got {vectors.shape}.")
+        if not np.isfinite(vectors).all():
+            raise InputError("`queries` must be finite, but the query vectors hold NaN or infinity.")
+        return vectors
+
+    def _check_columns(self, columns: Sequence[NDArray[Any]]) -> None:
+        for column in columns:
+            if column.ndim != 2 or len(column) != len(self):
+                raise invalid("columns", f"arrays with one row per item ({len(self)})", column.shape)
 
 
-def check_limits(search: VectorSearch, queries: int, *, allowed: Mask | None, **rows: Sequence[Rows] | None) -> None:
-    """An error unless there are rows for every query, and a value for every item."""
-    for name, given in rows.items():
-        if given is not None and len(given) != queries:
-            raise InputError(f"{name} must hold one array of rows per query ({queries}). Got {len(given)} instead.")
-    if allowed is not None and len(allowed) != len(search):
-        raise InputError(f"allowed must hold one value per item ({len(search)}). Got {len(allowed)} instead.")
+def search_with_candidates(
+    items: VectorSearch,
+    queries: Vectors,
+    n: int,
+    candidates: Sequence[Rows],
+    *,
+    exclude: Sequence[Rows],
+    allowed: Mask | None,
+) -> tuple[list[Proposal], list[Scores]]:
+    """`CandidateSearch.search_with_candidates`, for any search."""
+    if isinstance(items, CandidateSearch):
+        return items.search_with_candidates(queries, n, candidates, exclude=exclude, allowed=allowed)
+    hidden = [np.concatenate(rows) for rows in zip(candidates, exclude, strict=True)]
+    return items.search(queries, n, exclude=hidden, allowed=allowed), candidate_products(items, queries, candidates)
+
+
+def candidate_products(items: VectorSearch, queries: Vectors, candidates: Sequence[Rows]) -> list[Scores]:
+    """The inner products of each query with its candidates."""
+    return [
+        items.take(rows) @ query if len(rows) else EMPTY_PROPOSAL.estimates
+        for rows, query in zip(candidates, queries, strict=True)
+    ]
+
+
+def map_in_threads(function: Callable[[Argument], Result], values: Sequence[Argument], threads: int) -> list[Result]:
+    """`function` of each value, computed by at most this many threads."""
+    if min(threads, len(values)) < 2:
+        return [function(value) for value in values]
+    with ThreadPoolExecutor(min(threads, len(values))) as pool:
+        return list(pool.map(function, values))
+
+
+def recall_against_exact(
+    search: VectorSearch, exact: VectorSearch, queries: NDArray[Any], n: int
+) -> NDArray[np.float64]:
+    """(queries,) the fraction of the `n` rows that `exact` finds that `search` finds, too."""
+    check_positive("n", n)
+    both = zip(search.search(queries, n), exact.search(queries, n), strict=True)
+    return np.array([np.isin(true.rows, found.rows).mean() for found, true in both])

@@ -1,14 +1,14 @@
-"""Searching among some rows while the inner products of the others are told."""
+"""Vector search on tensors of one device, round after round: the inside view that strategies have of item vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn.types import CandidateSearch, Mask, Proposal, Rows, Scores, Vectors, VectorSearch
+from crossknn.types import Mask, Rows, VectorSearch
+from crossknn.vectors.base import search_with_candidates
 from crossknn.vectors.padding import pad_rows
 
 if TYPE_CHECKING:
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 
 class CandidateSearchResult(NamedTuple):
-    """Of every query, on one device.
+    """The result for all queries, on one device.
 
-    rows      (queries, n) those of the largest inner product among the rows that are not apart; any behind the last
-    best      (queries, n) that product; −∞ behind the last
-    products  (queries, most) the inner product with each row that is apart; any behind the last
+    Attributes:
+        rows: (queries, n) the rows of largest inner product that are not candidates; arbitrary in the padding.
+        best: (queries, n) their inner products; −∞ in the padding.
+        products: (queries, candidates) the inner products with the candidates; arbitrary in the padding.
     """
 
     rows: Tensor
@@ -30,30 +31,30 @@ class CandidateSearchResult(NamedTuple):
 
 
 class DeviceCandidateSearch(Protocol):
-    """A search of some queries, round after round, with rows of each apart; tensors in, tensors out."""
+    """A search for some queries with fixed candidates, repeated every round."""
 
     def search(self, queries: Tensor, n: int, *, exclude: Tensor, allowed: Mask | None) -> CandidateSearchResult:
-        """The `n` best rows of each query that are neither apart nor excluded, and its products with those apart.
+        """The `n` best rows of each query that are neither candidates nor excluded, and the candidates' products.
 
-        `exclude` is (queries, some), with lines that are filled up with the number of items.
+        `exclude` is (queries, width), padded with the number of items.
         """
 
 
 @runtime_checkable
-class DeviceSearch(VectorSearch, Protocol):
-    """A search that takes and gives tensors on a device of its own."""
+class DeviceSearch(Protocol):
+    """A vector search with tensors on its own device as arguments and results."""
 
     device: torch.device
 
     def with_candidates(self, rows: Tensor) -> DeviceCandidateSearch:
-        """A search of as many queries, with these rows of each apart, (queries, most), filled up like `exclude`."""
+        """A search with these candidates per query, (queries, candidates), padded with the number of items."""
 
     def take_tensor(self, rows: Tensor) -> Tensor:
         """(…, dim) float32: the vectors of these rows."""
 
 
 class HostSearchAdapter:
-    """Any search as one of tensors: what it takes and gives crosses over to arrays."""
+    """Any `VectorSearch` as a `DeviceSearch` on the CPU."""
 
     def __init__(self, items: VectorSearch) -> None:
         import torch
@@ -62,7 +63,7 @@ class HostSearchAdapter:
         self.device = torch.device("cpu")
 
     def with_candidates(self, rows: Tensor) -> DeviceCandidateSearch:
-        return _PlainApart(self.items, _as_lists(rows, len(self.items)))
+        return _HostCandidateSearch(self.items, _without_padding(rows, len(self.items)))
 
     def take_tensor(self, rows: Tensor) -> Tensor:
         import torch
@@ -71,49 +72,32 @@ class HostSearchAdapter:
         return vectors.view(*rows.shape, self.items.dim)
 
 
-def as_device_search(items: VectorSearch) -> DeviceSearch | HostSearchAdapter:
-    """The same search where items are, if it can be asked there."""
-    return items if isinstance(items, DeviceSearch) else HostSearchAdapter(items)
-
-
-def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The array on the device. Nobody waits for it to arrive: a GPU has taken a copy of its own before this ends."""
-    import torch
-
-    return torch.from_numpy(array).to(device, non_blocking=device.type == "cuda")
-
-
-class _PlainApart:
-    def __init__(self, items: VectorSearch, rows: list[Rows]) -> None:
-        self._items, self._rows = items, rows
+class _HostCandidateSearch:
+    def __init__(self, items: VectorSearch, candidates: list[Rows]) -> None:
+        self._items, self._candidates = items, candidates
 
     def search(self, queries: Tensor, n: int, *, exclude: Tensor, allowed: Mask | None) -> CandidateSearchResult:
         import torch
 
-        hidden = _as_lists(exclude, len(self._items))
+        hidden = _without_padding(exclude, len(self._items))
         found, products = search_with_candidates(
-            self._items, queries.numpy(), n, self._rows, exclude=hidden, allowed=allowed
+            self._items, queries.numpy(), n, self._candidates, exclude=hidden, allowed=allowed
         )
         rows, best = pad_rows([one.rows for one in found], 0), pad_rows([one.estimates for one in found], -np.inf)
         return CandidateSearchResult(*(torch.from_numpy(array) for array in (rows, best, pad_rows(products, 0))))
 
 
-def _as_lists(rows: Tensor, items: int) -> list[Rows]:
-    return [line[line < items] for line in rows.numpy()]
+def as_device_search(items: VectorSearch) -> DeviceSearch:
+    """The search itself if it works on tensors, else an adapter."""
+    return items if isinstance(items, DeviceSearch) else HostSearchAdapter(items)
 
 
-def search_with_candidates(
-    items: VectorSearch,
-    queries: Vectors,
-    n: int,
-    apart: Sequence[Rows],
-    *,
-    exclude: Sequence[Rows],
-    allowed: Mask | None,
-) -> tuple[list[Proposal], list[Scores]]:
-    """For each query the `n` rows of largest inner product among those not `apart`, and that of each row that is."""
-    if isinstance(items, CandidateSearch):
-        return items.search_with_candidates(queries, n, apart, exclude=exclude, allowed=allowed)
-    both = [np.concatenate(rows) for rows in zip(apart, exclude, strict=True)]
-    products = [items.take(rows) @ query for rows, query in zip(apart, queries, strict=True)]
-    return items.search(queries, n, exclude=both, allowed=allowed), products
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """The array on the device, without waiting: CUDA copies pageable memory to a staging buffer before this returns."""
+    import torch
+
+    return torch.from_numpy(array).to(device, non_blocking=device.type == "cuda")
+
+
+def _without_padding(rows: Tensor, n_items: int) -> list[Rows]:
+    return [mine[mine < n_items] for mine in rows.numpy()]

@@ -1,9 +1,8 @@
-"""Approximate top rows by inner product, with FAISS; what it proposes is scored again exactly."""
+"""Approximate top-k by inner product with FAISS, with exact rescoring of its candidates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn._checks import check_choice, check_seed
+from crossknn._checks import check_choice, check_number, check_seed
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.storage.atomic import unfinished
 from crossknn.types import EMPTY_PROPOSAL, Mask, Progress, Proposal, Rows, Scores, Vectors
-from crossknn.vectors.base import check_limits, check_queries
+from crossknn.vectors.base import BaseSearch, map_in_threads
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.ranking import order_rows
 
@@ -26,45 +25,50 @@ if TYPE_CHECKING:
 
 KINDS: Final = ("ivf", "hnsw", "flat")
 CODES: Final = {"float32": "Flat", "float16": "SQfp16", "int8": "SQ8"}  # FAISS's names
-SPARE: Final = {"float32": 1.0, "float16": 1.2, "int8": 2.0}  # candidates scored again for each row that is wanted,
-MORE: Final = 64  # and beyond them
-FORMAT: Final = "crossknn faiss 2"  # part of the names of kept files: changes with whatever changes their content
-ALIGN: Final = 16  # FAISS is many times slower where the dimension is no multiple of it
-BLOCK: Final = 16_384  # rows that are added at once
-LINKS: Final = 16  # hnsw: of every item, on the lowest of its levels twice as many,
-CARE: Final = 64  # candidates for them,
-WIDTH: Final = 256  # the least candidates of a search,
-PER_ROW: Final = 2  # and how many there are for each row that is wanted
-PER_ROOT: Final = 3  # ivf: lists for each unit of the root of the number of items, made in
-ITERATIONS: Final = 6  # of k-means, over
-SAMPLE: Final = 16  # items for each list,
-LISTS: Final = 96  # the fewest that a search looks into,
-LEAST: Final = 32_768  # and the fewest vectors,
-LOOKED: Final = 24  # how many more for each row that is wanted,
-PER_HIDDEN: Final = 2  # and for each that is hidden, since these are often the nearest
-# What takes how long, where exact search takes 1 for each item: a candidate of hnsw, a vector of ivf or flat,
-COST: Final = {"hnsw": 16.0, "ivf": 0.5, "flat": 0.5}
-LISTED: Final = 8.0  # a row that is looked up by itself,
-EACH_QUERY: Final = 0.12  # and an item for each further query of an exact search
+# Candidates rescored for n rows: n × RESCORE_RATIO + RESCORE_MARGIN.
+RESCORE_RATIO: Final = {"float32": 1.0, "float16": 1.2, "int8": 2.0}
+RESCORE_MARGIN: Final = 64
+FORMAT: Final = "crossknn faiss 2"  # part of the file names' hash: changes with whatever changes the files' content
+DIM_MULTIPLE: Final = 16  # FAISS is many times slower where the dimension is not a multiple of it
+ADD_ROWS: Final = 16_384  # rows added to the index at once
 
-Answer = tuple[Proposal | None, Scores]  # the best rows, None where exact search is to find them, and products
+HNSW_LINKS: Final = 16  # M: per item, twice as many on the lowest level
+HNSW_EF_CONSTRUCTION: Final = 64
+HNSW_MIN_EF: Final = 256  # efSearch, or
+HNSW_EF_PER_ROW: Final = 2  # this many times n, where that is more
+
+IVF_LISTS_PER_ROOT: Final = 3  # lists: this many times the square root of the number of items
+IVF_KMEANS_ITERATIONS: Final = 6
+IVF_TRAIN_PER_LIST: Final = 16  # items that k-means sees
+# Vectors scanned by a search: at least IVF_MIN_LISTS lists and IVF_MIN_SCANNED vectors, plus some for each row to
+# find, plus some for each excluded row, since these are often the nearest.
+IVF_MIN_LISTS: Final = 96
+IVF_MIN_SCANNED: Final = 32_768
+IVF_SCANNED_PER_ROW: Final = 24
+IVF_SCANNED_PER_EXCLUDED: Final = 2
+
+# Cost model, in units of exact search's time per item for a single query.
+SCAN_COST: Final = {"hnsw": 16.0, "ivf": 0.5, "flat": 0.5}  # a candidate of hnsw, a vector of ivf or flat
+TAKE_COST: Final = 8.0  # a row looked up by itself
+EXTRA_QUERY_COST: Final = 0.12  # an item, for each further query of one exact search
 
 
-class FaissSearch:
-    """Approximate search over `vectors` (items, dim): fast for many items, and it may miss some.
+class FaissSearch(BaseSearch):
+    """Approximate search: fast for many items, with a recall that may be below 1.
 
-    FAISS finds candidates among copies of the vectors, and these are scored again with the vectors themselves: only
-    rows can be missed, and what is told of a row is what `ExactSearch` tells. Where it is quicker to look at every row
-    that is allowed, and where too little was found, that is done.
+    FAISS finds candidates among compressed copies of the vectors, which are rescored with the vectors themselves: rows
+    can be missed, but estimates equal those of `ExactSearch`. Exhaustive search takes over where it is faster, and
+    where FAISS found too few rows.
 
-    vectors   as for `ExactSearch`: used where they lie; or an `ExactSearch`
-    kind      "ivf", lists of vectors that lie together; "hnsw", a graph of neighbours: finds more for its time where
-              few rows are excluded; "flat": looks at all, and saves memory only
-    storage   of the copies: "float32", "float16" or "int8"
-    effort    how much is looked at, as a multiple of what is usual: raise it to find more
-    seed      of k-means
-    folder    keeps what was built, under a name made of the vectors and the settings; what is there is opened, mapped
-    progress  called as `progress(step, done, total)` while it is built
+    Args:
+        vectors: As for `ExactSearch`, not copied; or an `ExactSearch`.
+        kind: "ivf" (inverted lists), "hnsw" (a neighbor graph: higher recall for its time where few rows are
+            excluded) or "flat" (scans all copies: only saves memory).
+        storage: Of the copies: "float32", "float16" or "int8".
+        effort: How much is scanned, as a multiple of the default: higher finds more.
+        seed: Of k-means.
+        folder: Where built indexes are saved, named by a hash of vectors and settings, and opened memory-mapped.
+        progress: Called as `progress(step, done, total)` during the build.
     """
 
     def __init__(
@@ -82,28 +86,21 @@ class FaissSearch:
         check_choice("kind", kind, KINDS)
         check_choice("storage", storage, CODES)
         check_seed(seed)
-        if not isinstance(effort, int | float) or not 0 < effort < np.inf:
-            raise InputError(f"effort must be a number above 0. Got {effort!r} instead.")
+        check_number("effort", effort)
         self.kind, self.storage, self.effort, self.seed = kind, storage, effort, seed
         self._folder = None if folder is None else Path(folder)
         self._progress = progress
         self._exact = vectors if isinstance(vectors, ExactSearch) else ExactSearch(vectors)
         if not len(self):
-            raise InputError("there must be at least one vector. Got none.")
+            raise InputError("`vectors` must hold at least one vector, got none.")
         self.dim = self._exact.dim
         self._index = self._build() if self._folder is None else self._open_or_build(self._folder)
 
-    def beside(self, *columns: NDArray[Any]) -> FaissSearch:
-        """The same search where every vector goes on with these columns, each (items, some); built anew."""
-        return FaissSearch(
-            self._exact.beside(*columns),
-            kind=self.kind,
-            storage=self.storage,
-            effort=self.effort,
-            seed=self.seed,
-            folder=self._folder,
-            progress=self._progress,
-        )
+    def with_columns(self, *columns: NDArray[Any]) -> FaissSearch:
+        """A new index of the vectors with columns, each (items, width), appended to every vector."""
+        settings: dict[str, Any] = {name: getattr(self, name) for name in ("kind", "storage", "effort", "seed")}
+        exact = self._exact.with_columns(*columns)
+        return FaissSearch(exact, **settings, folder=self._folder, progress=self._progress)
 
     def __len__(self) -> int:
         return len(self._exact)
@@ -114,126 +111,98 @@ class FaissSearch:
     def estimates(self, queries: NDArray[Any]) -> Scores:
         return self._exact.estimates(queries)
 
-    def search(
-        self,
-        queries: NDArray[Any],
-        n: int,
-        *,
-        exclude: Sequence[Rows] | None = None,
-        allowed: Mask | None = None,
-    ) -> list[Proposal]:
-        return self.search_with_candidates(queries, n, None, exclude=exclude, allowed=allowed)[0]
-
-    def search_with_candidates(
-        self,
-        queries: NDArray[Any],
-        n: int,
-        apart: Sequence[Rows] | None,
-        *,
-        exclude: Sequence[Rows] | None = None,
-        allowed: Mask | None = None,
+    def _search(
+        self, queries: Vectors, n: int, candidates: Sequence[Rows], exclude: Sequence[Rows], allowed: Mask | None
     ) -> tuple[list[Proposal], list[Scores]]:
-        """`search` among the rows that are not `apart`, and each query's inner products with those that are."""
-        wanted = check_queries(self, queries)
-        check_limits(self, len(wanted), allowed=allowed, apart=apart, exclude=exclude)
-        nothing = [EMPTY_PROPOSAL.rows] * len(wanted)
-        known, hidden = apart or nothing, exclude or nothing
-        worth = len(self) * (1 / max(1, len(wanted)) + EACH_QUERY)
+        exact_cost = len(self) * (1 / max(1, len(queries)) + EXTRA_QUERY_COST)
 
-        def ask(number: int) -> Answer:
-            rows, query = known[number], wanted[number]
-            both, mine = np.concatenate([rows, hidden[number]]), worth - LISTED * len(rows)
-            found = self._search_one(query, n, both, allowed, mine)
-            return found, EMPTY_PROPOSAL.estimates if found is None else self.take(rows) @ query
+        def search_one(query: int) -> tuple[Proposal | None, Scores]:
+            rows, vector = candidates[query], queries[query]
+            hidden = np.concatenate([rows, exclude[query]])
+            found = self._search_one(vector, n, hidden, allowed, exact_cost - TAKE_COST * len(rows))
+            return found, EMPTY_PROPOSAL.estimates if found is None else self.take(rows) @ vector
 
-        answers = self._map(ask, len(wanted))
-        left = [number for number, (found, _) in enumerate(answers) if found is None]
+        results = map_in_threads(search_one, range(len(queries)), self._faiss.omp_get_max_threads())
+        left = [query for query, (found, _) in enumerate(results) if found is None]
         if left:
-            mine, others = ([rows[number] for number in left] for rows in (known, hidden))
-            rest = self._exact.search_with_candidates(wanted[left], n, mine, exclude=others, allowed=allowed)
-            for number, found, products in zip(left, *rest, strict=True):
-                answers[number] = found, products
-        return [found for found, _ in answers if found is not None], [products for _, products in answers]
+            mine, hidden = ([rows[query] for query in left] for rows in (candidates, exclude))
+            rest = self._exact.search_with_candidates(queries[left], n, mine, exclude=hidden, allowed=allowed)
+            for query, found, products in zip(left, *rest, strict=True):
+                results[query] = found, products
+        return [found for found, _ in results if found is not None], [products for _, products in results]
 
-    def _map(self, ask: Callable[[int], Answer], queries: int) -> list[Answer]:
-        """What `ask` says of each query's number, in as many threads as FAISS would use."""
-        count = min(queries, self._faiss.omp_get_max_threads())
-        if count < 2:
-            return [ask(number) for number in range(queries)]
-        with ThreadPoolExecutor(count) as threads:
-            return list(threads.map(ask, range(queries)))
-
-    def _search_one(self, query: Scores, n: int, hidden: Rows, allowed: Mask | None, worth: float) -> Proposal | None:
-        """The best `n` rows; None where FAISS found too few, or exact search, which takes `worth`, is quicker."""
-        free = np.ones(len(self), np.bool_) if allowed is None else np.array(allowed, np.bool_)
-        rarity = len(self) / max(1, int(free.sum()))
-        free[hidden] = False
-        left = int(free.sum())
+    def _search_one(
+        self, query: Scores, n: int, exclude: Rows, allowed: Mask | None, exact_cost: float
+    ) -> Proposal | None:
+        """The best `n` rows; None where FAISS found too few of them, or exact search is faster."""
+        eligible = np.ones(len(self), np.bool_) if allowed is None else np.array(allowed, np.bool_)
+        rarity = len(self) / max(1, int(eligible.sum()))
+        eligible[exclude] = False
+        left = int(eligible.sum())
         if n < 1 or not left:
             return EMPTY_PROPOSAL
-        looked = self._looked(n * rarity, len(hidden))
-        candidates = min(len(self), int(n * SPARE[self.storage]) + MORE)
-        way = self._quickest(looked, candidates, left, worth)
-        if way == "exact":
+        scanned = self._scanned(n * rarity, len(exclude))
+        candidates = min(len(self), int(n * RESCORE_RATIO[self.storage]) + RESCORE_MARGIN)
+        method = self._fastest(scanned, candidates, left, exact_cost)
+        if method == "exact":
             return None
-        if way == "list":
-            return self._order(np.flatnonzero(free), query, n)
-        settings = self._settings(looked, free if left < len(self) else None)
-        rows = self._index.search(self._widen(query[None]), candidates, params=settings)[1][0]
-        proposal = self._order(rows[rows >= 0], query, n)
+        if method == "rescore":
+            return self._rescore(np.flatnonzero(eligible), query, n)
+        parameters = self._parameters(scanned, eligible if left < len(self) else None)
+        rows = self._index.search(self._pad(query[None]), candidates, params=parameters)[1][0]
+        proposal = self._rescore(rows[rows >= 0], query, n)
         return proposal if len(proposal) == min(n, left) else None
 
-    def _quickest(self, looked: int, candidates: int, left: int, worth: float) -> str:
-        """FAISS, a list of each row that is left, or exact search, which would have to read what "flat" keeps small."""
-        costs = {"faiss": COST[self.kind] * looked + LISTED * candidates, "list": LISTED * left, "exact": worth}
-        if self.kind == "flat":
-            del costs["exact"]
-        return min(costs, key=lambda way: costs[way])
+    def _fastest(self, scanned: int, candidates: int, left: int, exact_cost: float) -> str:
+        """The cheapest of FAISS, scoring all eligible rows, and exact search (whose memory "flat" saves)."""
+        costs = {"faiss": SCAN_COST[self.kind] * scanned + TAKE_COST * candidates, "rescore": TAKE_COST * left}
+        if self.kind != "flat":
+            costs["exact"] = exact_cost
+        return min(costs, key=lambda method: costs[method])
 
-    def _order(self, rows: Rows, query: Scores, n: int) -> Proposal:
+    def _rescore(self, rows: Rows, query: Scores, n: int) -> Proposal:
         return order_rows(rows, self.take(rows) @ query).first(n)
 
-    def _looked(self, n: float, hidden: int) -> int:
-        """How many candidates or vectors to look at for the best `n` rows that are not among so many hidden ones."""
+    def _scanned(self, n: float, excluded: int) -> int:
+        """How many candidates (hnsw) or vectors a search for `n` rows scans."""
         if self.kind == "flat":
             return len(self)
         if self.kind == "hnsw":
-            return 1 + int(self.effort * max(WIDTH, PER_ROW * n)) + hidden
-        usual = max(LEAST, LISTS * self._list_rows) + LOOKED * n
-        return 1 + int(self.effort * usual) + PER_HIDDEN * hidden
+            return 1 + int(self.effort * max(HNSW_MIN_EF, HNSW_EF_PER_ROW * n)) + excluded
+        usual = max(IVF_MIN_SCANNED, IVF_MIN_LISTS * self._list_rows) + IVF_SCANNED_PER_ROW * n
+        return 1 + int(self.effort * usual) + IVF_SCANNED_PER_EXCLUDED * excluded
 
-    def _settings(self, looked: int, free: Mask | None) -> Any:
-        """How FAISS is to look at so many, of those that are `free`."""
+    def _parameters(self, scanned: int, eligible: Mask | None) -> Any:
         faiss = self._faiss
-        only = None if free is None else faiss.IDSelectorBitmap(np.packbits(free, bitorder="little"))
+        selector = None if eligible is None else faiss.IDSelectorBitmap(np.packbits(eligible, bitorder="little"))
         if self.kind == "hnsw":
-            return faiss.SearchParametersHNSW(efSearch=looked, sel=only)
+            return faiss.SearchParametersHNSW(efSearch=scanned, sel=selector)
         if self.kind == "ivf":
-            return faiss.SearchParametersIVF(nprobe=1 + int(looked / self._list_rows), sel=only)
-        return faiss.SearchParameters(sel=only)
+            return faiss.SearchParametersIVF(nprobe=1 + int(scanned / self._list_rows), sel=selector)
+        return faiss.SearchParameters(sel=selector)
 
     def _open_or_build(self, folder: Path) -> Any:
         path = folder / f"{self._fingerprint()}.faiss"
         if path.is_file():
             return self._open(path)
         folder.mkdir(parents=True, exist_ok=True)
-        index, fresh = self._build(), unfinished(path)
+        index, temporary = self._build(), unfinished(path)
         try:
-            self._faiss.write_index(index, str(fresh))
-            fresh.replace(path)
+            self._faiss.write_index(index, str(temporary))
+            temporary.replace(path)
         finally:
             with suppress(OSError):
-                fresh.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
         return self._open(path)
 
     def _open(self, path: Path) -> Any:
         try:
             return self._faiss.read_index(str(path), self._faiss.IO_FLAG_MMAP_IFC)
         except RuntimeError as error:
-            raise InputError(f"{path}: is no file that FAISS can read. Delete it, and it is built again.") from error
+            raise InputError(f"{path}: FAISS cannot read this file. Delete it to build it again.") from error
 
     def _fingerprint(self) -> str:
-        """A hash of the vectors and of the settings that what is built depends on."""
+        """A hash of the vectors and of the settings that the built index depends on."""
         digest = blake2b(digest_size=16)
         digest.update(f"{FORMAT} {self.kind} {self.storage} {self.seed} {len(self)} {self.dim}".encode())
         for block in self._blocks():
@@ -241,60 +210,55 @@ class FaissSearch:
         return digest.hexdigest()
 
     def _build(self) -> Any:
-        faiss, length = self._faiss, self._longest()
-        index = faiss.index_factory(self._width, self._recipe, faiss.METRIC_INNER_PRODUCT)
+        faiss, max_norm = self._faiss, self._max_norm()
+        code = CODES[self.storage]
+        factory = {"flat": code, "hnsw": f"HNSW{HNSW_LINKS}_{code}", "ivf": f"IVF{self._lists},{code}"}[self.kind]
+        index = faiss.index_factory(self._padded_dim, factory, faiss.METRIC_INNER_PRODUCT)
         if self.kind == "hnsw":
-            index.hnsw.efConstruction = CARE
+            index.hnsw.efConstruction = HNSW_EF_CONSTRUCTION
         if self.kind == "ivf":
-            index.cp.niter, index.cp.seed = ITERATIONS, self.seed
-            index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, SAMPLE
-        rng, many = np.random.default_rng(self.seed), min(len(self), SAMPLE * max(self._lists, 1_000))
-        index.train(self._widen(self.take(np.sort(rng.choice(len(self), many, replace=False))), length))
+            index.cp.niter, index.cp.seed = IVF_KMEANS_ITERATIONS, self.seed
+            index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, IVF_TRAIN_PER_LIST
+        rng, size = np.random.default_rng(self.seed), min(len(self), IVF_TRAIN_PER_LIST * max(self._lists, 1_000))
+        index.train(self._pad(self.take(np.sort(rng.choice(len(self), size, replace=False))), max_norm))
         for block in self._blocks():
-            index.add(self._widen(block, length))
+            index.add(self._pad(block, max_norm))
             if self._progress is not None:
                 self._progress("index vectors", index.ntotal, len(self))
         return index
 
     @property
-    def _recipe(self) -> str:
-        """As FAISS writes it."""
-        code = CODES[self.storage]
-        return {"flat": code, "hnsw": f"HNSW{LINKS}_{code}", "ivf": f"IVF{self._lists},{code}"}[self.kind]
-
-    @property
     def _lists(self) -> int:
-        return min(len(self), int(PER_ROOT * len(self) ** 0.5))
+        return min(len(self), int(IVF_LISTS_PER_ROOT * len(self) ** 0.5))
 
     @property
     def _list_rows(self) -> float:
-        """Items in a list, on average."""
+        """The mean number of items in a list."""
         return len(self) / self._lists
 
     @property
-    def _width(self) -> int:
-        """The dimension in FAISS, with room for a length."""
-        return -(-(self.dim + 1) // ALIGN) * ALIGN
+    def _padded_dim(self) -> int:
+        """The dimension in FAISS: with one more, rounded up."""
+        return -(-(self.dim + 1) // DIM_MULTIPLE) * DIM_MULTIPLE
 
-    def _widen(self, vectors: Vectors, length: float | None = None) -> Vectors:
-        """As FAISS has them: with zeros behind them and, for lists, a number that makes all of them equally long.
+    def _pad(self, vectors: Vectors, max_norm: float | None = None) -> Vectors:
+        """Vectors padded with zeros; for lists, one more dimension gives all items the same norm.
 
-        Vectors of equal length that lie together have similar inner products with every query, whose number is 0. A
-        graph finds more without it: there the long vectors, which are often wanted, are linked from everywhere.
+        Neighboring vectors of equal norm have similar inner products with every query, whose extra dimension is 0.
+        A graph has a higher recall without it: there the long vectors, often the best, are linked from everywhere.
         """
-        wide = np.zeros((len(vectors), self._width), np.float32)
-        wide[:, : self.dim] = vectors
-        if self.kind == "ivf" and length is not None:
-            wide[:, self.dim] = np.sqrt(np.maximum(length**2 - np.einsum("ij,ij->i", vectors, vectors), 0))
-        return wide
+        padded = np.zeros((len(vectors), self._padded_dim), np.float32)
+        padded[:, : self.dim] = vectors
+        if self.kind == "ivf" and max_norm is not None:
+            padded[:, self.dim] = np.sqrt(np.maximum(max_norm**2 - np.einsum("ij,ij->i", vectors, vectors), 0))
+        return padded
 
-    def _longest(self) -> float:
-        """The largest length of a vector; an error where one is not finite."""
-        longest = float(np.max([np.linalg.norm(block, axis=1).max() for block in self._blocks()]))
-        if not np.isfinite(longest):
-            raise InputError("the vectors hold NaN or infinity.")
-        return longest
+    def _max_norm(self) -> float:
+        largest = float(np.max([np.linalg.norm(block, axis=1).max() for block in self._blocks()]))
+        if not np.isfinite(largest):
+            raise InputError("`vectors` must be finite, but they hold NaN or infinity.")
+        return largest
 
     def _blocks(self) -> Iterator[Vectors]:
-        for start in range(0, len(self), BLOCK):
-            yield self.take(np.arange(start, min(start + BLOCK, len(self))))
+        for start in range(0, len(self), ADD_ROWS):
+            yield self.take(np.arange(start, min(start + ADD_ROWS, len(self))))

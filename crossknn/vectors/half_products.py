@@ -1,7 +1,7 @@
-"""Products of float32 queries with float16 rows on a GPU, as exact as in float32 and without widening the rows.
+"""Inner products of float32 queries with float16 rows on a GPU's tensor cores, as exact as in float32.
 
-A query is split into two float16 numbers for each of its values, which together have float32's precision but for two
-bits; a GPU multiplies float16 many times faster than float32, and adds up in float32.
+A query is split into two float16 vectors, which together have float32's precision but for two bits. A GPU multiplies
+float16 many times faster than float32, accumulates in float32, and need not convert the rows.
 """
 
 from __future__ import annotations
@@ -10,51 +10,42 @@ from functools import cache
 
 import torch
 
-REST = 2.0**11  # what the first float16 leaves is so much smaller than it
-FAR = 2.0**-60  # values so much smaller than others count for nothing beside them
+RESIDUAL_SCALE = 2.0**11  # float16 rounds to 11 significant bits: the residual is smaller by this factor
+NEGLIGIBLE = 2.0**-60  # values smaller than others by this factor do not count
 
 
 @cache
 def can_multiply_halves(device: torch.device) -> bool:
-    """Whether torch can: it needs a GPU, and a product of float16 that is written in float32 (torch 2.8)."""
+    """Whether torch multiplies float16 with a float32 result there: on a GPU, from torch 2.8 on."""
     if device.type != "cuda":
         return False
     try:
-        one = torch.ones(16, 16, dtype=torch.float16, device=device)
-        return bool(torch.mm(one, one, out_dtype=torch.float32)[0, 0] == 16)
+        ones = torch.ones(16, 16, dtype=torch.float16, device=device)
+        return bool(torch.mm(ones, ones, out_dtype=torch.float32)[0, 0] == 16)
     except (TypeError, RuntimeError):
         return False
 
 
 def power_of_two(queries: torch.Tensor, width: int) -> torch.Tensor:
-    """(queries, 1) what each query is to be divided by so that none of its first `width` values is above 1.
+    """(queries, 1) scale by which to divide each query, so that its first `width` values are at most 1.
 
-    That rounds nothing. It is not so small that the values behind them would grow without bound.
+    A power of two, so that nothing is rounded; bounded below, so that the remaining values do not overflow.
     """
-    most = torch.linalg.vector_norm(queries[:, :width], torch.inf, dim=1, keepdim=True)
+    largest = torch.linalg.vector_norm(queries[:, :width], torch.inf, dim=1, keepdim=True)
     if width < queries.shape[1]:
-        most = most.maximum(FAR * torch.linalg.vector_norm(queries, torch.inf, dim=1, keepdim=True))
-    most = most.clamp_(min=torch.finfo(torch.float32).tiny)
-    power: torch.Tensor = most / torch.frexp(most).mantissa
+        largest = largest.maximum(NEGLIGIBLE * torch.linalg.vector_norm(queries, torch.inf, dim=1, keepdim=True))
+    largest = largest.clamp_(min=torch.finfo(torch.float32).tiny)
+    power: torch.Tensor = largest / torch.frexp(largest).mantissa
     return power
 
 
-class SplitQueries:
-    """(queries, dim) float32, with values up to 1, as pairs of float16."""
-
-    def __init__(self, queries: torch.Tensor) -> None:
-        first = queries.half()
-        self._both = torch.cat([first, ((queries - first) * REST).half()])
-
-    def products(self, rows: torch.Tensor) -> torch.Tensor:
-        """(queries, rows) float32"""
-        first, rest = self.multiply(self._both, rows.T).chunk(2)
-        return first.add_(rest, alpha=1 / REST)
-
-    @staticmethod
-    def multiply(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """float32 of float16"""
-        if one.is_cuda:
-            product: torch.Tensor = torch.mm(one, other, out_dtype=torch.float32)
-            return product
-        return one.float() @ other.float()
+def half_products(queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """(queries, rows) float32 products of float32 queries with values up to 1 and float16 rows."""
+    rounded = queries.half()
+    halves = torch.cat([rounded, ((queries - rounded) * RESIDUAL_SCALE).half()])
+    if halves.is_cuda:
+        products: torch.Tensor = torch.mm(halves, rows.T, out_dtype=torch.float32)
+    else:
+        products = halves.float() @ rows.T.float()
+    main, residual = products.chunk(2)
+    return main.add_(residual, alpha=1 / RESIDUAL_SCALE)

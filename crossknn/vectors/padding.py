@@ -1,4 +1,4 @@
-"""Arrays of different lengths as the lines of one."""
+"""Padding of arrays of different lengths to one matrix."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def pad_rows(lines: Sequence[NDArray[Any]], value: float) -> NDArray[Any]:
-    """(lines, most) of which the shorter ones are filled up with this value."""
-    filled = np.full(_shape(lines), value, dtype=lines[0].dtype if len(lines) else None)
-    for whole, line in zip(filled, lines, strict=True):
-        whole[: len(line)] = line
-    return filled
+def pad_rows(arrays: Sequence[NDArray[Any]], value: float) -> NDArray[Any]:
+    """(arrays, max length), padded with `value`."""
+    padded = np.full(_shape(arrays), value, dtype=arrays[0].dtype if len(arrays) else None)
+    for row, array in zip(padded, arrays, strict=True):
+        row[: len(array)] = array
+    return padded
 
 
-def valid_mask(lines: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
-    """(lines, most) where `pad_rows` has nothing to do."""
-    return np.arange(_shape(lines)[1]) < np.array([len(line) for line in lines], np.int64)[:, None]
+def valid_mask(arrays: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
+    """(arrays, max length), False where `pad_rows` pads."""
+    return np.arange(_shape(arrays)[1]) < np.array([len(array) for array in arrays], np.int64)[:, None]
 
 
-def _shape(lines: Sequence[NDArray[Any]]) -> tuple[int, int]:
-    return len(lines), max((len(line) for line in lines), default=0)
+def _shape(arrays: Sequence[NDArray[Any]]) -> tuple[int, int]:
+    return len(arrays), max((len(array) for array in arrays), default=0)

@@ -1,9 +1,9 @@
-"""The order every retriever keeps: largest estimate first, ties to the lower row."""
+"""Top-k and rank operations on numpy arrays: largest score first, ties to the lower row; reciprocal rank fusion."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,18 +11,20 @@ from numpy.typing import NDArray
 from crossknn.errors import RetrieverError
 from crossknn.types import EMPTY_PROPOSAL, Mask, Proposal, Rows, Scores
 
-ONE_OF = 64  # values that are looked at first
-SPARE = 16
+# The n-th largest of many values is bounded from below by a sample first, so that few of them are partitioned.
+SAMPLE_STRIDE: Final = 64
+SAMPLE_MARGIN: Final = 16
 
 
 def top_rows(scores: NDArray[Any], n: int, allowed: Mask | None = None) -> Proposal:
     """The `n` allowed rows of largest score, ties to the lower row; O(items) plus sorting `n`.
 
-    `scores` is (items,). A row whose score is −∞ is never proposed; NaN and +∞ are an error.
+    `scores` is (items,): finite, or −∞ for rows that are never proposed.
     """
-    values: Scores = np.asarray(scores, np.float32)  # compare what is returned, so that ties are ties
-    if not values.max(initial=-np.inf) < np.inf:  # NaN, too, is the largest
-        _refuse(values)
+    values: Scores = np.asarray(scores, np.float32)  # rounded before the comparison, so that ties are ties
+    if not values.max(initial=-np.inf) < np.inf:  # also where the maximum is NaN
+        row = int(np.argmax(np.isnan(values) | (values == np.inf)))
+        raise RetrieverError(f"A retriever's scores must be finite, or -inf to skip a row. Row {row}: {values[row]}.")
     if n <= 0 or not len(values):
         return EMPTY_PROPOSAL
     if allowed is None and values.min() > -np.inf:
@@ -41,18 +43,18 @@ def order_rows(rows: Rows, scores: NDArray[Any]) -> Proposal:
 
 
 def reciprocal_rank_fusion(proposals: Sequence[Proposal], *, constant: float) -> Proposal:
-    """All rows of these proposals by reciprocal rank: the sum of 1 / (constant + rank), ranks from 1."""
+    """All rows of these proposals, scored by the sum of 1 / (constant + rank), ranks from 1."""
     rows = np.unique(np.concatenate([proposal.rows for proposal in proposals]))
-    shares = np.zeros((len(rows), len(proposals)))
+    reciprocal = np.zeros((len(rows), len(proposals)))
     for column, proposal in enumerate(proposals):
         ranks = np.arange(1, len(proposal) + 1)
-        shares[np.searchsorted(rows, proposal.rows), column] = 1 / (constant + ranks)
-    # Summed in order of size, so that the same ranks from other proposals tie to the last bit.
-    return order_rows(rows, np.sort(shares, axis=1).sum(axis=1))
+        reciprocal[np.searchsorted(rows, proposal.rows), column] = 1 / (constant + ranks)
+    # Summed in order of size, so that rows with the same ranks in different proposals tie to the last bit.
+    return order_rows(rows, np.sort(reciprocal, axis=1).sum(axis=1))
 
 
 def ranks_in(proposal: Proposal, rows: Rows) -> Rows:
-    """The place of each row in the proposal, from 0; its length where the row is not in it."""
+    """The rank of each row in the proposal, from 0; the proposal's length for rows that are not in it."""
     if not len(proposal):
         return np.zeros(len(rows), np.int64)
     order = np.argsort(proposal.rows)
@@ -61,32 +63,26 @@ def ranks_in(proposal: Proposal, rows: Rows) -> Rows:
 
 
 def _largest(values: Scores, n: int) -> Rows:
-    """Positions of the `n` largest values, in no order; of equal values at the border the first are taken."""
+    """Positions of the `n` largest values, in no order; among ties at the threshold the first ones."""
     if n >= len(values):
         return np.arange(len(values))
-    border = _nth_largest(values, n)
-    above = np.flatnonzero(values > border)
-    at = np.flatnonzero(values == border)[: n - len(above)]
-    return np.concatenate([above, at])
+    threshold = _nth_largest(values, n)
+    above = np.flatnonzero(values > threshold)
+    tied = np.flatnonzero(values == threshold)[: n - len(above)]
+    return np.concatenate([above, tied])
 
 
 def _nth_largest(values: Scores, n: int) -> np.float32:
-    """A few values say roughly where it is, so that of a million only some thousands are partitioned."""
-    few = values[::ONE_OF]
-    place = 2 * n // ONE_OF + SPARE  # of the few, so many are expected above a border that twice `n` are above
-    if place < len(few) // 2:
-        low = _from_largest(few, place)
-        likely = values[values >= low]
+    sample = values[::SAMPLE_STRIDE]
+    rank = 2 * n // SAMPLE_STRIDE + SAMPLE_MARGIN  # about 2n of all values are above that of this rank in the sample
+    if rank < len(sample) // 2:
+        bound = _partition(sample, rank)
+        likely = values[values >= bound]
         if len(likely) >= n:
-            return low if np.count_nonzero(likely > low) < n else _from_largest(likely, n)
-    return _from_largest(values, n)
+            return bound if np.count_nonzero(likely > bound) < n else _partition(likely, n)
+    return _partition(values, n)
 
 
-def _from_largest(values: Scores, place: int) -> np.float32:
-    found: np.float32 = np.partition(values, len(values) - place)[len(values) - place]
+def _partition(values: Scores, rank: int) -> np.float32:
+    found: np.float32 = np.partition(values, len(values) - rank)[len(values) - rank]
     return found
-
-
-def _refuse(values: Scores) -> None:
-    row = int(np.argmax(np.isnan(values) | (values == np.inf)))
-    raise RetrieverError(f"a retriever's scores must be finite, or -inf to leave a row out. Row {row}: {values[row]}.")

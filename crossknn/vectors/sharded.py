@@ -1,9 +1,8 @@
-"""A search over vectors in several places: each part holds a range of the rows."""
+"""Vector search over shards, each of which holds a range of the rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,41 +11,41 @@ from numpy.typing import NDArray
 
 from crossknn._checks import check_positive
 from crossknn.errors import InputError
-from crossknn.types import EMPTY_PROPOSAL, AugmentableSearch, Mask, Proposal, Rows, Scores, Vectors, VectorSearch
+from crossknn.types import AugmentableSearch, Mask, Proposal, Rows, Scores, Vectors, VectorSearch
 from crossknn.vectors.augmented import AugmentedSearch
-from crossknn.vectors.base import check_limits
-from crossknn.vectors.device import search_with_candidates
+from crossknn.vectors.base import BaseSearch, map_in_threads, search_with_candidates
 from crossknn.vectors.exact import BLOCK_ROWS, ExactSearch
 from crossknn.vectors.ranking import order_rows
 
 if TYPE_CHECKING:
     import torch
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
-class ShardedSearch:
-    """Several searches as one: the rows of a part follow those of the part before it.
+class ShardedSearch(BaseSearch):
+    """Several searches as one, with the same results as one search over all vectors.
 
-    What is found is what one search over all vectors finds. Parts are asked at the same time, each by a thread of its
-    own, or with `at_once=1` one after the other.
+    Args:
+        parts: The searches; the rows of each follow those of the one before it.
+        at_once: How many parts are searched at the same time, by one thread each. Default: all.
     """
 
     def __init__(self, parts: Sequence[VectorSearch], *, at_once: int | None = None) -> None:
         if not parts:
-            raise InputError("parts must hold at least one search.")
+            raise InputError("`parts` must hold at least one search, got none.")
         if len({part.dim for part in parts}) > 1:
-            raise InputError(f"all parts must have the same dimension. Got {[part.dim for part in parts]} instead.")
+            raise InputError(f"`parts` must have the same dimension, got {[part.dim for part in parts]}.")
         if at_once is not None:
             check_positive("at_once", at_once)
         self.parts = tuple(parts)
         self.dim = parts[0].dim
-        self._at_once = min(at_once or len(parts), len(parts))
+        self._threads = min(at_once or len(parts), len(parts))
         self._starts = np.cumsum([0, *(len(part) for part in parts)])
 
     @classmethod
     def split(cls, vectors: NDArray[Any] | torch.Tensor, shards: int, *, device: str | None = None) -> ShardedSearch:
-        """Exact search over `vectors`, memory-mapped or not, shard by shard.
+        """Exact search over `vectors`, memory-mapped or not, one shard after the other.
 
         Shards end where a block of exact search ends, so that every inner product is the same to the last bit.
         """
@@ -57,18 +56,17 @@ class ShardedSearch:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def beside(self, *columns: NDArray[Any]) -> ShardedSearch:
-        """The same search where every vector goes on with these columns, each (items, some)."""
-        if any(len(column) != len(self) for column in columns):
-            raise InputError(f"columns beside the vectors must have a line for every item ({len(self)}).")
-        wider = [
-            part.beside(*mine) if isinstance(part, AugmentableSearch) else AugmentedSearch(part, *mine)
+    def with_columns(self, *columns: NDArray[Any]) -> ShardedSearch:
+        """The same search with columns, each (items, width), appended to every vector."""
+        self._check_columns(columns)
+        parts = [
+            part.with_columns(*mine) if isinstance(part, AugmentableSearch) else AugmentedSearch(part, *mine)
             for part, *mine in zip(self.parts, *(self._split(column) for column in columns), strict=True)
         ]
-        return ShardedSearch(wider, at_once=self._at_once)
+        return ShardedSearch(parts, at_once=self._threads)
 
     def close(self) -> None:
-        """End what parts that are elsewhere have begun there; nothing can be searched any more."""
+        """Close the parts that can be closed, such as remote ones; the search cannot be used any more."""
         for part in self.parts:
             if hasattr(part, "close"):
                 part.close()
@@ -82,84 +80,54 @@ class ShardedSearch:
         return vectors
 
     def estimates(self, queries: NDArray[Any]) -> Scores:
-        return np.concatenate(self._ask(lambda part, _: part.estimates(queries)), axis=1)
+        return np.concatenate(self._map(lambda number: self.parts[number].estimates(queries)), axis=1)
 
-    def search(
-        self,
-        queries: NDArray[Any],
-        n: int,
-        *,
-        exclude: Sequence[Rows] | None = None,
-        allowed: Mask | None = None,
-    ) -> list[Proposal]:
-        check_limits(self, len(queries), allowed=allowed, exclude=exclude)
-
-        def ask(part: VectorSearch, number: int) -> list[Proposal]:
-            hidden = None if exclude is None else self._mine(exclude, number)
-            return part.search(queries, n, exclude=hidden, allowed=self._split(allowed)[number])
-
-        return self._merge(self._ask(ask), n)
-
-    def search_with_candidates(
-        self,
-        queries: NDArray[Any],
-        n: int,
-        apart: Sequence[Rows] | None,
-        *,
-        exclude: Sequence[Rows] | None = None,
-        allowed: Mask | None = None,
+    def _search(
+        self, queries: Vectors, n: int, candidates: Sequence[Rows], exclude: Sequence[Rows], allowed: Mask | None
     ) -> tuple[list[Proposal], list[Scores]]:
-        """`search` among the rows that are not `apart`, and each query's inner products with those that are."""
-        check_limits(self, len(queries), allowed=allowed, exclude=exclude, apart=apart)
-        nothing = [EMPTY_PROPOSAL.rows] * len(queries)
-        places = [self._places(rows) for rows in apart or nothing]
+        masks = [None] * len(self.parts) if allowed is None else self._split(allowed)
 
-        def ask(part: VectorSearch, number: int) -> tuple[list[Proposal], list[Scores]]:
-            mine, hidden = (self._mine(rows or nothing, number) for rows in (apart, exclude))
-            return search_with_candidates(part, queries, n, mine, exclude=hidden, allowed=self._split(allowed)[number])
+        def search_part(number: int) -> tuple[list[Proposal], list[Scores]]:
+            mine, hidden = (self._rows_of(number, rows) for rows in (candidates, exclude))
+            return search_with_candidates(self.parts[number], queries, n, mine, exclude=hidden, allowed=masks[number])
 
-        answers = self._ask(ask)
-        products = [np.empty(len(rows), np.float32) for rows in apart or nothing]
-        for number, (_, told) in enumerate(answers):
-            for line, where, values in zip(products, places, told, strict=True):
-                line[where[number]] = values
-        return self._merge([found for found, _ in answers], n), products
+        results = self._map(search_part)
+        products = [np.empty(len(rows), np.float32) for rows in candidates]
+        places = [self._places(rows) for rows in candidates]
+        for number, (_, part_products) in enumerate(results):
+            for whole, where, values in zip(products, places, part_products, strict=True):
+                whole[where[number]] = values
+        return self._merge([found for found, _ in results], n), products
 
-    def _ask(self, ask: Callable[[Any, int], Found]) -> list[Found]:
-        """What every part answers, given its number."""
-        numbers = range(len(self.parts))
-        if self._at_once == 1:
-            return [ask(part, number) for part, number in zip(self.parts, numbers, strict=True)]
-        with ThreadPoolExecutor(self._at_once) as threads:
-            return list(threads.map(ask, self.parts, numbers))
+    def _map(self, function: Callable[[int], Result]) -> list[Result]:
+        """`function` of every part's number."""
+        return map_in_threads(function, range(len(self.parts)), self._threads)
 
-    def _merge(self, answers: Sequence[Sequence[Proposal]], n: int) -> list[Proposal]:
+    def _merge(self, proposals: Sequence[Sequence[Proposal]], n: int) -> list[Proposal]:
         """The best of all parts for every query."""
         merged = []
-        for found in zip(*answers, strict=True):
+        for found in zip(*proposals, strict=True):
             rows = np.concatenate([one.rows + start for one, start in zip(found, self._starts[:-1], strict=True)])
             merged.append(order_rows(rows, np.concatenate([one.estimates for one in found])).first(n))
         return merged
 
     def _places(self, rows: Rows) -> list[Rows]:
-        """For each part the places of its rows among these."""
+        """For each part, the positions of its rows in `rows`."""
         owner = np.searchsorted(self._starts, rows, side="right") - 1
         return [np.flatnonzero(owner == number) for number in range(len(self.parts))]
 
-    def _mine(self, rows: Sequence[Rows], number: int) -> list[Rows]:
-        """Of each query's rows those of a part, as it counts them."""
+    def _rows_of(self, number: int, rows: Sequence[Rows]) -> list[Rows]:
+        """Of each query's rows those of one part, counted from its start."""
         start, stop = self._starts[number : number + 2]
         return [one[(one >= start) & (one < stop)] - start for one in (np.asarray(one, np.int64) for one in rows)]
 
-    def _split(self, values: Any) -> list[Any]:
-        """What has a line for every item, cut by part."""
-        if values is None:
-            return [None] * len(self.parts)
+    def _split(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """An array with one row per item, by part."""
         return [values[start:stop] for start, stop in pairwise(self._starts)]
 
 
 def cut_rows(rows: int, shards: int) -> list[tuple[int, int]]:
-    """At most so many ranges of about the same length, each but the last a whole number of blocks."""
+    """At most this many ranges of about the same length, each but the last a whole number of blocks."""
     blocks = -(-rows // BLOCK_ROWS)
     size = -(-blocks // min(shards, blocks)) * BLOCK_ROWS
     return [(start, min(start + size, rows)) for start in range(0, rows, size)]

@@ -1,6 +1,7 @@
 """SentenceEncoder with a real model, all-MiniLM-L6-v2, from the package that carries it."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -83,10 +84,10 @@ def test_vectors_are_those_of_the_library():
     texts = ["", " ", "Σ ﬁ 水\0", "[SEP] </s>", "ice " * 300, *TEXTS, *(f"{text} {text}" for text in TEXTS)]
     for settings in ({"normalize": True}, {"normalize": False, "max_tokens": 7}):
         encoder = SentenceEncoder(folder, batch_size=4, **settings)
-        assert encoder._quick is not None
-        wanted = encoder._model.encode(texts, normalize_embeddings=settings["normalize"])
+        assert encoder._fast is not None
+        expected = encoder._model.encode(texts, normalize_embeddings=settings["normalize"])
         vectors = encoder.encode_items(texts)
-        np.testing.assert_allclose(vectors, wanted, atol=2e-6)
+        np.testing.assert_allclose(vectors, expected, atol=2e-6)
         np.testing.assert_array_equal(encoder.encode_queries(texts), vectors)
         assert vectors.dtype == np.float32
 
@@ -105,7 +106,7 @@ def test_short_texts_come_in_larger_batches():
 
 
 def test_an_unusual_model_is_left_to_the_library(encoder, tmp_path):
-    assert SentenceEncoder(folder, item_prompt="read: ")._quick is None
+    assert SentenceEncoder(folder, item_prompt="read: ")._fast is None
     for number, (file, change) in enumerate(
         [
             ("config_sentence_transformers.json", {"prompts": {"passage": "read: "}}),
@@ -116,7 +117,7 @@ def test_an_unusual_model_is_left_to_the_library(encoder, tmp_path):
         old = json.loads((copy / file).read_text()) if (copy / file).exists() else {}
         (copy / file).write_text(json.dumps({**old, **change}))
         unusual = SentenceEncoder(copy)
-        assert unusual._quick is None
+        assert unusual._fast is None
         assert unusual.encode_items(TEXTS).shape == encoder.encode_items(TEXTS).shape
 
 
@@ -126,16 +127,16 @@ def test_nothing_is_printed(capfd):
 
 
 @pytest.mark.parametrize("name", ["nobody/no-such-model", "no-such-model", "not a name!"])
-def test_an_unknown_name_says_how_to_use_a_folder(name, monkeypatch):
+def test_an_unknown_name(name, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelNotFound, match=r"neither a folder nor a model .* give its path"):
+    with pytest.raises(ModelNotFound, match=re.escape(name)):
         SentenceEncoder(name)
 
 
 def test_a_missing_or_empty_folder(tmp_path):
-    with pytest.raises(ModelNotFound, match="there is no such folder"):
+    with pytest.raises(ModelNotFound, match="none"):
         SentenceEncoder(tmp_path / "none")
-    with pytest.raises(ModelNotFound, match=r"holds config.json or modules.json; this one does not"):
+    with pytest.raises(ModelNotFound, match=r"config.json or modules.json"):
         SentenceEncoder(tmp_path)
 
 
@@ -143,16 +144,16 @@ def test_a_missing_or_empty_folder(tmp_path):
 def test_a_damaged_folder(tmp_path, damage):
     copy = shutil.copytree(folder, tmp_path / "copy")
     (copy / damage).write_bytes(b"{")
-    with pytest.raises(ModelNotFound, match="sentence-transformers could not load a model from it"):
+    with pytest.raises(ModelNotFound, match="sentence-transformers could not load the model"):
         SentenceEncoder(copy)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dtype": "int8"}, "dtype must be one of auto, .* Got 'int8' instead"),
-        ({"batch_size": 0}, "batch_size must be None or an integer of at least 1. Got 0 instead"),
-        ({"max_tokens": 100_000}, "max_tokens must be at most the model's own 256. Got 100000 instead"),
+        ({"dtype": "int8"}, "`dtype` must be one of 'auto', .*, got 'int8'"),
+        ({"batch_size": 0}, "`batch_size` must be a positive integer, got 0"),
+        ({"max_tokens": 100_000}, r"`max_tokens` must be at most the model's own limit \(256\), got 100000"),
     ],
 )
 def test_bad_settings(settings, message):
@@ -161,5 +162,5 @@ def test_bad_settings(settings, message):
 
 
 def test_one_string_is_not_a_list(encoder):
-    with pytest.raises(InputError, match="texts must be a list of strings"):
+    with pytest.raises(InputError, match="`texts` must be a list of strings"):
         encoder.encode_queries("one string")

@@ -35,7 +35,7 @@ class World:
     @property
     def scored(self) -> list[int]:
         """The queries that were scored, in order."""
-        return [query for query, item in self.scorer.asked if item == 0]
+        return [query for query, item in self.scorer.pairs if item == 0]
 
 
 @pytest.fixture

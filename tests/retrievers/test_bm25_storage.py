@@ -1,4 +1,4 @@
-"""BM25 in an index: fitted once, kept, fitted anew where the items or the rules changed, and never another one."""
+"""BM25 in an index: fitted once, stored, and fitted again where the items or the settings changed."""
 
 import json
 import sys
@@ -10,9 +10,9 @@ from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerQuery
 from crossknn.items.items import Items
-from crossknn.retrievers import bm25_storage as kept_bm25
+from crossknn.retrievers import bm25_storage
 from crossknn.retrievers.bm25 import Bm25
-from crossknn.retrievers.bm25_storage import POSTINGS_FILE, STEMS_FILE, KeptBm25, estimate_bytes
+from crossknn.retrievers.bm25_storage import POSTINGS_FILE, STEMS_FILE, StoredBm25, estimate_bytes
 from crossknn.storage.atomic_dir import _hash_json
 from crossknn.strategies.rerank import Rerank
 from tests.indexing.test_index import Setup, found
@@ -48,23 +48,23 @@ def change_manifest(folder, change):
 
 
 def drop_bm25(content):
-    """As an index was before BM25 was kept."""
+    """As an index without BM25."""
     del content["facts"]["bm25"], content["files"][STEMS_FILE], content["files"][POSTINGS_FILE]
 
 
 def test_a_searcher_on_a_loaded_index_fits_nothing_and_finds_the_same(saved, fits):
     setup = Setup()
-    kept = found(setup.searcher(Index.load(saved)), setup.new_queries, RERANK)
+    stored = found(setup.searcher(Index.load(saved)), setup.new_queries, RERANK)
     assert fits == []
-    assert kept == found(setup.searcher(setup.items), setup.new_queries, RERANK)
+    assert stored == found(setup.searcher(setup.items), setup.new_queries, RERANK)
     assert fits == [120]
 
 
-def test_kept_scores_are_fitted_scores(saved):
+def test_stored_scores_are_fitted_scores(saved):
     np.testing.assert_array_equal(Index.load(saved).bm25.scores(QUERY), Bm25().fit(Setup().items).scores(QUERY))
 
 
-def test_what_a_build_fitted_is_what_its_index_keeps(tmp_path, fits):
+def test_an_index_stores_what_its_build_fitted(tmp_path, fits):
     setup = Setup()
     index = setup.build(None, sampling=PerQuery(items=5, retriever="fused"))
     index.save(tmp_path)
@@ -90,21 +90,21 @@ def test_an_index_without_it_is_opened_and_fits(saved, fits):
 
 
 @pytest.mark.parametrize("setting", ["k1", "b", "method", "stemmer", "stemmer_version", "stopwords"])
-def test_it_is_not_used_where_any_rule_is_another(saved, fits, setting):
+def test_other_settings_are_fitted_again(saved, fits, setting):
     change_manifest(saved, lambda content: content["facts"]["bm25"].update({setting: "another"}))
     scores = Index.load(saved).bm25.scores(QUERY)
     assert fits == [120]
     np.testing.assert_array_equal(scores, Bm25().fit(Setup().items).scores(QUERY))
 
 
-def test_your_own_takes_its_place(saved, fits):
+def test_your_own_takes_precedence(saved, fits):
     setup, own = Setup(), Bm25(k1=2.0, b=1.0)
     hits = found(setup.searcher(Index.load(saved), retrievers=[own]), setup.new_queries, RERANK)
     assert fits == [120]
     assert hits != found(setup.searcher(Index.load(saved)), setup.new_queries, RERANK)
 
 
-def test_one_that_a_build_was_given_is_not_kept_as_the_default(tmp_path):
+def test_your_own_of_a_build_is_not_stored(tmp_path):
     own = Bm25(k1=2.0, b=1.0)
     setup = Setup()
     index = setup.build(None, sampling=PerQuery(items=5, retriever="bm25"), retrievers=[own])
@@ -124,12 +124,12 @@ def test_added_and_removed_items_are_counted(saved, tmp_path, fits):
     assert fits == [123, 123, 121, 121]
 
 
-def test_items_without_a_word_can_be_kept(tmp_path):
-    kept = KeptBm25.of(Bm25().fit(Items(["?", "!", "a"])))
-    for name, write in kept.files().items():
+def test_items_without_words_can_be_stored(tmp_path):
+    stored = StoredBm25.of(Bm25().fit(Items(["?", "!", "a"])))
+    for name, write in stored.files().items():
         write(tmp_path / name)
-    files = {name: tmp_path / name for name in kept.files()}
-    assert KeptBm25.load(files, kept.settings, 3).open().scores("a word").tolist() == [0, 0, 0]
+    files = {name: tmp_path / name for name in stored.files()}
+    assert StoredBm25.load(files, stored.settings, 3).open().scores("a word").tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["stems", "postings"])
@@ -148,7 +148,7 @@ def test_files_that_do_not_belong_together_are_refused(saved, tmp_path):
     (saved / other.name).write_bytes(other.read_bytes())
     listed = json.loads((tmp_path / "other" / "index.json").read_text())["files"]
     change_manifest(saved, lambda content: content["files"].update({POSTINGS_FILE: listed[POSTINGS_FILE]}))
-    with pytest.raises(InputError, match=r"do not fit together .*rows of stems must lie side by side"):
+    with pytest.raises(InputError, match=r"do not fit together .*one range of rows per stem"):
         Index.load(saved)
     change_manifest(saved, lambda content: content["files"].pop(POSTINGS_FILE))
     with pytest.raises(InputError, match=r"do not fit together .*postings"):
@@ -157,10 +157,10 @@ def test_files_that_do_not_belong_together_are_refused(saved, tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a mapped file cannot be deleted there")
 def test_an_open_index_keeps_its_own_while_another_takes_the_folder(saved):
-    wanted = Bm25().fit(Setup().items).scores(QUERY)
+    expected = Bm25().fit(Setup().items).scores(QUERY)
     old = Index.load(saved)
     Setup(items=60).build(None).save(saved)
-    np.testing.assert_array_equal(old.bm25.scores(QUERY), wanted)
+    np.testing.assert_array_equal(old.bm25.scores(QUERY), expected)
 
 
 def test_without_bm25s_an_index_is_saved_without(tmp_path, monkeypatch):
@@ -181,5 +181,5 @@ def test_its_bytes_are_estimated_from_some_items(tmp_path, monkeypatch):
     size = sum(path.stat().st_size for name in ("stems", "postings") for path in tmp_path.glob(f"{name}-*"))
     assert estimate_bytes(setup.items) == pytest.approx(size, abs=1500)  # but for headers
     exact = estimate_bytes(setup.items)
-    monkeypatch.setattr(kept_bm25, "ESTIMATED", 40)
+    monkeypatch.setattr(bm25_storage, "ESTIMATE_ITEMS", 40)
     assert estimate_bytes(setup.items) == pytest.approx(exact, rel=0.2)

@@ -1,4 +1,4 @@
-"""Retrievers are asked once in a search, whoever wants their rows."""
+"""Each retriever runs once in a search, also as a member of a fused one."""
 
 import numpy as np
 
@@ -12,15 +12,15 @@ QUERIES = ["one", "two", "three"]
 
 
 class Counting(Random):
-    """Notes how many rows it was asked for."""
+    """Records the number of rows of every call."""
 
     def __init__(self, seed: int, name: str) -> None:
         super().__init__(seed)
         self.name = name
-        self.asked: list[int] = []
+        self.requested: list[int] = []
 
     def retrieve(self, queries, n, *, allowed=None):
-        self.asked.append(n)
+        self.requested.append(n)
         return super().retrieve(queries, n, allowed=allowed)
 
 
@@ -36,33 +36,33 @@ def same(one, other) -> None:
         np.testing.assert_array_equal(mine.estimates, theirs.estimates)
 
 
-def test_members_that_were_asked_for_more_are_not_asked_again():
-    members, fused, proposed = make()
-    proposed("a", 100)
-    proposed("b", 100)
-    name, found = proposed(None, 30)
+def test_members_with_longer_lists_do_not_run_again():
+    members, fused, cache = make()
+    cache("a", 100)
+    cache("b", 100)
+    name, found = cache(None, 30)
     assert name == "fused"
-    assert [member.asked for member in members.values()] == [[100], [100]]
+    assert [member.requested for member in members.values()] == [[100], [100]]
     same(found, fused.retrieve(QUERIES, 30))
 
 
-def test_members_that_were_asked_for_less_are_asked_for_more():
-    members, fused, proposed = make()
-    proposed("a", 5)
-    same(proposed("fused", 150)[1], fused.retrieve(QUERIES, 150))
-    assert members["a"].asked[:3] == [5, 20, 40]
-    same(proposed("a", 10)[1], members["a"].retrieve(QUERIES, 10))
+def test_members_with_shorter_lists_run_again():
+    members, fused, cache = make()
+    cache("a", 5)
+    same(cache("fused", 150)[1], fused.retrieve(QUERIES, 150))
+    assert members["a"].requested[:3] == [5, 20, 40]
+    same(cache("a", 10)[1], members["a"].retrieve(QUERIES, 10))
 
 
-def test_only_those_that_were_named_have_ranks():
-    _, _, proposed = make()
-    (rows, *_) = (one.rows for one in proposed("fused", 10)[1])
-    assert {name: ranks.tolist() for name, ranks in proposed.ranks(0, rows).items()} == {"fused": list(range(1, 11))}
-    proposed("b", 10)
-    assert set(proposed.ranks(0, rows)) == {"fused", "b"}
+def test_only_retrievers_called_by_name_have_ranks():
+    _, _, cache = make()
+    (rows, *_) = (one.rows for one in cache("fused", 10)[1])
+    assert {name: ranks.tolist() for name, ranks in cache.ranks(0, rows).items()} == {"fused": list(range(1, 11))}
+    cache("b", 10)
+    assert set(cache.ranks(0, rows)) == {"fused", "b"}
 
 
-def test_one_that_is_derived_from_a_fusing_one_does_as_it_likes():
+def test_a_subclass_of_fused_may_override_retrieve():
     class Own(Fused):
         def retrieve(self, queries, n, *, allowed=None):
             return [proposal.first(1) for proposal in super().retrieve(queries, n, allowed=allowed)]

@@ -1,4 +1,4 @@
-"""Every retriever is held to the one contract."""
+"""Every retriever passes the contract check."""
 
 from collections.abc import Callable
 
@@ -84,9 +84,9 @@ def test_a_second_retriever_agrees(make):
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (lambda r: r.retrieve("one string", 3), "queries must be a list"),
-        (lambda r: r.retrieve(["a"], -1), "n must be an integer of at least 0. Got -1 instead"),
-        (lambda r: r.retrieve(["a"], 1.5), "n must be an integer"),
+        (lambda r: r.retrieve("one string", 3), "`queries` must be a list"),
+        (lambda r: r.retrieve(["a"], -1), "`n` must be a nonnegative integer, got -1"),
+        (lambda r: r.retrieve(["a"], 1.5), "`n` must be a nonnegative integer"),
         (lambda r: r.retrieve(["a"], 1, allowed=np.ones(3, np.bool_)), r"shape \(8,\), one per item"),
         (lambda r: r.retrieve(["a"], 1, allowed=np.ones(8)), "must be a boolean array"),
     ],
@@ -96,8 +96,13 @@ def test_bad_requests(make, request_, message):
         request_(make().fit(Items(TEXTS)))
 
 
-def test_no_rows_wanted(make):
+def test_zero_rows(make):
     assert [len(p) for p in make().fit(Items(TEXTS)).retrieve(QUERIES, 0)] == [0] * len(QUERIES)
+
+
+def test_retrievers_are_silent(make, capfd):
+    make().fit(Items(TEXTS)).retrieve(QUERIES, 2)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_importing_brings_no_heavy_library():

@@ -29,7 +29,7 @@ def test_largest_inner_product_first(vectors):
 
 
 def test_one_vector_per_item():
-    with pytest.raises(InputError, match=r"one vector per item \(3\). Got 2 instead"):
+    with pytest.raises(InputError, match=r"one vector per item \(3\), got 2"):
         Dense(ENCODER, vectors=np.ones((2, 2), np.float32)).fit(ITEMS)
 
 
@@ -41,9 +41,9 @@ def test_dimensions_must_agree():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"encoder": "all-MiniLM-L6-v2"}, "encoder must be an Encoder. Got str instead"),
-        ({"encoder": ENCODER, "vectors": np.ones(3)}, r"vectors must have shape \(items, dim\). Got \(3,\) instead"),
-        ({"encoder": ENCODER, "vectors": [[1, 2]]}, "vectors must be an array or a VectorSearch. Got list instead"),
+        ({"encoder": "all-MiniLM-L6-v2"}, "`encoder` must be an Encoder, got str"),
+        ({"encoder": ENCODER, "vectors": np.ones(3)}, r"`vectors` must have shape \(items, dim\), got \(3,\)"),
+        ({"encoder": ENCODER, "vectors": [[1, 2]]}, "`vectors` must be an array or a VectorSearch, got list"),
     ],
 )
 def test_bad_arguments(arguments, message):

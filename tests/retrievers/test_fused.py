@@ -77,9 +77,9 @@ def test_fit_leaves_fitted_members_alone():
     ("arguments", "message"),
     [
         ({"retrievers": []}, "at least one retriever"),
-        ({"retrievers": ["bm25"]}, "must hold retrievers. Got a str"),
-        ({"retrievers": [Random()], "constant": -1}, "constant must be a finite number of at least 0. Got -1"),
-        ({"retrievers": [Random()], "depth": 0}, "depth must be an integer of at least 1. Got 0 instead"),
+        ({"retrievers": ["bm25"]}, "must hold retrievers, got a str"),
+        ({"retrievers": [Random()], "constant": -1}, "`constant` must be a finite nonnegative number, got -1"),
+        ({"retrievers": [Random()], "depth": 0}, "`depth` must be a positive integer, got 0"),
     ],
 )
 def test_bad_arguments(arguments, message):

@@ -42,7 +42,7 @@ def test_random_is_quick_over_many_items():
 
 
 def test_random_seed_is_checked():
-    with pytest.raises(InputError, match=r"seed must be an integer of at least 0. Got -1 instead"):
+    with pytest.raises(InputError, match="`seed` must be a nonnegative integer, got -1"):
         Random(-1)
 
 
@@ -66,11 +66,11 @@ def test_given_takes_integer_ids():
 def test_given_without_a_list():
     candidates = {"q": ["b"]}
     assert len(Given(candidates).fit(ITEMS).retrieve(["other"], 5)[0]) == 0
-    with pytest.raises(InputError, match="no candidates were given for the query 'other'"):
+    with pytest.raises(InputError, match="no candidates for the query 'other'"):
         Given(candidates, missing="error").fit(ITEMS).retrieve(["other"], 5)
 
 
-def test_given_honours_the_filter_before_the_count():
+def test_given_applies_the_filter_before_the_count():
     (found,) = Given({"q": ["b", "r"]}).fit(ITEMS).retrieve(["q"], 1, allowed=np.array([True, True, False]))
     assert found.rows.tolist() == [0]
 
@@ -78,14 +78,14 @@ def test_given_honours_the_filter_before_the_count():
 @pytest.mark.parametrize(
     ("candidates", "message"),
     [
-        ({"q": ["b", "b"]}, "query 'q': the id 'b' is listed twice"),
-        ({"q": [("b", 1), ("b", 2)]}, "query 'q': the id 'b' is listed twice"),
-        ({"q": "b"}, "must be a list of ids. Got the string 'b'"),
+        ({"q": ["b", "b"]}, "'q': the id 'b' is listed twice"),
+        ({"q": [("b", 1), ("b", 2)]}, "'q': the id 'b' is listed twice"),
+        ({"q": "b"}, "must be a list of ids, got the string 'b'"),
         ({"q": ["b", ("r", 1)]}, "all ids or all"),
         ({"q": [("b", float("nan"))]}, "candidate 1 must be an id or an"),
         ({"q": [("b",)]}, "candidate 1 must be an id or an"),
         ({"q": [(None, 1)]}, "candidate 1 must be an id or an"),
-        (["b"], "must map each query's text to a list of ids. Got list"),
+        (["b"], "must map each query's text to a list of ids, got list"),
     ],
 )
 def test_given_refuses_bad_lists(candidates, message):
@@ -94,12 +94,12 @@ def test_given_refuses_bad_lists(candidates, message):
 
 
 def test_given_refuses_unknown_ids_at_fit():
-    with pytest.raises(InputError, match="the list of query 'q' holds the id 'x', which is not among the items"):
+    with pytest.raises(InputError, match="'q': the candidate 'x' is not among the items"):
         Given({"q": ["b", "x"]}).fit(ITEMS)
 
 
 def test_given_refuses_an_unknown_missing():
-    with pytest.raises(InputError, match='missing must be "empty" or "error"'):
+    with pytest.raises(InputError, match="`missing` must be one of 'empty', 'error'"):
         Given({}, missing="ignore")
 
 
@@ -108,7 +108,7 @@ def test_trec_run(tmp_path):
     run.write_text("1 Q0 r 1 0.5 me\n1 Q0 b 2 0.9 me\n\n2\tQ0\tg\t1\t3\tme\n")
     retriever = Given.from_trec(run, queries={"1": "first", "2": "second"}).fit(ITEMS)
     first, second = retriever.retrieve(["first", "second"], 5)
-    assert first.rows.tolist() == [2, 0]  # by score, not by the rank that is written
+    assert first.rows.tolist() == [2, 0]  # by score, not by the rank in the file
     np.testing.assert_allclose(first.estimates, [0.9, 0.5])
     assert second.rows.tolist() == [1]
 
@@ -116,10 +116,10 @@ def test_trec_run(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("1 Q0 r 1 0.5", "run.trec:2: wanted six fields, .* Got 5 instead"),
-        ("1 Q0 r 1 high me", "run.trec:2: the score must be a finite number. Got 'high'"),
-        ("1 Q0 r 1 nan me", "run.trec:2: the score must be a finite number. Got 'nan'"),
-        ("9 Q0 r 1 0.5 me", "run.trec:2: the query id '9' is not among the queries given"),
+        ("1 Q0 r 1 0.5", "run.trec:2: a line must have six fields .*, got 5"),
+        ("1 Q0 r 1 high me", "run.trec:2: the score must be a finite number, got 'high'"),
+        ("1 Q0 r 1 nan me", "run.trec:2: the score must be a finite number, got 'nan'"),
+        ("9 Q0 r 1 0.5 me", "run.trec:2: the query id '9' is not in `queries`"),
         ("1 Q0 b 1 0.5 me", "run.trec:2: 'b' is listed twice for '1', first in line 1"),
     ],
 )

@@ -80,7 +80,7 @@ def test_hits_are_the_best_of_what_was_scored_and_calls_are_counted(strategy):
         sum(hits.calls for hits in setup.searcher.search_many(setup.queries, strategy=strategy)) * 2
         == setup.scorer.calls
     )
-    assert len(set(setup.scorer.asked)) * 2 == setup.scorer.calls  # two searches, no pair twice in either
+    assert len(set(setup.scorer.pairs)) * 2 == setup.scorer.calls  # two searches, no pair twice in either
 
 
 def test_one_scorer_call_per_round_for_all_queries():
@@ -121,7 +121,7 @@ def test_the_filter_holds_whichever_way_it_is_given(strategy):
     by_test = setup.searcher.search_many(setup.queries, strategy=strategy, filter=lambda id_: id_ in ids)
     assert [h.ids for h in by_ids] == [h.ids for h in by_test]
     assert all(set(h.ids) <= ids for h in by_ids)
-    assert {row % 2 for _, row in setup.scorer.asked} == {0}
+    assert {row % 2 for _, row in setup.scorer.pairs} == {0}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
@@ -165,7 +165,7 @@ def test_a_deadline_returns_the_best_so_far_and_says_so(strategy, max_pairs, mon
     assert {hits.stopped for hits in found} == {"deadline"}
     assert not found[0].complete
     for query, hits in enumerate(found):
-        scored = [setup.world.scores[query, row] for asked, row in setup.scorer.asked if asked == query]
+        scored = [setup.world.scores[query, row] for asked, row in setup.scorer.pairs if asked == query]
         assert [h.score for h in hits] == sorted(scored, reverse=True)[:5]
 
 
@@ -189,7 +189,7 @@ def test_an_ask_too_large_for_one_call_is_scored_in_several(strategy, monkeypatc
         hits.hits for hits in wanted
     ]
     assert max(parts.scorer.batches) <= 20
-    assert sorted(parts.scorer.asked) == sorted(whole.scorer.asked)
+    assert sorted(parts.scorer.pairs) == sorted(whole.scorer.pairs)
 
 
 def test_a_deadline_that_is_far_away_changes_nothing():

@@ -25,7 +25,7 @@ def test_the_trace_is_every_call_in_its_order(strategy):
     found = setup.searcher.search_many(setup.queries, k=5, strategy=strategy)
     for query, hits in enumerate(found):
         trace = hits.trace
-        assert [hit.row for hit in trace] == [row for asked, row in setup.scorer.asked if asked == query]
+        assert [hit.row for hit in trace] == [row for asked, row in setup.scorer.pairs if asked == query]
         assert len(trace) == hits.calls
         assert [hit.score for hit in trace] == setup.world.scores[query, [hit.row for hit in trace]].tolist()
         assert [hit.id for hit in trace] == [f"id-{hit.row}" for hit in trace]

@@ -34,12 +34,12 @@ def test_contract_in_every_storage_type(dtype, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_many_blocks_give_what_one_block_gives(monkeypatch, device):
+def test_many_blocks_equal_one_block(monkeypatch, device):
     vectors, queries = random_vectors(500), random_vectors(7, seed=1)
     whole = ExactSearch(vectors, device=device).search(queries, 20)
     monkeypatch.setattr(exact, "BLOCK_ROWS", 33)
     monkeypatch.setattr(exact, "BLOCK_QUERIES", 2)
-    monkeypatch.setattr(exact, "STEP_BYTES", {"cpu": 8 * 4 * 10, "cuda": 8 * 4 * 10})
+    monkeypatch.setattr(exact, "CONVERT_BYTES", {"cpu": 8 * 4 * 10, "cuda": 8 * 4 * 10})
     blocked = ExactSearch(vectors, device=device)
     check_vector_search(blocked, vectors)
     for one, other in zip(whole, blocked.search(queries, 20), strict=True):
@@ -67,29 +67,29 @@ def test_ties_go_to_the_lower_row(values, n, block, data):
         found = search.search(np.ones((1, 1)), n, exclude=[np.array(sorted(banned), np.int64)])[0]
     finally:
         patch.undo()
-    wanted = sorted(set(range(len(values))) - banned, key=lambda row: (-values[row], row))[:n]
-    assert found.rows.tolist() == wanted
-    assert found.estimates.tolist() == [values[row] for row in wanted]
+    expected = sorted(set(range(len(values))) - banned, key=lambda row: (-values[row], row))[:n]
+    assert found.rows.tolist() == expected
+    assert found.estimates.tolist() == [values[row] for row in expected]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_columns_beside_the_vectors_count_as_part_of_them(device):
+def test_appended_columns_count_as_part_of_the_vectors(device):
     vectors, columns = random_vectors(dim=5), random_vectors(dim=3, seed=1)
-    narrow = ExactSearch(vectors.astype(np.float16), device=device)
-    wide = narrow.beside(columns[:, :2], np.empty((50, 0), np.float32), columns[:, 2:])
-    check_vector_search(wide, np.concatenate([vectors.astype(np.float16).astype(np.float32), columns], axis=1))
-    assert (narrow.dim, wide.dim) == (5, 8)
-    check_vector_search(AugmentedSearch(narrow, columns), np.concatenate([vectors.astype(np.float16), columns], axis=1))
-    with pytest.raises(InputError, match=r"must have a line for every item \(50\)"):
-        narrow.beside(columns[:-1])
+    plain = ExactSearch(vectors.astype(np.float16), device=device)
+    augmented = plain.with_columns(columns[:, :2], np.empty((50, 0), np.float32), columns[:, 2:])
+    check_vector_search(augmented, np.concatenate([vectors.astype(np.float16).astype(np.float32), columns], axis=1))
+    assert (plain.dim, augmented.dim) == (5, 8)
+    check_vector_search(AugmentedSearch(plain, columns), np.concatenate([vectors.astype(np.float16), columns], axis=1))
+    with pytest.raises(InputError, match=r"one row per item \(50\)"):
+        plain.with_columns(columns[:-1])
 
 
-def test_what_is_apart_may_be_in_any_block(monkeypatch):
+def test_candidates_may_be_in_any_block(monkeypatch):
     monkeypatch.setattr(exact, "BLOCK_ROWS", 7)
     check_vector_search(ExactSearch(random_vectors()), random_vectors())
 
 
-def test_memory_mapped_file_is_read_where_it_lies(tmp_path):
+def test_memory_mapped_file(tmp_path):
     vectors = random_vectors().astype(np.float16)
     np.save(tmp_path / "v.npy", vectors)
     check_vector_search(ExactSearch(np.load(tmp_path / "v.npy", mmap_mode="r")), vectors)
@@ -117,30 +117,29 @@ def test_memory_does_not_grow_with_the_items(tmp_path):
         print(peak[0] - before)
     """
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
-    assert float(run.stdout) < 200  # MB; widening everything at once would take 800
+    assert float(run.stdout) < 200  # MB; converting everything at once would take 800
 
 
 @pytest.mark.parametrize(
     ("vectors", "message"),
     [
-        (np.zeros(3, np.float32), "vectors must have shape (items, dim). Got (3,) instead."),
-        (np.zeros((3, 2), np.int64), "vectors must be float16, bfloat16 or float32. Got int64 instead."),
-        ([[1.0]], "vectors must be a floating-point array or tensor. Got list instead."),
+        (np.zeros(3, np.float32), r"`vectors` must have shape \(items, dim\), got \(3,\)"),
+        (np.zeros((3, 2), np.int64), "`vectors` must be float16, bfloat16 or float32, got int64"),
+        ([[1.0]], "`vectors` must be a floating-point array or tensor, got list"),
     ],
 )
 def test_unusable_vectors_are_refused(vectors, message):
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=message):
         ExactSearch(vectors)
-    assert str(error.value) == message
 
 
 def test_unusable_queries_and_masks_are_refused():
     search = ExactSearch(random_vectors())
-    with pytest.raises(InputError, match=r"query vectors must have shape \(queries, 8\). Got \(1, 7\) instead."):
+    with pytest.raises(InputError, match=r"must have shape \(queries, 8\), got \(1, 7\)"):
         search.search(np.ones((1, 7)), 3)
-    with pytest.raises(InputError, match=r"one array of rows per query \(1\). Got 2 instead."):
+    with pytest.raises(InputError, match=r"`exclude` must hold one array of rows per query \(1\), got 2"):
         search.search(np.ones((1, 8)), 3, exclude=[np.array([1]), np.array([2])])
-    with pytest.raises(InputError, match=r"one value per item \(50\). Got 3 instead."):
+    with pytest.raises(InputError, match=r"`allowed` must hold one value per item \(50\), got 3"):
         search.search(np.ones((1, 8)), 3, allowed=np.ones(3, bool))
     with pytest.raises(InputError, match="hold NaN"):
         search.search(np.full((1, 8), np.nan), 3)

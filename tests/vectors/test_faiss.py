@@ -1,4 +1,4 @@
-"""FAISS: what is built and kept, limits that must hold, and when all rows are looked at."""
+"""FAISS: recall, filters, saved indexes, and when exact search takes over."""
 
 import subprocess
 import sys
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from crossknn.errors import InputError
+from crossknn.vectors.base import recall_against_exact
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.faiss import FaissSearch
-from crossknn.vectors.recall import recall_against_exact
 
 ROWS, DIM = 8_000, 20
 
@@ -40,20 +40,20 @@ def ivf(vectors):
 
 @pytest.fixture(params=["hnsw", "ivf"])
 def search(request, monkeypatch):
-    """One that looks at all rows only where it found too little."""
-    monkeypatch.setattr(FaissSearch, "_quickest", lambda *_: "faiss")
+    """A search that falls back to exact search only where FAISS found too few rows."""
+    monkeypatch.setattr(FaissSearch, "_fastest", lambda *_: "faiss")
     return request.getfixturevalue(request.param)
 
 
 def count_exact(monkeypatch):
-    """How many queries exact search gets, from now on."""
+    """Record the queries that exact search gets."""
     seen, plain = [], ExactSearch.search_with_candidates
 
     def search_with_candidates(self, queries, *args, **options):
         seen.extend(queries)
         return plain(self, queries, *args, **options)
 
-    monkeypatch.setattr(ExactSearch, "search_apart", search_with_candidates)
+    monkeypatch.setattr(ExactSearch, "search_with_candidates", search_with_candidates)
     return seen
 
 
@@ -69,7 +69,7 @@ def test_more_effort_finds_more(vectors, queries, search):
 
 
 def test_estimates_are_exact_whatever_the_storage(vectors, queries, ivf, monkeypatch):
-    monkeypatch.setattr(FaissSearch, "_quickest", lambda *_: "faiss")
+    monkeypatch.setattr(FaissSearch, "_fastest", lambda *_: "faiss")
     exact = ExactSearch(vectors)
     products = exact.estimates(queries)
     for line, proposal in zip(products, ivf.search(queries, 20), strict=True):
@@ -78,24 +78,24 @@ def test_estimates_are_exact_whatever_the_storage(vectors, queries, ivf, monkeyp
     np.testing.assert_array_equal(ivf.take(np.array([5, 3])), exact.take(np.array([5, 3])))
 
 
-def test_many_excluded_rows_near_the_top_are_passed(vectors, queries, search, monkeypatch):
+def test_many_excluded_rows_near_the_top(vectors, queries, search, monkeypatch):
     """As in posterior search, which asks for the best that no retriever proposes."""
     exact = ExactSearch(vectors)
     hidden = [one.rows for one in exact.search(queries, 1_000)]
-    wanted = exact.search(queries, 10, exclude=hidden)
-    asked = count_exact(monkeypatch)
+    expected = exact.search(queries, 10, exclude=hidden)
+    exact_queries = count_exact(monkeypatch)
     found = search.search(queries, 10, exclude=hidden)
-    assert not asked
+    assert not exact_queries
     assert not any(np.isin(one.rows, rows).any() for one, rows in zip(found, hidden, strict=True))
-    assert np.mean([np.isin(a.rows, b.rows).mean() for a, b in zip(wanted, found, strict=True)]) > 0.8
+    assert np.mean([np.isin(a.rows, b.rows).mean() for a, b in zip(expected, found, strict=True)]) > 0.8
 
 
-def test_a_filter_holds_and_what_is_left_is_found(vectors, queries, search):
+def test_filters(vectors, queries, search):
     exact = ExactSearch(vectors)
     allowed = np.random.default_rng(2).random(ROWS) < 0.2
-    found, wanted = (one.search(queries, 20, allowed=allowed) for one in (search, exact))
+    found, expected = (one.search(queries, 20, allowed=allowed) for one in (search, exact))
     assert all(allowed[one.rows].all() and len(one) == 20 for one in found)
-    assert np.mean([np.isin(a.rows, b.rows).mean() for a, b in zip(wanted, found, strict=True)]) > 0.9
+    assert np.mean([np.isin(a.rows, b.rows).mean() for a, b in zip(expected, found, strict=True)]) > 0.9
     few = np.zeros(ROWS, np.bool_)
     few[[7, 70, 700]] = True
     for proposal, right in zip(
@@ -104,32 +104,32 @@ def test_a_filter_holds_and_what_is_left_is_found(vectors, queries, search):
         assert proposal.rows.tolist() == right.rows.tolist()
 
 
-def test_few_allowed_rows_are_looked_at_one_by_one(vectors, queries, hnsw, monkeypatch):
-    asked = count_exact(monkeypatch)
+def test_few_allowed_rows_are_scored_directly(vectors, queries, hnsw, monkeypatch):
+    exact_queries = count_exact(monkeypatch)
     allowed = np.arange(ROWS) % 100 == 0
     found = hnsw.search(queries, 5, allowed=allowed)
-    assert not asked
-    wanted = ExactSearch(vectors).search(queries, 5, allowed=allowed)
-    assert [one.rows.tolist() for one in found] == [one.rows.tolist() for one in wanted]
+    assert not exact_queries
+    expected = ExactSearch(vectors).search(queries, 5, allowed=allowed)
+    assert [one.rows.tolist() for one in found] == [one.rows.tolist() for one in expected]
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
-def test_where_exact_search_is_cheaper_it_is_asked(kind, vectors, queries, request, monkeypatch):
-    """For many queries at once, and where many products are wanted beside what is found."""
-    search, asked = request.getfixturevalue(kind), count_exact(monkeypatch)
+def test_exact_search_takes_over_where_it_is_cheaper(kind, vectors, queries, request, monkeypatch):
+    """For many queries at once, and for many candidates."""
+    search, exact_queries = request.getfixturevalue(kind), count_exact(monkeypatch)
     search.search(queries, 10)
-    assert len(asked) == len(queries)
+    assert len(exact_queries) == len(queries)
     rows = np.arange(0, ROWS, 3)
     found, products = search.search_with_candidates(queries[:1], 10, [rows])
-    assert len(asked) == len(queries) + 1
+    assert len(exact_queries) == len(queries) + 1
     assert not np.isin(found[0].rows, rows).any()
     np.testing.assert_allclose(products[0], vectors[rows].astype(np.float32) @ queries[0], rtol=1e-4, atol=1e-4)
 
 
-def test_what_finds_too_little_is_searched_exactly(vectors, queries, search, monkeypatch):
+def test_exact_search_takes_over_where_faiss_finds_too_few(vectors, queries, search, monkeypatch):
     assert [len(one) for one in search.search(queries[:2], ROWS + 5)] == [ROWS, ROWS]
     assert not search.search(queries, 0)[0].rows.size
-    wanted = ExactSearch(vectors).search(queries, 20)
+    expected = ExactSearch(vectors).search(queries, 20)
 
     class Lost:
         """An index that reaches but three items."""
@@ -139,28 +139,28 @@ def test_what_finds_too_little_is_searched_exactly(vectors, queries, search, mon
 
     monkeypatch.setattr(search, "_index", Lost())
     found = search.search(queries, 20)
-    assert [one.rows.tolist() for one in found] == [one.rows.tolist() for one in wanted]
+    assert [one.rows.tolist() for one in found] == [one.rows.tolist() for one in expected]
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 20])
 def test_a_few_items_are_all_found(count, vectors, queries, search):
     few = FaissSearch(vectors[:count], kind=search.kind)
-    wanted = ExactSearch(vectors[:count]).search(queries, count)
-    assert [one.rows.tolist() for one in few.search(queries, count)] == [one.rows.tolist() for one in wanted]
+    expected = ExactSearch(vectors[:count]).search(queries, count)
+    assert [one.rows.tolist() for one in few.search(queries, count)] == [one.rows.tolist() for one in expected]
 
 
 def test_ties_go_to_the_lower_row(monkeypatch):
-    monkeypatch.setattr(FaissSearch, "_quickest", lambda *_: "faiss")
+    monkeypatch.setattr(FaissSearch, "_fastest", lambda *_: "faiss")
     search = FaissSearch(np.ones((300, 4), np.float32), kind="flat")
     assert search.search(np.ones((1, 4)), 300)[0].rows.tolist() == list(range(300))
 
 
-def test_what_was_built_is_kept_and_opened(vectors, queries, tmp_path, monkeypatch):
-    monkeypatch.setattr(FaissSearch, "_quickest", lambda *_: "faiss")
+def test_built_indexes_are_saved_and_opened(vectors, queries, tmp_path, monkeypatch):
+    monkeypatch.setattr(FaissSearch, "_fastest", lambda *_: "faiss")
     steps = []
     built = FaissSearch(vectors, kind="ivf", folder=tmp_path, progress=lambda *step: steps.append(step))
     assert steps == [("index vectors", ROWS, ROWS)]
-    built.beside(np.ones((ROWS, 2), np.float32))
+    built.with_columns(np.ones((ROWS, 2), np.float32))
     assert len(list(tmp_path.glob("*.faiss"))) == len(list(tmp_path.iterdir())) == 2
     with monkeypatch.context() as patch:
         patch.setattr(FaissSearch, "_build", None)
@@ -178,7 +178,7 @@ def test_a_damaged_file_is_named(vectors, tmp_path):
     FaissSearch(vectors[:500], kind="flat", folder=tmp_path)
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:1_000])
-    with pytest.raises(InputError, match=rf"{path.name}: is no file that FAISS can read. Delete it"):
+    with pytest.raises(InputError, match=rf"{path.name}: FAISS cannot read this file. Delete it"):
         FaissSearch(vectors[:500], kind="flat", folder=tmp_path)
 
 
@@ -194,32 +194,31 @@ def test_threads_find_the_same(queries, search, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "lsh"}, "kind must be one of 'ivf', 'hnsw', 'flat'. Got 'lsh' instead."),
-        ({"storage": "int4"}, "storage must be one of 'float32', 'float16', 'int8'. Got 'int4' instead."),
-        ({"effort": 0}, "effort must be a number above 0. Got 0 instead."),
-        ({"seed": -1}, "seed must be a whole number of at least 0. Got -1 instead."),
+        ({"kind": "lsh"}, "`kind` must be one of .*, got 'lsh'"),
+        ({"storage": "int4"}, "`storage` must be one of .*, got 'int4'"),
+        ({"effort": 0}, "`effort` must be a positive number, got 0"),
+        ({"seed": -1}, "`seed` must be a nonnegative integer, got -1"),
     ],
 )
 def test_unusable_settings_are_refused(vectors, settings, message):
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=message):
         FaissSearch(vectors, **settings)
-    assert str(error.value) == message
 
 
 def test_unusable_vectors_and_requests_are_refused(vectors, hnsw):
     broken = vectors[:10].copy()
     broken[3, 3] = np.nan
-    with pytest.raises(InputError, match="the vectors hold NaN or infinity"):
+    with pytest.raises(InputError, match="`vectors` must be finite"):
         FaissSearch(broken)
-    with pytest.raises(InputError, match=r"there must be at least one vector. Got none."):
+    with pytest.raises(InputError, match="at least one vector"):
         FaissSearch(vectors[:0])
-    with pytest.raises(InputError, match="the query vectors hold NaN or infinity"):
+    with pytest.raises(InputError, match="`queries` must be finite"):
         hnsw.search(np.full((1, DIM), np.inf), 3)
-    with pytest.raises(InputError, match=r"query vectors must have shape \(queries, 20\). Got \(1, 7\) instead."):
+    with pytest.raises(InputError, match=r"must have shape \(queries, 20\), got \(1, 7\)"):
         hnsw.search(np.ones((1, 7)), 3)
-    with pytest.raises(InputError, match=r"exclude must hold one array of rows per query \(1\). Got 2 instead."):
+    with pytest.raises(InputError, match=r"`exclude` must hold one array of rows per query \(1\), got 2"):
         hnsw.search(np.ones((1, DIM)), 3, exclude=[np.array([1]), np.array([2])])
-    with pytest.raises(InputError, match=rf"allowed must hold one value per item \({ROWS}\). Got 3 instead."):
+    with pytest.raises(InputError, match=rf"`allowed` must hold one value per item \({ROWS}\), got 3"):
         hnsw.search(np.ones((1, DIM)), 3, allowed=np.ones(3, np.bool_))
 
 

@@ -14,10 +14,10 @@ small = st.lists(st.sampled_from([-1.0, 0.0, 0.5, 0.5, 2.0, -np.inf]), max_size=
 def test_equals_a_full_sort(scores, n, data):
     allowed = np.array(data.draw(st.lists(st.booleans(), min_size=len(scores), max_size=len(scores))), np.bool_)
     candidates = [row for row in range(len(scores)) if allowed[row] and scores[row] > -np.inf]
-    wanted = sorted(candidates, key=lambda row: (-scores[row], row))[:n]
+    expected = sorted(candidates, key=lambda row: (-scores[row], row))[:n]
     found = top_rows(np.array(scores, np.float32), n, allowed)
-    assert found.rows.tolist() == wanted
-    assert found.estimates.tolist() == [scores[row] for row in wanted]
+    assert found.rows.tolist() == expected
+    assert found.estimates.tolist() == [scores[row] for row in expected]
     assert found.rows.dtype == np.int64
     assert found.estimates.dtype == np.float32
 
@@ -41,8 +41,8 @@ def test_scores_must_be_finite(bad):
 @given(st.lists(st.integers(0, 40), unique=True, max_size=20), st.lists(st.integers(0, 40), max_size=10))
 def test_places_are_those_of_a_list(proposed, rows):
     proposal = Proposal(np.array(proposed, np.int64), np.zeros(len(proposed), np.float32))
-    wanted = [proposed.index(row) if row in proposed else len(proposed) for row in rows]
-    assert ranks_in(proposal, np.array(rows, np.int64)).tolist() == wanted
+    expected = [proposed.index(row) if row in proposed else len(proposed) for row in rows]
+    assert ranks_in(proposal, np.array(rows, np.int64)).tolist() == expected
 
 
 def test_places_in_an_empty_proposal():
@@ -61,6 +61,6 @@ def test_many_values_are_not_all_partitioned(different: int, n: int) -> None:
         np.where(rng.random(5000) < 0.99, 0, drawn),
         np.where(drawn > 0, drawn, -np.inf),
     ):
-        wanted = np.lexsort((np.arange(5000), -values))[:n]
+        expected = np.lexsort((np.arange(5000), -values))[:n]
         found = top_rows(values, n)
-        assert found.rows.tolist() == wanted[np.isfinite(values[wanted])].tolist()
+        assert found.rows.tolist() == expected[np.isfinite(values[expected])].tolist()

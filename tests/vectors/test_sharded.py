@@ -1,4 +1,4 @@
-"""Searching shards: the contract, and the same as one search over all vectors, to the last bit."""
+"""Sharded search: the contract, and the results of one search over all vectors, to the last bit."""
 
 from dataclasses import replace
 
@@ -44,17 +44,17 @@ def test_equals_one_search_to_the_last_bit(shards):
     whole, parts = ExactSearch(vectors), ShardedSearch.split(vectors, shards)
     assert len(parts.parts) == min(shards, 32)
     rng = np.random.default_rng(2)
-    exclude, apart = ([rng.permutation(500)[:40] for _ in queries] for _ in range(2))
+    exclude, candidates = ([rng.permutation(500)[:40] for _ in queries] for _ in range(2))
     allowed = rng.random(500) < 0.5
     one, other = (
-        s.search_with_candidates(queries, 90, apart, exclude=exclude, allowed=allowed) for s in (whole, parts)
+        s.search_with_candidates(queries, 90, candidates, exclude=exclude, allowed=allowed) for s in (whole, parts)
     )
     for mine, its in zip(one[0], other[0], strict=True):
         np.testing.assert_array_equal(mine.rows, its.rows)
         np.testing.assert_array_equal(mine.estimates, its.estimates)
     np.testing.assert_array_equal(one[1], other[1])
     np.testing.assert_array_equal(whole.estimates(queries), parts.estimates(queries))
-    np.testing.assert_array_equal(whole.take(apart[0]), parts.take(apart[0]))
+    np.testing.assert_array_equal(whole.take(candidates[0]), parts.take(candidates[0]))
 
 
 @pytest.mark.parametrize("strategy", [Axn(40, 4), Posterior(40, 4, estimates=True)])
@@ -62,7 +62,7 @@ def test_a_whole_search_finds_the_same(strategy):
     world = make_world()
     whole = world.run(strategy)
     vectors = ShardedSearch.split(world.vectors, 5)
-    profiles = vectors.beside(*world.prior.beside)
+    profiles = vectors.with_columns(*world.prior.beside)
     assert profiles.dim == 16 + 3 + 1
     space = replace(world.space(), item_vectors=lambda: vectors, item_profiles=lambda: profiles)
     for mine, its in zip(whole, world.run(strategy, space=space), strict=True):
@@ -77,18 +77,18 @@ def test_shards_are_whole_blocks_of_like_size():
     assert cut_rows(5, 4) == [(0, 5)]
 
 
-def test_what_cannot_be_one_search():
+def test_unusable_parts_and_arguments_are_refused():
     vectors = random_vectors()
     search = ShardedSearch.split(vectors, 2)
     with pytest.raises(InputError, match="at least one search"):
         ShardedSearch([])
-    with pytest.raises(InputError, match=r"same dimension. Got \[8, 7\] instead"):
+    with pytest.raises(InputError, match=r"same dimension, got \[8, 7\]"):
         ShardedSearch([ExactSearch(vectors), ExactSearch(vectors[:, 1:])])
-    with pytest.raises(InputError, match="shards must be"):
+    with pytest.raises(InputError, match="`shards` must be"):
         ShardedSearch.split(vectors, 0)
-    with pytest.raises(InputError, match=r"a line for every item \(50\)"):
-        search.beside(vectors[1:])
-    with pytest.raises(InputError, match=r"apart must hold one array of rows per query \(1\). Got 2 instead"):
+    with pytest.raises(InputError, match=r"one row per item \(50\)"):
+        search.with_columns(vectors[1:])
+    with pytest.raises(InputError, match=r"`candidates` must hold one array of rows per query \(1\), got 2"):
         search.search_with_candidates(vectors[:1], 3, [np.array([1])] * 2)
-    with pytest.raises(InputError, match=r"one value per item \(50\). Got 3 instead"):
+    with pytest.raises(InputError, match=r"one value per item \(50\), got 3"):
         search.search(vectors[:1], 3, allowed=np.ones(3, bool))

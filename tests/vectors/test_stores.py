@@ -14,10 +14,10 @@ from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.testing import check_vector_search
 from crossknn.types import AugmentableSearch, VectorSearch
 from crossknn.vectors import faiss
+from crossknn.vectors.base import recall_against_exact
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.faiss import FaissSearch
 from crossknn.vectors.postgres.table import PgTable
-from crossknn.vectors.recall import recall_against_exact
 from tests.indexing.test_index import ALS, Setup
 
 FAISS = [f"faiss {kind} {storage}" for kind in faiss.KINDS for storage in faiss.CODES]
@@ -35,9 +35,9 @@ def name(request):
 def store(name, request, monkeypatch):
     """A function of an array that gives a search of it, which does not look at all rows just because there are few."""
     if name in FAISS:
-        monkeypatch.setattr(FaissSearch, "_quickest", lambda *_: "faiss")
+        monkeypatch.setattr(FaissSearch, "_fastest", lambda *_: "faiss")
         _, kind, storage = name.split()
-        effort = 0.05 if kind == "ivf" else 1.0  # else lists of so few items would all be looked at
+        effort = 0.05 if kind == "ivf" else 1.0  # else all lists of so few items would be scanned
         return partial(FaissSearch, kind=kind, storage=storage, effort=effort)
     return partial(keep, request.getfixturevalue("postgres").url, name) if name in POSTGRES else ExactSearch
 
@@ -65,9 +65,9 @@ def test_contract(store):
     assert isinstance(search, VectorSearch)
     assert isinstance(search, AugmentableSearch)
     if isinstance(search, FaissSearch):
-        search.effort = 20.0  # everything is looked at, but by FAISS
+        search.effort = 20.0  # FAISS scans everything
     check_vector_search(search, vectors)
-    check_vector_search(search.beside(columns[:, :1], columns[:, 1:]), np.concatenate([vectors, columns], axis=1))
+    check_vector_search(search.with_columns(columns[:, :1], columns[:, 1:]), np.concatenate([vectors, columns], axis=1))
 
 
 def test_recall_of_the_vectors_is_measured(name, store):
@@ -84,7 +84,7 @@ def setup():
 
 @pytest.fixture(scope="module")
 def index(setup):
-    """Vectors that were learned from scores, and a prior with more columns beside them."""
+    """Vectors learned from scores, and a prior with further columns."""
     return setup.build(ALS, prior=True)
 
 
@@ -92,11 +92,11 @@ def index(setup):
 def test_whole_searches_find_about_what_they_find_with_exact_search(name, store, setup, index, strategy):
     exact, other = setup.searcher(index), setup.searcher(index, store=store)
     truth = ids_of(exact.search_many(setup.new_queries, k=20, strategy=Exact()))
-    wanted, found = (ids_of(one.search_many(setup.new_queries, k=20, strategy=strategy)) for one in (exact, other))
+    expected, found = (ids_of(one.search_many(setup.new_queries, k=20, strategy=strategy)) for one in (exact, other))
     if name in EXACT:
-        assert found == wanted
+        assert found == expected
     recall, usual = (
-        np.mean([len(set(a) & set(b)) / 20 for a, b in zip(some, truth, strict=True)]) for some in (found, wanted)
+        np.mean([len(set(a) & set(b)) / 20 for a, b in zip(some, truth, strict=True)]) for some in (found, expected)
     )
     assert recall >= usual - 0.05
 
