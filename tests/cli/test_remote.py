@@ -7,7 +7,7 @@ import pytest
 
 import crossknn as ck
 from crossknn.cli.options import work_dir_of
-from crossknn.scorers.remote import retry as retrying
+from crossknn.scorers.remote import client
 from tests.cli.test_cli import as_json, fail, invoke
 from tests.evaluate.folders import write_beir
 from tests.scorers import tiny
@@ -18,7 +18,7 @@ TEXTS = [*tiny.SENTENCES, *(tiny.words(seed, 12) for seed in range(34))]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(retrying, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(client, "INITIAL_BACKOFF", 0.01)
     monkeypatch.delenv("CROSSKNN_API_KEY", raising=False)
 
 

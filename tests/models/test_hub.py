@@ -40,7 +40,7 @@ def test_without_its_package_the_encoder_names_the_extra(monkeypatch):
 
 
 def test_other_kinds_have_no_embedded_model():
-    with pytest.raises(ModelNotFound, match=r"no embedded model of this kind: .* CrossEncoder .* SentenceEncoder"):
+    with pytest.raises(ModelNotFound, match=r"No embedded model of this kind: .* CrossEncoder .* SentenceEncoder"):
         EmbCrossEncoder("embedded")
 
 
@@ -60,5 +60,5 @@ def test_without_a_hub_a_folder_and_the_embedded_models_are_offered(opened):
     with pytest.raises(ModelNotFound) as error:
         opened("nobody/no-such-model")
     said = str(error.value)
-    for words in ("give its path", "'embedded'", "WordNet", "--scorer embedded --encoder embedded"):
+    for words in ("use its path", "'embedded'", "WordNet", "--scorer embedded --encoder embedded"):
         assert words in said

@@ -100,13 +100,13 @@ def test_what_pairs_would_cost_is_known_before(tmp_path: Path) -> None:
     assert len(asked) == 1
     cache.score(*pairs)
     assert (cache.count_missing(*pairs), cache.count_missing([], [])) == (0, 0)
-    with pytest.raises(InputError, match="pair up"):
+    with pytest.raises(InputError, match="same length"):
         cache.count_missing(["a"], [])
 
 
 @pytest.mark.parametrize("every", [0, -1, 2.5, "many", True, None])
 def test_every_is_a_number_of_pairs(tmp_path: Path, every: object) -> None:
-    with pytest.raises(InputError, match="every must be a whole number of at least 1"):
+    with pytest.raises(InputError, match="`every` must be a positive integer"):
         Cached(MatrixScorer([[1]]), tmp_path / "scores.db", every=every)
 
 
@@ -151,7 +151,7 @@ def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
         other.execute("CREATE TABLE photos (id)")
     other.close()
     scorer, _ = counting()
-    with pytest.raises(InputError, match="no score cache"):
+    with pytest.raises(InputError, match="not a score cache"):
         Cached(scorer, tmp_path / "scores.db")
 
 
@@ -190,7 +190,7 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="disk is full"):
         cache.score([str(n) for n in range(2000)], ["x"] * 2000)
     cache._connection().execute("PRAGMA query_only = ON")
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(InputError, match="read-only"):
         cache.score(["new"], ["x"])
 
 

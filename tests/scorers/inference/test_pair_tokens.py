@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from crossknn.errors import InputError
-from crossknn.models.batching import cut_alike
-from crossknn.scorers.inference.pair_batches import Limits, best_of_passes, longest_first, plan_passes
+from crossknn.models.batching import length_buckets
+from crossknn.scorers.inference.pair_batches import Truncation, max_over_windows, longest_first, plan_passes
 from crossknn.scorers.inference.pair_template import PairTemplate, find_template
 from crossknn.scorers.inference.token_store import Ragged, TokenStore, fast_tokenize
 from tests.scorers import tiny
@@ -33,12 +33,12 @@ def test_ids_and_types_are_the_tokenizers(family_folder: Path, max_length: int) 
     queries, items = tiny.pairs(seed=max_length, count=60)
     left, right = Ragged.of(tokenize(queries)), Ragged.of(tokenize(items))
     rows = np.arange(len(queries))
-    pieces = plan_passes(template, Limits(max_length), left, right, rows, rows).pieces
-    ids = template.assemble(pieces)
+    spans = plan_passes(template, Truncation(max_length), left, right, rows, rows).spans
+    ids = template.assemble(spans)
     wanted = tokenizer(queries, items, truncation=True, max_length=max_length, padding=True, return_tensors="np")
     np.testing.assert_array_equal(ids, wanted["input_ids"])
     if template.first_type is not None:
-        lengths = pieces.query_lengths[:, None], pieces.item_lengths[:, None]
+        lengths = spans.query_lengths[:, None], spans.item_lengths[:, None]
         types = template.token_types(np.arange(ids.shape[1]), *lengths)
         mask = wanted["attention_mask"] == 1
         np.testing.assert_array_equal(types[mask], wanted["token_type_ids"][mask])
@@ -53,7 +53,7 @@ def test_a_tokenizer_that_cuts_the_beginning_is_followed(bert_folder: Path) -> N
     queries, items = tiny.pairs(seed=1)
     rows = np.arange(len(queries))
     left, right = Ragged.of(tokenize(queries)), Ragged.of(tokenize(items))
-    ids = template.assemble(plan_passes(template, Limits(15), left, right, rows, rows).pieces)
+    ids = template.assemble(plan_passes(template, Truncation(15), left, right, rows, rows).spans)
     wanted = tokenizer(queries, items, truncation=True, max_length=15, padding=True, return_tensors="np")
     np.testing.assert_array_equal(ids, wanted["input_ids"])
 
@@ -82,14 +82,14 @@ def test_longest_first_is_the_tokenizers(query: int, item: int, room: int) -> No
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 200))
 def test_batches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
     array = np.array(lengths)
-    batches = list(cut_alike(array, budget))
+    batches = list(length_buckets(array, budget))
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
     assert all(len(rows) == 1 or len(rows) * array[rows].max() <= budget for rows in batches)
 
 
 def test_best_of_passes() -> None:
     scores = np.array([1, 5, 2, -3, -1], np.float32)
-    assert best_of_passes(scores, np.array([0, 1, 1, 2, 2]), 3).tolist() == [1, 5, -1]
+    assert max_over_windows(scores, np.array([0, 1, 1, 2, 2]), 3).tolist() == [1, 5, -1]
 
 
 def test_texts_are_tokenised_once_and_forgotten_oldest_first() -> None:

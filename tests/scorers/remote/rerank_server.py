@@ -169,6 +169,16 @@ def drip(handler: Handler) -> None:
     hang_up(handler)
 
 
+def drip_headers(handler: Handler) -> None:
+    """Send a header now and then, without an end."""
+    handler.send_response(200)
+    for number in range(40):
+        handler.send_header(f"x-{number}", "y")
+        handler.flush_headers()
+        time.sleep(0.05)
+    hang_up(handler)
+
+
 @contextmanager
 def serving(dialect: str = "tei", score: Score = lengths, *, key: str | None = None) -> Iterator[RerankServer]:
     """A server for as long as the block lasts."""

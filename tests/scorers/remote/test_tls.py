@@ -41,7 +41,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_at_once(server, monkey
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     with pytest.raises(ScorerError, match=r"cannot be reached: .*CERTIFICATE_VERIFY_FAILED") as raised:
         RemoteScorer(f"https://localhost:{server.server_port}/rerank", api_key="secret").score(["q"], ["a"])
-    assert "tries" not in str(raised.value)
+    assert "attempts" not in str(raised.value)
     assert not server.bodies
 
 

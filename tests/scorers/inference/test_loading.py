@@ -7,7 +7,7 @@ import pytest
 
 from crossknn.errors import InputError
 from crossknn.scorers.cross_encoder import CrossEncoder
-from crossknn.scorers.inference import half_precision
+from crossknn.scorers.inference import loading
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -17,29 +17,29 @@ DIES = "import os, signal; os.kill(os.getpid(), signal.SIGILL)  # torch.{dtype}"
 
 @pytest.fixture(autouse=True)
 def _nothing_known() -> Iterator[None]:
-    half_precision.check_half_precision.cache_clear()
+    loading.check_half_precision.cache_clear()
     yield
-    half_precision.check_half_precision.cache_clear()
+    loading.check_half_precision.cache_clear()
 
 
 def test_a_processor_that_dies_of_it_is_refused(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(half_precision, "PROBE", DIES)
+    monkeypatch.setattr(loading, "HALF_PRECISION_PROBE", DIES)
     scorer = CrossEncoder(bert_folder, device="cpu", dtype="bfloat16")
     assert scorer.fingerprint  # where another machine scores, its name is all that is asked for
-    with pytest.raises(InputError, match="dtype='bfloat16' would end this process"):
+    with pytest.raises(InputError, match="'bfloat16' would kill this process"):
         scorer.score(["ice"], ["snow"])
     assert scorer.counts.passes == 0
 
 
 def test_full_precision_asks_no_other_process(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(half_precision, "PROBE", DIES)
+    monkeypatch.setattr(loading, "HALF_PRECISION_PROBE", DIES)
     assert len(CrossEncoder(bert_folder, device="cpu").score(["ice"], ["snow"])) == 1
 
 
 def test_a_good_processor_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(half_precision, "PROBE", "pass  # torch.{dtype}")
-    half_precision.check_half_precision("bfloat16")
-    monkeypatch.setattr(half_precision, "PROBE", DIES)
-    half_precision.check_half_precision("bfloat16")
+    monkeypatch.setattr(loading, "HALF_PRECISION_PROBE", "pass  # torch.{dtype}")
+    loading.check_half_precision("bfloat16")
+    monkeypatch.setattr(loading, "HALF_PRECISION_PROBE", DIES)
+    loading.check_half_precision("bfloat16")
     with pytest.raises(InputError, match="float16"):
-        half_precision.check_half_precision("float16")
+        loading.check_half_precision("float16")

@@ -27,9 +27,9 @@ def test_fingerprints() -> None:
     assert first.fingerprint == first.fingerprint != second.fingerprint
     assert function_scorer(shared_letters, fingerprint="letters-v1").fingerprint == "letters-v1"
     for bad in ("", UNNAMED + "x"):
-        with pytest.raises(InputError, match="fingerprint must be"):
+        with pytest.raises(InputError, match="`fingerprint` must be"):
             function_scorer(shared_letters, fingerprint=bad)
-    with pytest.raises(InputError, match="fn must be a function"):
+    with pytest.raises(InputError, match="`fn` must be a function"):
         function_scorer("letters")  # type: ignore[arg-type]
 
 
@@ -59,7 +59,7 @@ def test_the_functions_own_error_is_passed_on() -> None:
 
 
 def test_queries_and_items_must_pair_up() -> None:
-    with pytest.raises(InputError, match="pair up"):
+    with pytest.raises(InputError, match="same length"):
         function_scorer(shared_letters).score(["a", "b"], ["x"])
 
 
