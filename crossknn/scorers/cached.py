@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -57,21 +58,14 @@ class Cached:
         self.every = every
         self.hits = 0
         self.misses = 0
-        self._init_locals()
-        self._connection()  # an unusable file is an error now, not in the middle of a search
-
-    def _init_locals(self) -> None:
         self._fingerprint = self.scorer.fingerprint.encode()
         self._local = threading.local()
         self._lock = threading.Lock()
+        self._connection()  # an unusable file is an error now, not in the middle of a search
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Workers get the scorer and the path; each opens the file itself."""
-        return {"scorer": self.scorer, "path": self.path, "every": self.every, "hits": 0, "misses": 0}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._init_locals()
+        return partial(Cached, self.scorer, self.path, every=self.every), ()
 
     @property
     def fingerprint(self) -> str:

@@ -68,12 +68,13 @@ class CrossEncoder(ModelScorer):
     def _own_settings(self) -> dict[str, Any]:
         return {"label": self.label}
 
-    def _padded_scores(self, batch: PaddedBatch) -> Any:
-        return self._pretrained.model(**batch.inputs).logits[:, self.label].float()
-
-    def _varlen_scores(self, batch: VarlenBatch) -> Any:
-        assert self._varlen is not None
-        return self._varlen.logits(batch)[:, self.label].float()
+    def _read_scores(self, batch: PaddedBatch | VarlenBatch) -> Any:
+        if isinstance(batch, PaddedBatch):
+            logits = self._pretrained.model(**batch.inputs).logits
+        else:
+            assert self._varlen is not None
+            logits = self._varlen.logits(batch)
+        return logits[:, self.label].float()
 
 
 def choose_label(config: Any, label: int | str | None) -> int:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from crossknn._checks import check_choice, invalid
 from crossknn.errors import InputError, ScorerError
@@ -130,16 +129,15 @@ class EmbCrossEncoder(ModelScorer):
 
     def _check_ids(self, ids: Tokens, spans: TokenSpans, describe: Describe) -> None:
         """Raise `ScorerError` for a pair without the special tokens that its poolings read."""
-        query_start = len(self.template.prefix)
-        item_starts = query_start + spans.query_lengths + len(self.template.middle)
-        for token, number in self._marker_ids.items():
+        query_starts = np.full(len(ids), len(self.template.prefix))
+        item_starts = query_starts + spans.query_lengths + len(self.template.middle)
+        columns = np.arange(ids.shape[1])
+        for token, marker in self._marker_ids.items():
+            text, starts, lengths = "query", query_starts, spans.query_lengths
             if token == self.pooling.title_token:
-                found = _contains(ids == number, item_starts, spans.item_lengths)
-            else:
-                found = _contains(ids == number, np.full(len(ids), query_start), spans.query_lengths)
-            missing = np.flatnonzero(~found)
+                text, starts, lengths = "item", item_starts, spans.item_lengths
+            missing = np.flatnonzero(~((ids == marker) & _inside(columns, starts, lengths)).any(axis=1))
             if len(missing):
-                text = "item" if token == self.pooling.title_token else "query"
                 raise ScorerError(
                     f"The {text} has no {token!r}, or it was cut off (max_length {self.truncation.max_length}), in "
                     f"{describe(int(missing[0]))}."
@@ -151,15 +149,18 @@ class EmbCrossEncoder(ModelScorer):
     def _fingerprint_settings(self) -> dict[str, Any]:
         return {"pooling": self._own_settings()}
 
-    def _padded_scores(self, batch: PaddedBatch) -> Any:
+    def _read_scores(self, batch: PaddedBatch) -> Any:
         states = self._pretrained.model(**batch.inputs).last_hidden_state.float()  # (pairs, longest, dim)
         return (self._query_vectors(states, batch) * self._item_vectors(states, batch)).sum(-1)
+
+    def _columns(self, states: Any) -> Any:
+        return self._torch.arange(states.shape[1], device=states.device)
 
     def _query_vectors(self, states: Any, batch: PaddedBatch) -> Any:
         if self.pooling.query_pooling == "cls":
             return states[:, 0]
         starts = self._torch.full_like(batch.query_lengths, batch.query_start)
-        inside = _inside(batch.columns, starts, batch.query_lengths)
+        inside = _inside(self._columns(states), starts, batch.query_lengths)
         if self.pooling.mention_tokens is None:
             return _mean(states, inside)
         before, after = (self._marker_ids[token] for token in self.pooling.mention_tokens)
@@ -171,7 +172,7 @@ class EmbCrossEncoder(ModelScorer):
         rows = self._torch.arange(len(states), device=states.device)
         if self.pooling.item_pooling == "sep":
             return states[rows, batch.item_starts - 1]
-        inside = _inside(batch.columns, batch.item_starts, batch.item_lengths)
+        inside = _inside(self._columns(states), batch.item_starts, batch.item_lengths)
         if self.pooling.title_token is None:
             return _mean(states, inside)
         return states[rows, _first(inside & (batch.ids == self._marker_ids[self.pooling.title_token]))]
@@ -187,11 +188,6 @@ def is_emb_cross_encoder(name: str | os.PathLike[str]) -> bool:
 def _inside(columns: Any, starts: Any, lengths: Any) -> Any:
     """(pairs, longest) True at the tokens of one text of each pair; for arrays and tensors."""
     return (columns[None, :] >= starts[:, None]) & (columns[None, :] < (starts + lengths)[:, None])
-
-
-def _contains(hits: NDArray[np.bool_], starts: Any, lengths: Any) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = (hits & _inside(np.arange(hits.shape[1]), starts, lengths)).any(axis=1)
-    return found
 
 
 def _first(hits: Any) -> Any:

@@ -15,6 +15,7 @@ import pytest
 
 from crossknn.errors import InputError, ModelNotFound, ScorerError
 from crossknn.scorers.cross_encoder import CrossEncoder
+from crossknn.scorers.inference.varlen import VarlenBatch
 from crossknn.testing import check_scorer
 from tests.paths import ROOT, SHARED
 from tests.scorers import tiny
@@ -169,11 +170,13 @@ def watch_batches(
     scorer: CrossEncoder, monkeypatch: pytest.MonkeyPatch, answer: Callable[[int, Callable[[], Any]], Any]
 ) -> None:
     """Every batch, padded or not, gives `answer(how many pairs, what the model gives)`."""
-    for name in ("_padded_scores", "_varlen_scores"):
-        read = getattr(scorer, name)
-        count = (lambda batch: len(batch.lengths)) if name == "_varlen_scores" else (lambda batch: len(batch.ids))
-        watched = lambda batch, read=read, count=count: answer(count(batch), lambda: read(batch))  # noqa: E731
-        monkeypatch.setattr(scorer, name, watched)
+    read = scorer._read_scores
+
+    def watched(batch: Any) -> Any:
+        pairs = len(batch.lengths if isinstance(batch, VarlenBatch) else batch.ids)
+        return answer(pairs, lambda: read(batch))
+
+    monkeypatch.setattr(scorer, "_read_scores", watched)
 
 
 def test_a_batch_too_large_for_memory_is_halved(family_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,12 +235,12 @@ def test_fingerprint_follows_what_changes_scores(bert_folder: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_length": 65}, "at most 64"),
-        ({"max_length": 4}, "at least 5"),
-        ({"max_item_tokens": 0}, "max_item_tokens must be at least 1"),
-        ({"long_items": "mean"}, "long_items must be"),
-        ({"stride": 5}, "stride is for"),
-        ({"batch_tokens": -1}, "at least 1"),
+        ({"max_length": 65}, "`max_length` must be between 5 and 64"),
+        ({"max_length": 4}, "`max_length` must be between 5 and 64"),
+        ({"max_item_tokens": 0}, "`max_item_tokens` must be a positive integer"),
+        ({"long_items": "mean"}, "`long_items` must be"),
+        ({"stride": 5}, "`stride` needs"),
+        ({"batch_tokens": -1}, "`batch_tokens` must be"),
     ],
 )
 def test_options_are_checked(bert_folder: Path, options: dict[str, object], message: str) -> None:
@@ -247,11 +250,11 @@ def test_options_are_checked(bert_folder: Path, options: dict[str, object], mess
 
 def test_only_strings_are_scored(bert_folder: Path) -> None:
     scorer = open_tiny(bert_folder)
-    with pytest.raises(InputError, match=r"every item must be a string\. Got NoneType"):
+    with pytest.raises(InputError, match="`items` must be strings, got NoneType"):
         scorer.score(["ice"], [None])  # type: ignore[list-item]
-    with pytest.raises(InputError, match="every query must be a string"):
+    with pytest.raises(InputError, match="`queries` must be strings"):
         scorer.score([["ice"]], ["snow"])  # type: ignore[list-item]
-    with pytest.raises(InputError, match="pair up"):
+    with pytest.raises(InputError, match="same length"):
         scorer.score(["ice"], [])
     assert np.isfinite(scorer.score(["broken \ud800 text"], ["\x00"])).all()
 

@@ -71,30 +71,27 @@ class ScoringCounts:
 class PaddedBatch:
     """A padded batch on the device, and the positions of each pair's two texts."""
 
-    ids: Any  # (pairs, longest)
-    columns: Any  # (longest,) 0, 1, 2, …
+    inputs: dict[str, Any]  # of the model, each (pairs, longest)
     query_start: int
     query_lengths: Any  # (pairs,)
     item_starts: Any
     item_lengths: Any
-    inputs: dict[str, Any]  # of the model
+
+    @property
+    def ids(self) -> Any:
+        """(pairs, longest)"""
+        return self.inputs["input_ids"]
 
     @property
     def tokens(self) -> int:
         """Tokens of the forward pass, with padding."""
-        return int(self.ids.shape[0] * self.ids.shape[1])
+        return int(self.ids.numel())
 
     def take(self, rows: slice) -> PaddedBatch:
         """Some of the pairs."""
-        return PaddedBatch(
-            self.ids[rows],
-            self.columns,
-            self.query_start,
-            self.query_lengths[rows],
-            self.item_starts[rows],
-            self.item_lengths[rows],
-            {name: tensor[rows] for name, tensor in self.inputs.items()},
-        )
+        inputs = {name: tensor[rows] for name, tensor in self.inputs.items()}
+        texts = (self.query_lengths, self.item_starts, self.item_lengths)
+        return PaddedBatch(inputs, self.query_start, *(text[rows] for text in texts))
 
 
 class ModelScorer:
@@ -269,10 +266,9 @@ class ModelScorer:
 
     def _pad(self, ids: Tokens, spans: TokenSpans, *, masked: bool) -> PaddedBatch:
         """Only ids and lengths are copied; masks and token types are made on the device."""
-        moved = self._to_device(ids).long()
+        inputs = {"input_ids": self._to_device(ids).long()}
         query_lengths, item_lengths = self._to_device(np.stack([spans.query_lengths, spans.item_lengths]))
         columns = self._torch.arange(ids.shape[1], device=self.device)
-        inputs = {"input_ids": moved}
         if masked:
             totals = self.template.specials + query_lengths + item_lengths
             inputs["attention_mask"] = (columns[None, :] < totals[:, None]).long()
@@ -280,7 +276,7 @@ class ModelScorer:
             inputs["token_type_ids"] = self.template.token_types(columns, query_lengths[:, None], item_lengths[:, None])
         query_start = len(self.template.prefix)
         item_starts = query_start + query_lengths + len(self.template.middle)
-        return PaddedBatch(moved, columns, query_start, query_lengths, item_starts, item_lengths, inputs)
+        return PaddedBatch(inputs, query_start, query_lengths, item_starts, item_lengths)
 
     def _to_device(self, array: NDArray[Any]) -> Any:
         tensor = self._torch.from_numpy(array)
@@ -305,7 +301,7 @@ class ModelScorer:
     def _forward(self, batch: PaddedBatch | VarlenBatch, rows: Rows, describe: Describe) -> list[Any]:
         """The scores, still on the device; a batch that runs out of memory is halved, as are later ones."""
         try:
-            return [self._varlen_scores(batch) if isinstance(batch, VarlenBatch) else self._padded_scores(batch)]
+            return [self._read_scores(batch)]
         except self._torch.cuda.OutOfMemoryError as error:
             if len(rows) == 1:
                 raise ScorerError(f"The device has too little memory for {describe(int(rows[0]))}.") from error
@@ -359,12 +355,8 @@ class ModelScorer:
     def _check_ids(self, ids: Tokens, spans: TokenSpans, describe: Describe) -> None:
         """A subclass may reject pairs here, before they reach the device."""
 
-    def _padded_scores(self, batch: PaddedBatch) -> Any:
-        """(pairs,) float32 on the device."""
-        raise NotImplementedError
-
-    def _varlen_scores(self, batch: VarlenBatch) -> Any:
-        """(pairs,) float32 on the device, of a subclass that sets `_varlen`."""
+    def _read_scores(self, batch: Any) -> Any:
+        """(pairs,) float32 on the device: run a `PaddedBatch`, or a `VarlenBatch` if the subclass sets `_varlen`."""
         raise NotImplementedError
 
 

@@ -9,8 +9,7 @@ multiplied with (as in SmoothQuant, Xiao et al. 2023), calibrated on the layer's
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from crossknn._imports import import_extra
@@ -119,20 +118,15 @@ def _smoothing(torch: Any, calibration: Any, weight: Any) -> tuple[Any, Any]:
 def _pack(torch: Any, weight: Any) -> Any:
     scales = (weight.abs().amax(1) / 127).clamp(min=MIN_SCALE).double()
     zero_points = torch.zeros(len(scales), dtype=torch.int64)
-    with _engine(torch), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch plans to replace its quantized tensors
-        quantized = torch.quantize_per_channel(weight, scales, zero_points, axis=0, dtype=torch.qint8)
-        return torch.ops.quantized.linear_prepack(quantized, None)
-
-
-@contextmanager
-def _engine(torch: Any) -> Iterator[None]:
-    before = torch.backends.quantized.engine
+    engine = torch.backends.quantized.engine
     torch.backends.quantized.engine = ENGINE
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch plans to replace its quantized tensors
+            quantized = torch.quantize_per_channel(weight, scales, zero_points, axis=0, dtype=torch.qint8)
+            return torch.ops.quantized.linear_prepack(quantized, None)
     finally:
-        torch.backends.quantized.engine = before
+        torch.backends.quantized.engine = engine
 
 
 def _encode_calibration_pairs(tokenizer: Any, max_length: int) -> list[Any]:

@@ -49,14 +49,9 @@ class TokenSpans:
 
     def take(self, rows: Any) -> TokenSpans:
         """The spans of some of the pairs, in the order of `rows`."""
-        return TokenSpans(
-            self.queries,
-            self.query_starts[rows],
-            self.query_lengths[rows],
-            self.items,
-            self.item_starts[rows],
-            self.item_lengths[rows],
-        )
+        query_starts, query_lengths = self.query_starts[rows], self.query_lengths[rows]
+        item_starts, item_lengths = self.item_starts[rows], self.item_lengths[rows]
+        return TokenSpans(self.queries, query_starts, query_lengths, self.items, item_starts, item_lengths)
 
 
 @dataclass(frozen=True, slots=True)

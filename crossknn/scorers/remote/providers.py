@@ -75,16 +75,12 @@ def _guess_provider(host: str, path: str, model: str | None) -> str:
     return "vllm" if versioned or model is not None else "tei"
 
 
-@dataclass(frozen=True, slots=True)
-class RerankResponse:
-    """Scores in the order of the request's items, and the billed units if the server reports them."""
+def parse_response(body: bytes, count: int) -> tuple[NDArray[np.float64], int | None]:
+    """The scores of a request's `count` items in order, and the billed units if the server reports them.
 
-    scores: NDArray[np.float64]
-    billed_units: int | None
-
-
-def parse_response(body: bytes, count: int) -> RerankResponse:
-    """The scores of `count` items, each given exactly once; `ValueError` says what is wrong with the response."""
+    Raises:
+        ValueError: What is wrong with the response.
+    """
     try:
         response = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -101,7 +97,7 @@ def parse_response(body: bytes, count: int) -> RerankResponse:
     missing = np.flatnonzero(np.isnan(scores))
     if len(missing):
         raise ValueError(f"{len(missing)} of {count} scores are missing, the first at index {missing[0]}")
-    return RerankResponse(scores, _parse_billed_units(response))
+    return scores, _parse_billed_units(response)
 
 
 def _parse_result(result: Any, count: int) -> tuple[int, float]:

@@ -7,8 +7,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -128,9 +127,9 @@ class RemoteScorer:
     def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
         """One score per pair, in the order given."""
         check_pairs(queries, items)
-        requests = _group_by_query(queries, items, self.batch_size)
-        self._costs.check(sum(self._provider.billed_units(len(request.items)) for request in requests))
-        scores, error = self._send_all(requests, len(queries))
+        batches = _group_by_query(queries, self.batch_size)
+        self._costs.check(sum(self._provider.billed_units(len(batch)) for batch in batches))
+        scores, error = self._score_batches(batches, queries, items)
         if isinstance(error, ScorerError):
             done = np.flatnonzero(~np.isnan(scores)).tolist()
             raise PartialScores(
@@ -148,49 +147,58 @@ class RemoteScorer:
         """Close the connections to the server; the next call of `score` opens new ones."""
         self._client.close()
 
-    def _send_all(self, requests: list[_Request], pairs: int) -> tuple[Scores, BaseException | None]:
+    def _score_batches(
+        self, batches: list[list[int]], queries: Sequence[str], items: Sequence[str]
+    ) -> tuple[Scores, BaseException | None]:
         """The scores of all pairs, NaN where missing, and the first error.
 
         After an error no request begins, and those in flight are waited for.
         """
-        scores = np.full(pairs, np.nan, np.float32)
-        pending = deque(requests)
+        scores = np.full(len(queries), np.nan, np.float32)
+        pending = deque(batches)
         stop = threading.Event()
         errors: list[BaseException] = []
 
         def work() -> None:
             while not stop.is_set():
                 try:
-                    request = pending.popleft()
+                    batch = pending.popleft()
                 except IndexError:
                     return
                 try:
-                    scores[request.positions] = self._send(request, stop)
+                    scores[batch] = self._send(queries[batch[0]], [items[position] for position in batch], stop)
                 except BaseException as error:
                     errors.append(error)
                     stop.set()
 
-        threads = min(self.concurrency, len(requests))
-        if threads <= 1:
+        if min(self.concurrency, len(batches)) <= 1:
             work()
-        else:
-            _run_threads(work, threads, stop)
+            return scores, errors[0] if errors else None
+        # Daemons, which an executor's threads are not: an interrupted program must not wait for a server.
+        workers = [threading.Thread(target=work, daemon=True) for _ in range(min(self.concurrency, len(batches)))]
+        try:
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+        finally:
+            stop.set()
         return scores, errors[0] if errors else None
 
-    def _send(self, request: _Request, stop: threading.Event) -> Scores:
-        body = self._provider.request_body(request.query, request.items, model=self.model, fields=self._fields)
-        units = self._provider.billed_units(len(request.items))
+    def _send(self, query: str, items: list[str], stop: threading.Event) -> Scores:
+        body = self._provider.request_body(query, items, model=self.model, fields=self._fields)
+        units = self._provider.billed_units(len(items))
         content = self._client.post(body, units, stop)
         try:
-            response = parse_response(content, len(request.items))
-            scores = to_logits(response.scores) if self.logits else response.scores
+            scores, billed_units = parse_response(content, len(items))
+            scores = to_logits(scores) if self.logits else scores
         except ValueError as error:
-            pair = describe_pair(request.query, request.items[0])
+            pair = describe_pair(query, items[0])
             raise ScorerError(
-                f"{self.url} returned an invalid response for {pair} and {len(request.items) - 1} more: {error}."
+                f"{self.url} returned an invalid response for {pair} and {len(items) - 1} more: {error}."
             ) from error
-        if response.billed_units is not None and self._provider.items_per_unit > 1:
-            self._costs.adjust(response.billed_units - units)
+        if billed_units is not None and self._provider.items_per_unit > 1:
+            self._costs.adjust(billed_units - units)
         self._warn_of_probabilities(scores)
         return scores.astype(np.float32)
 
@@ -211,36 +219,14 @@ class RemoteScorer:
         return f"remote:{self._url.netloc}{self._url.path}#{self.model or ''}:{digest}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """One query with some of its items, and the positions of these pairs in the call."""
-
-    query: str
-    items: list[str]
-    positions: list[int]
-
-
-def _group_by_query(queries: Sequence[str], items: Sequence[str], batch_size: int) -> list[_Request]:
+def _group_by_query(queries: Sequence[str], batch_size: int) -> list[list[int]]:
+    """The positions of the pairs of each request: one query, and at most `batch_size` items."""
     positions: dict[str, list[int]] = {}
     for position, query in enumerate(queries):
         positions.setdefault(query, []).append(position)
     return [
-        _Request(query, [items[position] for position in batch], batch)
-        for query, found in positions.items()
-        for batch in (found[start : start + batch_size] for start in range(0, len(found), batch_size))
+        found[start : start + batch_size] for found in positions.values() for start in range(0, len(found), batch_size)
     ]
-
-
-def _run_threads(work: Callable[[], None], threads: int, stop: threading.Event) -> None:
-    # Daemons, which an executor's threads are not: an interrupted program must not wait for a server.
-    workers = [threading.Thread(target=work, daemon=True) for _ in range(threads)]
-    try:
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-    finally:
-        stop.set()
 
 
 def is_url(name: str) -> bool:

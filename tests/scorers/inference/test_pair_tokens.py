@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from crossknn.errors import InputError
 from crossknn.models.batching import length_buckets
-from crossknn.scorers.inference.pair_batches import Truncation, max_over_windows, longest_first, plan_passes
+from crossknn.scorers.inference.pair_batches import Truncation, longest_first, max_over_windows, plan_passes
 from crossknn.scorers.inference.pair_template import PairTemplate, find_template
 from crossknn.scorers.inference.token_store import Ragged, TokenStore, fast_tokenize
 from tests.scorers import tiny

@@ -13,13 +13,13 @@ from crossknn.scorers.inference.ops import (
     FLASH_OPS,
     TORCH_OPS,
     Layout,
-    grouped_attention,
     flash_attention,
+    grouped_attention,
     triton_ops,
 )
 from crossknn.scorers.inference.pair_batches import plan_passes
 from crossknn.scorers.inference.token_store import Ragged
-from crossknn.scorers.inference.varlen import VarlenModel, VarlenBatch, find_first_position, make_varlen
+from crossknn.scorers.inference.varlen import VarlenBatch, VarlenModel, find_first_position, make_varlen
 from tests.scorers import tiny
 
 TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 0.01, "atol": 0.01}}
