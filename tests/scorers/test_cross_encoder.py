@@ -33,10 +33,10 @@ def open_tiny(folder: Path, **options: object) -> CrossEncoder:
 def test_scores_are_those_of_transformers(family_folder: Path) -> None:
     queries, items = tiny.pairs()
     scores = open_tiny(family_folder, batch_tokens=150).score(queries, items)
-    wanted = tiny.plain_logits(family_folder, queries, items)[:, 0]
+    expected = tiny.plain_logits(family_folder, queries, items)[:, 0]
     assert scores.dtype == np.float32
-    np.testing.assert_allclose(scores, wanted, atol=1e-4)
-    assert np.ptp(wanted) > 0.1  # the pairs differ enough for the comparison to mean something
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
+    assert np.ptp(expected) > 0.1  # the pairs differ enough for the comparison to mean something
 
 
 def test_contract(family_folder: Path) -> None:
@@ -49,10 +49,12 @@ def test_the_last_layer_is_computed_at_the_cls_position_only(family_folder: Path
 
 
 def test_a_shorter_max_length_cuts_like_the_tokenizer(family_folder: Path) -> None:
-    queries, items = tiny.pairs(seed=5, count=20, most=30)
+    queries, items = tiny.pairs(seed=5, count=20, max_words=30)
     for length in (9, 10, 33):
-        wanted = tiny.plain_logits(family_folder, queries, items, max_length=length)[:, 0]
-        np.testing.assert_allclose(open_tiny(family_folder, max_length=length).score(queries, items), wanted, atol=1e-4)
+        expected = tiny.plain_logits(family_folder, queries, items, max_length=length)[:, 0]
+        np.testing.assert_allclose(
+            open_tiny(family_folder, max_length=length).score(queries, items), expected, atol=1e-4
+        )
 
 
 def test_raw_logits_whatever_the_config_says(bert_folder: Path, tmp_path: Path) -> None:
@@ -67,7 +69,7 @@ def test_raw_logits_whatever_the_config_says(bert_folder: Path, tmp_path: Path) 
     assert scores.min() < 0 or scores.max() > 1
 
 
-def test_half_precision_weights_are_raised_to_float32(tmp_path: Path) -> None:
+def test_half_precision_weights_are_loaded_as_float32(tmp_path: Path) -> None:
     folder = tiny.save_cross_encoder(tmp_path, "bert", dtype="float16")
     queries, items = tiny.pairs(count=12)
     scorer = open_tiny(folder)
@@ -84,11 +86,11 @@ def test_precisions_have_their_own_fingerprints(bert_folder: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gives_the_scores_of_a_cpu(family_folder: Path) -> None:
     queries, items = tiny.pairs()
-    wanted = open_tiny(family_folder).score(queries, items)
+    expected = open_tiny(family_folder).score(queries, items)
     exact, rounded = CrossEncoder(family_folder, dtype="float32"), CrossEncoder(family_folder)
     assert (exact.device.type, exact.dtype, rounded.dtype) == ("cuda", "float32", "bfloat16")
-    np.testing.assert_allclose(exact.score(queries, items), wanted, atol=1e-3)
-    np.testing.assert_allclose(rounded.score(queries, items), wanted, atol=0.5)
+    np.testing.assert_allclose(exact.score(queries, items), expected, atol=1e-3)
+    np.testing.assert_allclose(rounded.score(queries, items), expected, atol=0.5)
 
 
 def test_the_dtype_must_be_known(bert_folder: Path) -> None:
@@ -103,10 +105,10 @@ def test_several_labels_need_a_choice(tmp_path: Path) -> None:
         open_tiny(folder)
     with pytest.raises(InputError, match="`label` must be"):
         open_tiny(folder, label="entailment")
-    wanted = tiny.plain_logits(folder, queries, items)
+    expected = tiny.plain_logits(folder, queries, items)
     second = open_tiny(folder, label=1)
-    np.testing.assert_allclose(second.score(queries, items), wanted[:, 1], atol=1e-4)
-    np.testing.assert_allclose(open_tiny(folder, label="LABEL_2").score(queries, items), wanted[:, 2], atol=1e-4)
+    np.testing.assert_allclose(second.score(queries, items), expected[:, 1], atol=1e-4)
+    np.testing.assert_allclose(open_tiny(folder, label="LABEL_2").score(queries, items), expected[:, 2], atol=1e-4)
     assert second.fingerprint != open_tiny(folder, label=2).fingerprint
 
 
@@ -145,7 +147,7 @@ def test_windows_take_the_best_part_of_a_long_item(bert_folder: Path) -> None:
 
 
 def test_short_items_score_alike_with_and_without_windows(bert_folder: Path) -> None:
-    queries, items = tiny.pairs(most=8)
+    queries, items = tiny.pairs(max_words=8)
     windowed = open_tiny(bert_folder, long_items="max")
     kept = [at for at in range(len(queries)) if len((queries[at] + items[at]).split()) < 8]
     queries, items = [queries[at] for at in kept], [items[at] for at in kept]
@@ -159,11 +161,11 @@ def test_repeated_pairs_are_computed_once(bert_folder: Path) -> None:
     assert (scorer.counts.pairs, scorer.counts.passes) == (3, 2)
 
 
-def test_many_parts_give_the_scores_of_one(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    queries, items = tiny.pairs(seed=9, count=50, most=12)
-    wanted = open_tiny(bert_folder).score(queries, items)
+def test_chunks_do_not_change_scores(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries, items = tiny.pairs(seed=9, count=50, max_words=12)
+    expected = open_tiny(bert_folder).score(queries, items)
     monkeypatch.setattr("crossknn.scorers.inference.engine.CHUNK_PAIRS", 7)
-    np.testing.assert_allclose(open_tiny(bert_folder).score(queries, items), wanted, atol=1e-5)
+    np.testing.assert_allclose(open_tiny(bert_folder).score(queries, items), expected, atol=1e-5)
 
 
 def watch_batches(
@@ -180,8 +182,8 @@ def watch_batches(
 
 
 def test_a_batch_too_large_for_memory_is_halved(family_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    queries, items = tiny.pairs(count=30, most=10)
-    wanted = open_tiny(family_folder).score(queries, items)
+    queries, items = tiny.pairs(count=30, max_words=10)
+    expected = open_tiny(family_folder).score(queries, items)
     scorer = open_tiny(family_folder, batch_tokens=10_000)
     sizes = []
 
@@ -192,7 +194,7 @@ def test_a_batch_too_large_for_memory_is_halved(family_folder: Path, monkeypatch
         return read()
 
     watch_batches(scorer, monkeypatch, answer)
-    np.testing.assert_allclose(scorer.score(queries, items), wanted, atol=1e-5)
+    np.testing.assert_allclose(scorer.score(queries, items), expected, atol=1e-5)
     assert max(sizes) > 4
     assert scorer.batch_tokens < 10_000
 
@@ -266,8 +268,8 @@ def test_a_tokenizer_that_is_only_a_sentencepiece_model(tmp_path: Path) -> None:
     tiny.save_sentencepiece_model(folder / "spm.model")
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "DebertaV2Tokenizer"}))
     queries, items = tiny.pairs(count=12)
-    wanted = tiny.plain_logits(folder, queries, items)[:, 0]
-    np.testing.assert_allclose(open_tiny(folder).score(queries, items), wanted, atol=1e-4)
+    expected = tiny.plain_logits(folder, queries, items)[:, 0]
+    np.testing.assert_allclose(open_tiny(folder).score(queries, items), expected, atol=1e-4)
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -316,7 +318,7 @@ def test_agrees_with_sentence_transformers() -> None:
     lengths = [(1, 1), (8, 40), (20, 300), (5, 600), (300, 300), (600, 2), (0, 10), (10, 0), (12, 90), (3, 170)]
     queries = [tiny.words(at, count) for at, (count, _) in enumerate(lengths)]
     items = [tiny.words(at + 100, count) for at, (_, count) in enumerate(lengths)]
-    wanted = theirs.predict(list(zip(queries, items, strict=True)), activation_fn=torch.nn.Identity())
+    expected = theirs.predict(list(zip(queries, items, strict=True)), activation_fn=torch.nn.Identity())
     scorer = open_tiny(SHARED_MODEL)
-    np.testing.assert_allclose(scorer.score(queries, items), wanted, atol=1e-4)
+    np.testing.assert_allclose(scorer.score(queries, items), expected, atol=1e-4)
     assert scorer.cls_only

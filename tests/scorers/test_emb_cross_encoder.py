@@ -93,7 +93,7 @@ def test_poolings_differ_in_fingerprint(encoder_folder: Path) -> None:
     assert len({open_tiny(encoder_folder, **chosen).fingerprint for chosen in options}) == len(options)
 
 
-def test_a_pair_without_its_marks_is_named(encoder_folder: Path) -> None:
+def test_a_pair_without_its_special_tokens_is_named(encoder_folder: Path) -> None:
     scorer = open_tiny(encoder_folder, **MENTION, **TITLE)
     with pytest.raises(ScorerError, match=r"query has no '\[M\]'.*query 'no mention here'"):
         scorer.score([*QUERIES, "no mention here"], [*ITEMS, ITEMS[0]])

@@ -1,4 +1,4 @@
-"""Calls are counted, time is taken, and what was measured is read back only where it holds."""
+"""Calls and seconds of a scorer, its measured speed, and the stored speed."""
 
 import json
 import math
@@ -63,7 +63,7 @@ def test_a_speed_is_made_of_rounds_and_calls():
 
 
 @pytest.mark.parametrize(("per_round", "per_call"), [(-1.0, 1.0), (0.0, 0.0), (math.nan, 1.0), (0.0, math.inf)])
-def test_a_speed_that_makes_no_sense_is_refused(per_round, per_call):
+def test_an_impossible_speed_is_rejected(per_round, per_call):
     with pytest.raises(InputError, match="positive seconds"):
         Speed(per_round, per_call)
 
@@ -97,13 +97,13 @@ def test_a_speed_is_read_back_for_the_same_scorer_and_machine(tmp_path):
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "{}", '{"per_call": "fast"}', "null", b"\xff\xfe", '{"scorer": "one", "machine": 2}']
 )
-def test_a_damaged_file_is_no_speed(tmp_path, content):
+def test_a_damaged_file_is_ignored(tmp_path, content):
     path = tmp_path / "speed.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert load_speed(path, **KNOWN) is None
 
 
-def test_a_kept_speed_that_makes_no_sense_is_no_speed(tmp_path):
+def test_an_impossible_stored_speed_is_ignored(tmp_path):
     path = tmp_path / "speed.json"
     path.write_text(json.dumps({"per_round": 0.0, "per_call": -1.0, **KNOWN}))
     assert load_speed(path, **KNOWN) is None

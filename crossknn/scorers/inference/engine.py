@@ -372,13 +372,10 @@ def _choose_max_length(pretrained: Pretrained, max_length: int | None, specials:
 
 def _distinct(texts: Sequence[str], name: str) -> tuple[list[str], Rows]:
     """The distinct texts, and the row of each given text among them."""
-    try:
-        rows = dict(zip(dict.fromkeys(texts), count(), strict=False))
-    except TypeError as error:  # a list or a dictionary among them
-        raise InputError(f"`{name}` must be strings: {error}.") from error
-    for text in rows:
+    for text in texts:
         if not isinstance(text, str):
             raise InputError(f"`{name}` must be strings, got {type(text).__name__}: {str(text)[:80]!r}.")
+    rows = dict(zip(dict.fromkeys(texts), count(), strict=False))
     return list(rows), np.fromiter(map(rows.__getitem__, texts), np.int64, len(texts))
 
 

@@ -64,15 +64,13 @@ PROVIDERS = {
 def choose_provider(dialect: str, *, host: str, path: str, model: str | None) -> Provider:
     """The provider of this name; for "auto" the one that the URL suggests."""
     check_choice("dialect", dialect, ("auto", *PROVIDERS))
-    return PROVIDERS[_guess_provider(host, path, model) if dialect == "auto" else dialect]
-
-
-def _guess_provider(host: str, path: str, model: str | None) -> str:
+    if dialect != "auto":
+        return PROVIDERS[dialect]
     for domain, name in (("cohere.com", "cohere"), ("cohere.ai", "cohere"), ("jina.ai", "jina")):
         if host == domain or host.endswith(f".{domain}"):
-            return name
+            return PROVIDERS[name]
     versioned = "/v1/" in path or "/v2/" in path
-    return "vllm" if versioned or model is not None else "tei"
+    return PROVIDERS["vllm" if versioned or model is not None else "tei"]
 
 
 def parse_response(body: bytes, count: int) -> tuple[NDArray[np.float64], int | None]:

@@ -1,4 +1,4 @@
-"""A precision that would end the process is refused before anything is scored."""
+"""A precision that would kill the process is rejected before anything is scored."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ def _nothing_known() -> Iterator[None]:
     loading.check_half_precision.cache_clear()
 
 
-def test_a_processor_that_dies_of_it_is_refused(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_precision_that_kills_the_process_is_rejected(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "HALF_PRECISION_PROBE", DIES)
     scorer = CrossEncoder(bert_folder, device="cpu", dtype="bfloat16")
     assert scorer.fingerprint  # where another machine scores, its name is all that is asked for
@@ -31,12 +31,12 @@ def test_a_processor_that_dies_of_it_is_refused(bert_folder: Path, monkeypatch: 
     assert scorer.counts.passes == 0
 
 
-def test_full_precision_asks_no_other_process(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_precision_needs_no_probe(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "HALF_PRECISION_PROBE", DIES)
     assert len(CrossEncoder(bert_folder, device="cpu").score(["ice"], ["snow"])) == 1
 
 
-def test_a_good_processor_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_runs_once_per_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "HALF_PRECISION_PROBE", "pass  # torch.{dtype}")
     loading.check_half_precision("bfloat16")
     monkeypatch.setattr(loading, "HALF_PRECISION_PROBE", DIES)
