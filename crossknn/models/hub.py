@@ -36,11 +36,11 @@ def find_model(name: str | os.PathLike[str], *, kind: str) -> Path:
     folder = Path(source).expanduser()
     if folder.is_dir():
         if not any((folder / file).is_file() for file in ("modules.json", "config.json")):
-            raise ModelNotFound(f"{source}: the folder holds no model (no config.json or modules.json).")
+            raise ModelNotFound(f"{source}: a model's folder holds config.json or modules.json; this one does not.")
         return folder
     is_path = not isinstance(name, str) or source.startswith((".", "/", "~")) or source.count("/") > 1
     if is_path or folder.exists():
-        raise ModelNotFound(f"{source}: no such folder.")
+        raise ModelNotFound(f"{source}: there is no such folder.")
     return _find_on_hub(source)
 
 
@@ -75,7 +75,7 @@ def _find_on_hub(name: str) -> Path:
         raise ModelNotFound(
             f"{name!r} is neither a folder nor a model that could be downloaded from the hub ({reason}). Without a "
             "connection, save the model elsewhere with save_pretrained (model and tokenizer), copy that folder here, "
-            "and use its path." + EMBEDDED_HINT
+            "and give its path." + EMBEDDED_HINT
         ) from error
 
 

@@ -18,7 +18,7 @@ def score_pairs(scorer: Scorer, queries: Sequence[str], items: Sequence[str]) ->
     try:
         scores = scorer.score(queries, items)
     except StopIteration as error:  # it would pass for the end of a generator, and cannot leave a thread
-        raise ScorerError("The scorer raised StopIteration: a `next` inside it found nothing.") from error
+        raise ScorerError("the scorer raised StopIteration: a `next` inside it found nothing.") from error
     return check_scores(scores, queries, items)
 
 
@@ -33,13 +33,13 @@ def check_scores(scores: object, queries: Sequence[str], items: Sequence[str]) -
     try:
         array = np.asarray(scores, dtype=np.float32)
     except (TypeError, ValueError) as error:
-        raise ScorerError(f"A scorer must return one number per pair, got {type(scores).__name__}: {error}") from error
+        raise ScorerError(f"a scorer must return one number per pair, got {type(scores).__name__}: {error}") from error
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
-        raise ScorerError(f"A scorer must return one number per pair, got an array of shape {array.shape}.")
+        raise ScorerError(f"a scorer must return one number per pair, got an array of shape {array.shape}.")
     if len(array) != len(queries):
-        message = f"The scorer returned {len(array)} scores for {len(queries)} pairs"
+        message = f"the scorer returned {len(array)} scores for {len(queries)} pairs"
         if len(array) < len(queries):
             message += f"; the first without one is {describe_pair(queries[len(array)], items[len(array)])}"
         raise ScorerError(f"{message}.")
@@ -47,7 +47,7 @@ def check_scores(scores: object, queries: Sequence[str], items: Sequence[str]) -
     if len(invalid):
         first = int(invalid[0])
         raise ScorerError(
-            f"The scorer returned {array[first]} for {describe_pair(queries[first], items[first])}"
+            f"the scorer returned {array[first]} for {describe_pair(queries[first], items[first])}"
             f" ({len(invalid)} of {len(array)} scores are not finite). "
             "In float16 this is usually an overflow: try dtype='bfloat16' or 'float32'."
         )

@@ -60,5 +60,5 @@ def test_without_a_hub_the_error_suggests_a_folder_and_the_embedded_models(opene
     with pytest.raises(ModelNotFound) as error:
         opened("nobody/no-such-model")
     said = str(error.value)
-    for words in ("use its path", "'embedded'", "WordNet", "--scorer embedded --encoder embedded"):
+    for words in ("give its path", "'embedded'", "WordNet", "--scorer embedded --encoder embedded"):
         assert words in said

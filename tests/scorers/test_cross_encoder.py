@@ -280,7 +280,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_folders_that_hold_no_model(bert_folder: Path, encoder_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match=r"no config\.json or modules\.json"):
+    with pytest.raises(ModelNotFound, match=r"holds config\.json or modules\.json"):
         CrossEncoder(tmp_path)
     with pytest.raises(ModelNotFound, match="no such folder"):
         CrossEncoder(tmp_path / "absent")
@@ -294,7 +294,7 @@ def test_folders_that_hold_no_model(bert_folder: Path, encoder_folder: Path, tmp
 
 def test_an_unknown_name_says_how_to_use_a_folder() -> None:
     with pytest.raises(
-        ModelNotFound, match=r"neither a folder nor a model that could be downloaded from the hub .* use its path"
+        ModelNotFound, match=r"neither a folder nor a model that could be downloaded from the hub .* give its path"
     ):
         CrossEncoder("nobody/no-such-model")
 
