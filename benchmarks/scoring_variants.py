@@ -26,14 +26,13 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from benchmarks.matrix_rate import device_seconds, matrix_rate, matrix_work
 from benchmarks.scoring_speed import draw_pairs, surroundings
-from crossknn.models.batching import cut_alike
-from crossknn.models.torch_attention import attention_of_any_shape
-from crossknn.scorers.inference.cls_only import shorten_last_layer
-from crossknn.scorers.inference.ops import GPU_STEPS, Layout, Steps, attend_at_once, fused_steps
-from crossknn.scorers.inference.pair_batches import cut_in_order
+from crossknn.models.batching import batches_in_order, length_buckets
+from crossknn.models.torch_attention import without_cudnn_attention
+from crossknn.scorers.inference.cls_only import patch_last_layer
+from crossknn.scorers.inference.ops import FLASH_OPS, Layout, Ops, flash_attention, triton_ops
 from crossknn.scorers.inference.pair_template import find_template
 from crossknn.scorers.inference.token_store import fast_tokenize
-from crossknn.scorers.inference.varlen import PackedModel
+from crossknn.scorers.inference.varlen import VarlenModel
 
 Variant = Callable[[], list[torch.Tensor]]
 
@@ -85,7 +84,7 @@ def measure(options: argparse.Namespace, shape: str, rate: float) -> dict[str, A
         }
         print(shape, name, rows[name], flush=True)
     if options.profile:
-        print_kernels(work.packed(fused_steps(work.config)))
+        print_kernels(work.packed(triton_ops(work.config)))
     tokens = round(float(work.lengths.mean()), 1)
     report = {"tokens_per_pair": tokens, "spread_of_scores": float(exact.std()), "variants": rows}
     return {**report, "attention_ms_by_tile": work.tiles()} if options.tiles else report
@@ -116,25 +115,28 @@ class Work:
         return model.to("cuda", dtype).eval()
 
     def variants(self) -> Iterator[tuple[str, Callable[[], Variant]]]:
-        fused = fused_steps(self.config)
+        fused = triton_ops(self.config)
         assert fused is not None
-        norms = replace(GPU_STEPS, add_norm=fused.add_norm, embed_norm=fused.embed_norm)
+        norms = replace(FLASH_OPS, add_norm=fused.add_norm, embed_norm=fused.embed_norm)
         yield "padded, of like length", lambda: self.padded(self.open())
         yield "and the last layer for the first token only", self.shortened
-        yield "end to end", lambda: self.packed(GPU_STEPS)
+        yield "end to end", lambda: self.packed(FLASH_OPS)
         yield "and sum and norm in one kernel", lambda: self.packed(norms)
-        yield "and GELU within the product", lambda: self.packed(replace(norms, widen=fused.widen))
+        yield (
+            "and GELU within the product",
+            lambda: self.packed(replace(norms, linear_activation=fused.linear_activation)),
+        )
         yield "and attention of our own", lambda: self.packed(fused)
         yield "end to end, torch.compile", self.compiled
         yield "all of it, one CUDA graph for each batch", lambda: self.graphs(fused)
 
     def padded(self, model: Any) -> Variant:
         order = np.argsort(-self.lengths, kind="stable")
-        batches = [self._pad(rows) for rows in cut_alike(self.lengths, self.options.batch_tokens)]
+        batches = [self._pad(rows) for rows in length_buckets(self.lengths, self.options.batch_tokens)]
 
         @torch.inference_mode()
         def run() -> list[torch.Tensor]:
-            with attention_of_any_shape(torch.device("cuda")):
+            with without_cudnn_attention(torch.device("cuda")):
                 scores = torch.cat([model(**batch).logits[:, 0] for batch in batches])
             return [scores[torch.from_numpy(np.argsort(order)).cuda()]]
 
@@ -142,11 +144,11 @@ class Work:
 
     def shortened(self) -> Variant:
         model = self.open()
-        assert shorten_last_layer(model)
+        assert patch_last_layer(model)
         return self.padded(model)
 
-    def packed(self, steps: Steps) -> Variant:
-        model, batches = self.make_packed(steps), self.batches()
+    def packed(self, ops: Ops) -> Variant:
+        model, batches = self.make_packed(ops), self.batches()
 
         @torch.inference_mode()
         def run() -> list[torch.Tensor]:
@@ -155,7 +157,7 @@ class Work:
         return run
 
     def compiled(self) -> Variant:
-        whole, batches = torch.compile(self.make_packed(GPU_STEPS).run, dynamic=True), self.batches()
+        whole, batches = torch.compile(self.make_packed(FLASH_OPS).run, dynamic=True), self.batches()
 
         @torch.inference_mode()
         def run() -> list[torch.Tensor]:
@@ -164,8 +166,8 @@ class Work:
         return run
 
     @torch.inference_mode()
-    def graphs(self, steps: Steps) -> Variant:
-        model, captured = self.make_packed(steps), []
+    def graphs(self, ops: Ops) -> Variant:
+        model, captured = self.make_packed(ops), []
         for batch in self.batches():
             model.run(*batch)
             torch.cuda.synchronize()
@@ -181,8 +183,8 @@ class Work:
 
         return run
 
-    def make_packed(self, steps: Steps) -> PackedModel:
-        return PackedModel(self.open(), self.template, 0, steps)
+    def make_packed(self, ops: Ops) -> VarlenModel:
+        return VarlenModel(self.open(), self.template, 0, ops)
 
     @torch.inference_mode()
     def tiles(self) -> dict[str, float]:
@@ -194,16 +196,16 @@ class Work:
         query, key, value = torch.randn(
             int(layout.lengths.sum()), 3, heads, dim, device="cuda", dtype=torch.bfloat16
         ).unbind(1)
-        took = {"torch": _milliseconds(lambda: attend_at_once(query, key, value, layout, layout))}
+        took = {"torch": _milliseconds(lambda: flash_attention(query, key, value, layout, layout))}
         chosen = kernels.TILES[dim]
         for tile in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)):
             kernels.TILES[dim] = tile
-            took[",".join(map(str, tile))] = _milliseconds(lambda: kernels.attend(query, key, value, layout, layout))
+            took[",".join(map(str, tile))] = _milliseconds(lambda: kernels.attention(query, key, value, layout, layout))
         kernels.TILES[dim] = chosen
         return dict(sorted(took.items(), key=lambda one: one[1]))
 
     def batches(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Layout]]:
-        return [self._join(rows) for rows in cut_in_order(self.lengths, self.options.batch_tokens)]
+        return [self._join(rows) for rows in batches_in_order(self.lengths, self.options.batch_tokens)]
 
     def _join(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Layout]:
         lengths = self.lengths[rows]

@@ -41,7 +41,7 @@ def make_engine(
     """The engine that the options name, if the others go with it."""
     from crossknn.engines.local import LOCAL
     from crossknn.engines.ray import RayEngine
-    from crossknn.scorers.remote.settings import is_url
+    from crossknn.scorers.remote.scorer import is_url
 
     if name is EngineName.local:
         for option, value in (("--address", address), ("--workers", workers)):

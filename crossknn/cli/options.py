@@ -82,7 +82,7 @@ def say(*sentences: str) -> None:
 def load_scorer(name: str, *, device: str | None, dtype: Dtype, cache: Path | None) -> Scorer:
     """The cross-encoder that --scorer names, with its scores kept in --cache."""
     from crossknn.scorers.cached import Cached
-    from crossknn.scorers.remote.settings import is_url
+    from crossknn.scorers.remote.scorer import is_url
 
     check_device(device)
     model = _open_server(name, dtype) if is_url(name) else _load_model(name, device, dtype)
@@ -110,7 +110,7 @@ def _open_server(url: str, dtype: Dtype) -> Scorer:
 
 def paid_scores_of(scorer: str, work_dir: Path) -> Path | None:
     """Where the scores of a server are kept at once, for they may have cost money; local models need no such file."""
-    from crossknn.scorers.remote.settings import is_url
+    from crossknn.scorers.remote.scorer import is_url
 
     return work_dir / "server-scores.db" if is_url(scorer) else None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 
 from crossknn._imports import import_extra
-from crossknn.models.batching import cut_alike
+from crossknn.models.batching import length_buckets
 from crossknn.types import Vectors
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class FastEncoding:
     def encode(self, texts: Sequence[str], *, batch_size: int, batch_tokens: int, normalize: bool) -> Vectors:
         """(texts, dim), in batches of at least `batch_size` texts, and more while they have at most `batch_tokens`."""
         tokens = self._tokenize(texts)
-        batches = list(cut_alike(np.array([len(ids) for ids in tokens]), batch_tokens, least=batch_size))
+        batches = list(length_buckets(np.array([len(ids) for ids in tokens]), batch_tokens, min_rows=batch_size))
         torch, parts = self._torch, []
         with torch.inference_mode():
             for batch in batches:

@@ -17,7 +17,7 @@ from crossknn.encoders.base import check_vectors
 from crossknn.encoders.fast_encode import FastEncoding
 from crossknn.errors import ModelNotFound
 from crossknn.models.hub import EMBEDDED, find_model, no_progress_bars, portable_name
-from crossknn.models.torch_attention import attention_of_any_shape
+from crossknn.models.torch_attention import without_cudnn_attention
 from crossknn.types import Vectors
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -124,7 +124,7 @@ class SentenceEncoder:
             raise invalid("texts", "a list of strings", texts)
         if not len(texts):
             return np.empty((0, self.dim), np.float32)
-        with attention_of_any_shape(self._model.device):
+        with without_cudnn_attention(self._model.device):
             vectors = self._encode(side, list(texts))
         return check_vectors(vectors, texts, dim=self.dim)
 

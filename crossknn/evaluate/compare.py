@@ -12,7 +12,7 @@ import numpy as np
 from crossknn._checks import check_positive
 from crossknn.errors import InputError
 from crossknn.evaluate.measures import bootstrap_interval, top_k_recall
-from crossknn.scorers.speed import Speed
+from crossknn.scorers.timing import Speed
 from crossknn.search.results import Hits
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Strategy

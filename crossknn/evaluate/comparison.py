@@ -11,7 +11,7 @@ from crossknn.errors import InputError
 from crossknn.evaluate.compare import Quality, Result
 from crossknn.evaluate.study_results import Studies
 from crossknn.items.items import Items
-from crossknn.scorers.speed import Speed
+from crossknn.scorers.timing import Speed
 from crossknn.search.results import Hits
 
 

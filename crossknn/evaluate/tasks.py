@@ -23,7 +23,7 @@ from crossknn.items.items import Items
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.scorers.cached import Cached
 from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder
-from crossknn.scorers.speed import Speed, measure_speed
+from crossknn.scorers.timing import Speed, measure_speed
 from crossknn.strategies.normalization import Normalization
 from crossknn.types import Encoder, Engine, Progress, Retriever, Scorer, Scores, Vectors
 

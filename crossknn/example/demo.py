@@ -34,8 +34,7 @@ from crossknn.indexing.sampling import PerQuery
 from crossknn.models.hub import EMBEDDED
 from crossknn.scorers.cached import Cached
 from crossknn.scorers.cross_encoder import CrossEncoder
-from crossknn.scorers.speed import Speed, load_speed, measure_speed, save_speed
-from crossknn.scorers.timed import Timed
+from crossknn.scorers.timing import Speed, Timed, load_speed, measure_speed, save_speed
 from crossknn.search.results import Hits
 from crossknn.search.searcher import Searcher
 from crossknn.storage.atomic_dir import MANIFEST

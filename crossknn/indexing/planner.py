@@ -26,7 +26,7 @@ from crossknn.indexing.score_matrix import Pairs, SparseScores
 from crossknn.indexing.score_plan import Codes, Wanted
 from crossknn.items.items import Items
 from crossknn.retrievers.bm25_storage import estimate_bytes
-from crossknn.scorers.speed import measure_speed
+from crossknn.scorers.timing import measure_speed
 from crossknn.strategies.posterior.prior import DEPTH, SIGNALS, TRAITS
 from crossknn.types import Encoder, Progress, Scorer, Vectors
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from crossknn.integrations.reranking import check_scorer
-from crossknn.integrations.runs import Run, search_all
+from crossknn.integrations.conversion import check_scorer
+from crossknn.integrations.conversion import Run, search_all
 from crossknn.items.items import Items
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Strategy

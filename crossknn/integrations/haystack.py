@@ -13,8 +13,8 @@ from crossknn._imports import missing_extra
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index
-from crossknn.integrations.documents import document_of, how_found
-from crossknn.integrations.reranking import best_texts, check_scorer
+from crossknn.integrations.conversion import document_of, how_found
+from crossknn.integrations.conversion import best_texts, check_scorer
 from crossknn.items.items import Items
 from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.search.results import Hit, Hits

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
 from crossknn._imports import missing_extra
-from crossknn.integrations.documents import document_of, how_found
-from crossknn.integrations.reranking import best_texts, check_scorer
+from crossknn.integrations.conversion import document_of, how_found
+from crossknn.integrations.conversion import best_texts, check_scorer
 from crossknn.items.items import Items
 from crossknn.search.results import Hit, Hits
 from crossknn.search.searcher import Filter, Searcher

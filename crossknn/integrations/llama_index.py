@@ -8,8 +8,8 @@ from typing import Any, Self
 from crossknn._checks import check_positive
 from crossknn._imports import missing_extra
 from crossknn.errors import InputError
-from crossknn.integrations.documents import document_of, how_found
-from crossknn.integrations.reranking import best_texts, check_scorer
+from crossknn.integrations.conversion import document_of, how_found
+from crossknn.integrations.conversion import best_texts, check_scorer
 from crossknn.items.items import Items
 from crossknn.search.results import Hit, Hits
 from crossknn.search.searcher import Filter, Searcher

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from crossknn._imports import missing_extra
 from crossknn.errors import InputError
-from crossknn.integrations.reranking import check_scorer
-from crossknn.integrations.runs import Run, search_all
+from crossknn.integrations.conversion import check_scorer
+from crossknn.integrations.conversion import Run, search_all
 from crossknn.items.items import Items
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Strategy

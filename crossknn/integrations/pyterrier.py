@@ -6,7 +6,7 @@ from typing import Any
 
 from crossknn._checks import check_positive
 from crossknn._imports import missing_extra
-from crossknn.integrations.reranking import check_scorer
+from crossknn.integrations.conversion import check_scorer
 from crossknn.scorers.base import score_pairs
 from crossknn.search.results import Hits
 from crossknn.search.searcher import Filter, Searcher

@@ -2,18 +2,18 @@
 
 from uuid import uuid4
 
-from crossknn.errors import InputError
+from crossknn._checks import invalid
 
-UNNAMED = "unnamed-function:"  # begins the fingerprint of a function that was given none
+UNNAMED = "unnamed-function:"  # prefix of the fingerprint of a function without a name
 
 
-def function_fingerprint(given: str | None) -> str:
+def function_fingerprint(name: str | None) -> str:
     """The name given, or one that no other object in any process shares."""
-    if given is not None and (not given or given.startswith(UNNAMED)):
-        raise InputError(f"fingerprint must be a non-empty name of your own. Got {given!r} instead.")
-    return given or f"{UNNAMED}{uuid4().hex}"
+    if name is not None and (not name or name.startswith(UNNAMED)):
+        raise invalid("fingerprint", "a nonempty name of your own", name)
+    return name or f"{UNNAMED}{uuid4().hex}"
 
 
 def is_unnamed(fingerprint: str) -> bool:
-    """Whether it is good for this process only, so that nothing may be stored under it."""
+    """Whether the fingerprint is valid in this process only, so that nothing may be stored under it."""
     return fingerprint.startswith(UNNAMED)

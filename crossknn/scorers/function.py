@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from crossknn.errors import InputError
+from crossknn._checks import invalid
 from crossknn.models.fingerprints import function_fingerprint
-from crossknn.scorers.base import check_scores
+from crossknn.scorers.base import check_pairs, check_scores
 from crossknn.types import Scores
 
 
@@ -18,7 +18,7 @@ class FunctionScorer:
 
     def __init__(self, fn: Callable[[list[tuple[str, str]]], Any], *, fingerprint: str | None) -> None:
         if not callable(fn):
-            raise InputError(f"fn must be a function of a list of pairs. Got {type(fn).__name__} instead.")
+            raise invalid("fn", "a function of a list of pairs", fn)
         self._fn = fn
         self._fingerprint = function_fingerprint(fingerprint)
 
@@ -28,23 +28,22 @@ class FunctionScorer:
         return self._fingerprint
 
     def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
-        """One score per pair; whatever the function raises is passed on as it is."""
-        if len(queries) != len(items):
-            raise InputError(f"queries and items must pair up. Got {len(queries)} and {len(items)} instead.")
+        """One score per pair; exceptions of the function are passed on unchanged."""
+        check_pairs(queries, items)
         if not len(queries):
             return np.empty(0, np.float32)
-        return check_scores(_as_numbers(self._fn(list(zip(queries, items, strict=True)))), queries, items)
+        scores = self._fn(list(zip(queries, items, strict=True)))
+        if hasattr(scores, "detach"):  # a tensor, on a GPU or in bfloat16 no array by itself
+            scores = scores.detach().float().cpu().numpy()
+        return check_scores(scores, queries, items)
 
 
 def function_scorer(fn: Callable[[list[tuple[str, str]]], Any], *, fingerprint: str | None = None) -> FunctionScorer:
-    """A scorer from `fn(pairs)`, which returns one raw score per `(query, item)`, as an array, a tensor or a list.
+    """A scorer from a function.
 
-    Name what the function computes with `fingerprint`, and change the name when its scores change: scores are
-    cached and indexes are checked by it. Without a name the scorer serves searches, but `Cached` refuses it.
+    Args:
+        fn: Returns one raw score per `(query, item)`, as an array, a tensor or a list.
+        fingerprint: Names what the function computes; change it when its scores change, for scores are cached and
+            indexes are checked by it. `Cached` refuses a scorer without one.
     """
     return FunctionScorer(fn, fingerprint=fingerprint)
-
-
-def _as_numbers(scores: Any) -> Any:
-    """Tensors on a GPU or in bfloat16 do not turn into arrays by themselves."""
-    return scores.detach().float().cpu().numpy() if hasattr(scores, "detach") else scores

@@ -18,7 +18,7 @@ Work = Callable[[threading.Event], T]
 CAUTION = 0.1  # how much the last request counts in the mean duration
 
 
-class ClientLeft(Exception):
+class ClientDisconnected(Exception):
     """Nobody waits for the answer any more."""
 
 
@@ -52,7 +52,7 @@ class Admission:
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                raise ClientLeft
+                raise ClientDisconnected
             return answer.result()
         finally:
             cancelled.set()

@@ -19,7 +19,7 @@ from crossknn import __version__
 from crossknn.serve.docs_page import write_docs
 from crossknn.serve.http_errors import HttpError
 from crossknn.serve.middleware import RequestMiddleware
-from crossknn.serve.request_schemas import (
+from crossknn.serve.schemas import (
     RERANK_EXAMPLES,
     SCORE_EXAMPLES,
     SEARCH_EXAMPLES,
@@ -27,7 +27,7 @@ from crossknn.serve.request_schemas import (
     ScoreRequest,
     SearchRequest,
 )
-from crossknn.serve.response_schemas import (
+from crossknn.serve.schemas import (
     DocumentsRanked,
     ErrorAnswer,
     Info,
@@ -201,7 +201,7 @@ async def _answer(service: Service, request: Request, work: Callable[[Event], An
     def write(cancelled: Event) -> bytes:
         return json.dumps(work(cancelled), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
-    return Response(await service.admission.run(write, left), media_type="application/json")
+    return Response(await service.queue.run(write, left), media_type="application/json")
 
 
 async def _refuse_shape(request: Request, error: Exception) -> Response:

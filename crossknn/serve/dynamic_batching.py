@@ -24,11 +24,11 @@ TICK = 0.1  # seconds between two looks of a waiting caller at what might end it
 log = logging.getLogger(__name__)
 
 
-class ScorerStalled(ScorerError):
+class ScorerUnavailable(ScorerError):
     """The scorer has not answered for too long, or the service ends: try again later."""
 
 
-class CallerLeft(ScorerError):
+class CallCancelled(ScorerError):
     """Nobody waits for these scores any more."""
 
 
@@ -41,7 +41,7 @@ class BatchReport:
     seconds: float
 
 
-class MergingScorer:
+class BatchingScorer:
     """`scorer`, called by one thread with batches merged from the calls of many.
 
     Whoever has asked is in the next batch, with an equal share of its `max_pairs`; what is left of them goes to those
@@ -135,13 +135,13 @@ class MergingScorer:
     def _check(self, cancelled: threading.Event | None, ends: float | None) -> None:
         """An error where waiting is in vain."""
         if cancelled is not None and cancelled.is_set():
-            raise CallerLeft("the caller has left.")
+            raise CallCancelled("the caller has left.")
         if self._closed:
-            raise ScorerStalled("the service ends.")
+            raise ScorerUnavailable("the service ends.")
         if ends is not None and time.monotonic() > ends + LATE:
             raise TooLate("the scores did not come in time.")
         if self.stalled:
-            raise ScorerStalled(f"the scorer has not answered for more than {self.timeout:g} seconds.")
+            raise ScorerUnavailable(f"the scorer has not answered for more than {self.timeout:g} seconds.")
 
     def _withdraw(self, ask: _Ask) -> None:
         with self._changed:
@@ -260,9 +260,9 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
-    """A `MergingScorer` as one caller sees it."""
+    """A `BatchingScorer` as one caller sees it."""
 
-    merging: MergingScorer
+    merging: BatchingScorer
     cancelled: threading.Event | None
     ends: float | None
 

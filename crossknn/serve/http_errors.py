@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from crossknn.errors import CrossKnnError, InputError
-from crossknn.serve.dynamic_batching import ScorerStalled
+from crossknn.serve.dynamic_batching import ScorerUnavailable
 
 
 class HttpError(Exception):
@@ -45,7 +45,7 @@ def http_error_of(error: Exception) -> HttpError:
         return error
     if isinstance(error, InputError):
         return HttpError(400, "bad_request", str(error))
-    if isinstance(error, ScorerStalled):
+    if isinstance(error, ScorerUnavailable):
         return HttpError(503, "not_ready", str(error), retry_after=5)
     if isinstance(error, CrossKnnError):
         kind = type(error).__name__.removesuffix("Error").lower()

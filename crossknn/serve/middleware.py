@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from crossknn.serve.admission import ClientLeft
+from crossknn.serve.backpressure import ClientDisconnected
 from crossknn.serve.http_errors import HttpError, http_error_of, too_large
 from crossknn.serve.logs import place_of
 from crossknn.serve.metrics import Metrics
@@ -50,7 +50,7 @@ class RequestMiddleware:
             self._check_host(headers)
             self._check_key(scope["method"], scope["path"], headers)
             await self._app(scope, self._limited(headers, receive), passage.send)
-        except ClientLeft:
+        except ClientDisconnected:
             passage.status = LEFT
         except asyncio.CancelledError:  # the server has no more time for it
             await passage.refuse(HttpError(503, "not_ready", "the service ends.", retry_after=5), scope, receive)

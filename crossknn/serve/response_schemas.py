@@ -9,7 +9,7 @@ from typing_extensions import TypedDict  # pydantic takes typing's from Python 3
 
 from crossknn.items.items import Items
 from crossknn.search.results import Hit, Hits
-from crossknn.serve.request_schemas import RerankRequest
+from crossknn.serve.schemas import RerankRequest
 from crossknn.types import Scores
 
 

@@ -15,13 +15,13 @@ from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
 from crossknn.search.searcher import Filter, Searcher
-from crossknn.serve.admission import Admission
-from crossknn.serve.dynamic_batching import MergingScorer
+from crossknn.serve.backpressure import Admission
+from crossknn.serve.dynamic_batching import BatchingScorer
 from crossknn.serve.http_errors import HttpError, too_large
 from crossknn.serve.live_index import LiveIndex, Loaded, Watcher
 from crossknn.serve.metrics import Metrics
-from crossknn.serve.request_schemas import SearchRequest
-from crossknn.serve.response_schemas import Info, ResultAnswer, result_answer
+from crossknn.serve.schemas import SearchRequest
+from crossknn.serve.schemas import Info, ResultAnswer, result_answer
 from crossknn.serve.settings import Settings
 from crossknn.serve.strategies import make_strategy, offered
 from crossknn.strategies.base import Strategy
@@ -58,7 +58,7 @@ class Service:
         self.settings = settings or Settings()
         self.metrics = Metrics()
         self._encoder = None if encoder is None else SharedEncoder(encoder)
-        self.scorer = MergingScorer(
+        self.scorer = BatchingScorer(
             scorer,
             max_pairs=self.settings.batch_pairs,
             timeout=self.settings.scorer_timeout,

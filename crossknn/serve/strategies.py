@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_ty
 
 from crossknn.errors import InputError
 from crossknn.search.searcher import Searcher
-from crossknn.serve.request_schemas import StrategyName
+from crossknn.serve.schemas import StrategyName
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.registry import STRATEGIES

@@ -7,7 +7,7 @@ import pytest
 
 import crossknn as ck
 from crossknn.cli.options import work_dir_of
-from crossknn.scorers.remote import retry as retrying
+from crossknn.scorers.remote import client
 from tests.cli.test_cli import as_json, fail, invoke
 from tests.evaluate.folders import write_beir
 from tests.scorers import tiny
@@ -18,7 +18,7 @@ TEXTS = [*tiny.SENTENCES, *(tiny.words(seed, 12) for seed in range(34))]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(retrying, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(client, "INITIAL_BACKOFF", 0.01)
     monkeypatch.delenv("CROSSKNN_API_KEY", raising=False)
 
 
@@ -72,7 +72,7 @@ def test_a_build_that_fails_goes_on_where_it_was_and_its_index_is_searched(
     server.faults = [answer, answer, refuse(400, b"no more today")]
     code, message = fail(monkeypatch, capsys, *command)
     assert code == 1
-    assert "answered 400: no more today." in message
+    assert "responded with 400: no more today." in message
     paid = int(re.search(r"(\d+) of 160 pairs of this call were scored", message)[1])
     assert 0 < paid < 160
     assert (work_dir_of(folder) / "server-scores.db").exists()
@@ -105,11 +105,11 @@ def test_errors_are_one_sentence_without_the_key(server, key, monkeypatch, capsy
     server.key = "another"
     code, message = fail(monkeypatch, capsys, "score", "ice", "snow", "--scorer", server.url)
     assert code == 1
-    assert message.startswith(f"error: {server.url} answered 401: ")
+    assert message.startswith(f"error: {server.url} responded with 401: ")
     assert "sk-secret" not in message
     code, message = fail(monkeypatch, capsys, "score", "ice", "snow", "--scorer", server.url, "--dtype", "float16")
     assert (code, len(server.bodies)) == (2, 1)
     assert "--dtype goes with local models only" in message
     code, message = fail(monkeypatch, capsys, "score", "ice", "snow", "--scorer", "http://localhost:port/rerank")
     assert code == 2
-    assert "url must be that of a rerank endpoint" in message
+    assert "must be the URL of a rerank endpoint" in message

@@ -10,7 +10,7 @@ import pytest
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError, ModelNotFound
 from crossknn.items.items import Items
-from crossknn.models.batching import cut_alike
+from crossknn.models.batching import length_buckets
 from crossknn.retrievers.dense import Dense
 from crossknn.testing import check_encoder, check_retriever
 
@@ -100,9 +100,9 @@ def test_batches_of_tokens(encoder, monkeypatch):
 
 def test_short_texts_come_in_larger_batches():
     lengths = np.array([500, 300, 10, 10, 10, 10, 0, 0])
-    assert [rows.tolist() for rows in cut_alike(lengths, 0, least=2)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert [rows.tolist() for rows in cut_alike(lengths, 40, least=2)] == [[0, 1], [2, 3, 4, 5], [6, 7]]
-    assert list(cut_alike(lengths[:0], 40, least=2)) == []
+    assert [rows.tolist() for rows in length_buckets(lengths, 0, min_rows=2)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [rows.tolist() for rows in length_buckets(lengths, 40, min_rows=2)] == [[0, 1], [2, 3, 4, 5], [6, 7]]
+    assert list(length_buckets(lengths[:0], 40, min_rows=2)) == []
 
 
 def test_an_unusual_model_is_left_to_the_library(encoder, tmp_path):

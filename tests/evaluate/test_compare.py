@@ -8,7 +8,7 @@ import pytest
 from crossknn.errors import InputError
 from crossknn.evaluate.compare import Contender, compare, exact_truth
 from crossknn.evaluate.comparison import Comparison, Line, show_answer
-from crossknn.scorers.speed import Speed
+from crossknn.scorers.timing import Speed
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.rerank import Rerank

@@ -15,7 +15,7 @@ from crossknn.evaluate.ground_truth import truth_hits
 from crossknn.evaluate.studies import NAMES, read_studies, run_studies, study_distributions, study_quality, why_not
 from crossknn.evaluate.sweeps import MIXES, Trial, plan_calls, study_mix, study_rounds, study_sampling
 from crossknn.evaluate.tasks import read_matrix
-from crossknn.scorers.speed import Speed
+from crossknn.scorers.timing import Speed
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.cur import AdaCur
 from crossknn.strategies.rerank import Rerank

@@ -26,7 +26,7 @@ from crossknn.errors import InputError, MissingExtra
 from crossknn.example import wordnet as example
 from crossknn.example.demo import ANSWER_BUDGET, BUDGETS, KS, Demo, Estimate, find_build, make_contenders
 from crossknn.indexing.index import Index
-from crossknn.scorers.speed import load_speed
+from crossknn.scorers.timing import load_speed
 
 SENSES, QUERIES = 150, 2
 TRAIN_CALLS = 40 * 50

@@ -1,4 +1,4 @@
-"""Where a model's folder is looked for: "embedded", a folder, the hub, and what is said without one."""
+"""Lookup of a model: "embedded", a folder, the hub, and the error without one."""
 
 import shutil
 import sys
@@ -40,7 +40,7 @@ def test_without_its_package_the_encoder_names_the_extra(monkeypatch):
 
 
 def test_other_kinds_have_no_embedded_model():
-    with pytest.raises(ModelNotFound, match=r"no embedded model of this kind: .* CrossEncoder .* SentenceEncoder"):
+    with pytest.raises(ModelNotFound, match=r"No embedded model of this kind: .* CrossEncoder .* SentenceEncoder"):
         EmbCrossEncoder("embedded")
 
 
@@ -56,7 +56,7 @@ def test_the_name_wins_over_a_folder_and_a_path_is_the_folder(bert_folder, tmp_p
 
 
 @pytest.mark.parametrize("opened", [CrossEncoder, SentenceEncoder])
-def test_without_a_hub_a_folder_and_the_embedded_models_are_offered(opened):
+def test_without_a_hub_the_error_suggests_a_folder_and_the_embedded_models(opened):
     with pytest.raises(ModelNotFound) as error:
         opened("nobody/no-such-model")
     said = str(error.value)

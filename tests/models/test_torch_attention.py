@@ -2,7 +2,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from crossknn.models.torch_attention import attention_of_any_shape  # noqa: E402
+from crossknn.models.torch_attention import without_cudnn_attention  # noqa: E402
 
 kernels = torch.backends.cuda
 
@@ -15,33 +15,33 @@ def with_cudnn():
     kernels.enable_cudnn_sdp(before)
 
 
-def test_a_gpu_does_without_cudnn_until_the_end():
-    with attention_of_any_shape(torch.device("cuda")):
+def test_cudnn_attention_is_disabled_on_a_gpu():
+    with without_cudnn_attention(torch.device("cuda")):
         assert not kernels.cudnn_sdp_enabled()
         assert kernels.mem_efficient_sdp_enabled()
     assert kernels.cudnn_sdp_enabled()
 
 
-def test_after_an_error_it_is_as_before():
-    with pytest.raises(ValueError, match="broken"), attention_of_any_shape(torch.device("cuda")):
+def test_an_error_restores_it():
+    with pytest.raises(ValueError, match="broken"), without_cudnn_attention(torch.device("cuda")):
         raise ValueError("broken")
     assert kernels.cudnn_sdp_enabled()
 
 
-def test_what_the_user_switched_off_stays_off():
+def test_it_stays_off_if_the_user_disabled_it():
     kernels.enable_cudnn_sdp(False)
-    with attention_of_any_shape(torch.device("cuda")):
+    with without_cudnn_attention(torch.device("cuda")):
         pass
     assert not kernels.cudnn_sdp_enabled()
 
 
 def test_on_a_cpu_nothing_changes():
-    with attention_of_any_shape(torch.device("cpu")):
+    with without_cudnn_attention(torch.device("cpu")):
         assert kernels.cudnn_sdp_enabled()
 
 
-def test_the_last_of_several_threads_switches_it_on_again():
-    one, other = (attention_of_any_shape(torch.device("cuda")) for _ in range(2))
+def test_the_last_of_several_users_enables_it_again():
+    one, other = (without_cudnn_attention(torch.device("cuda")) for _ in range(2))
     one.__enter__()
     other.__enter__()
     one.__exit__(None, None, None)

@@ -72,7 +72,7 @@ def test_windows_take_the_best(encoder_folder: Path) -> None:
     windows = [" ".join(words[start : start + room]) for start in [*range(0, len(words) - room, 13), len(words) - room]]
     each = open_tiny(encoder_folder).score(["dog"] * len(windows), windows)
     assert windowed.score(["dog"], [" ".join(words)])[0] == pytest.approx(each.max(), abs=1e-3)
-    with pytest.raises(InputError, match="long_items must be 'cut'"):
+    with pytest.raises(InputError, match="`long_items` must be 'cut'"):
         open_tiny(encoder_folder, long_items="max", **TITLE)
 
 
@@ -84,7 +84,7 @@ def test_saved_and_opened_is_the_same_scorer(encoder_folder: Path, tmp_path: Pat
     assert opened.fingerprint == scorer.fingerprint
     np.testing.assert_allclose(opened.score(QUERIES, ITEMS), scorer.score(QUERIES, ITEMS), atol=1e-5)
     assert open_tiny(tmp_path / "saved", query_pooling="mention").pooling == scorer.pooling
-    with pytest.raises(InputError, match=r"query_pooling must be 'mention', as .* was saved with\. Got 'cls'"):
+    with pytest.raises(InputError, match=r"`query_pooling` must be 'mention', as .* was saved with, got 'cls'"):
         open_tiny(tmp_path / "saved", query_pooling="cls")
 
 
@@ -93,7 +93,7 @@ def test_poolings_differ_in_fingerprint(encoder_folder: Path) -> None:
     assert len({open_tiny(encoder_folder, **chosen).fingerprint for chosen in options}) == len(options)
 
 
-def test_a_pair_without_its_marks_is_named(encoder_folder: Path) -> None:
+def test_a_pair_without_its_special_tokens_is_named(encoder_folder: Path) -> None:
     scorer = open_tiny(encoder_folder, **MENTION, **TITLE)
     with pytest.raises(ScorerError, match=r"query has no '\[M\]'.*query 'no mention here'"):
         scorer.score([*QUERIES, "no mention here"], [*ITEMS, ITEMS[0]])
@@ -107,10 +107,10 @@ def test_a_pair_without_its_marks_is_named(encoder_folder: Path) -> None:
 
 def test_options_are_checked(encoder_folder: Path, bert_folder: Path, tmp_path: Path) -> None:
     for options, message in (
-        ({"query_pooling": "last"}, "query_pooling must be one of"),
-        ({"item_pooling": "cls"}, "item_pooling must be one of"),
-        ({"query_pooling": "mention"}, "go together"),
-        ({"title_token": "[T]"}, "go together"),
+        ({"query_pooling": "last"}, "`query_pooling` must be one of"),
+        ({"item_pooling": "cls"}, "`item_pooling` must be one of"),
+        ({"query_pooling": "mention"}, "need each other"),
+        ({"title_token": "[T]"}, "need each other"),
         ({"query_pooling": "mention", "mention_tokens": ("[X]", "[/X]")}, "must be one token"),
     ):
         with pytest.raises(InputError, match=message):

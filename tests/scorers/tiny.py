@@ -31,11 +31,11 @@ def words(seed: int, count: int) -> str:
     return " ".join(random.Random(seed).choices(known, k=count))
 
 
-def pairs(seed: int = 0, count: int = 40, most: int = 60) -> tuple[list[str], list[str]]:
+def pairs(seed: int = 0, count: int = 40, max_words: int = 60) -> tuple[list[str], list[str]]:
     """Queries and items of mixed lengths, among them empty ones and pairs far too long for the model."""
     rng = random.Random(seed)
-    lengths = [(0, 0), (0, 5), (5, 0), (most, most), (most, 1), (1, most), (1, 1)]
-    lengths += [(rng.randrange(most), rng.randrange(most)) for _ in range(count - len(lengths))]
+    lengths = [(0, 0), (0, 5), (5, 0), (max_words, max_words), (max_words, 1), (1, max_words), (1, 1)]
+    lengths += [(rng.randrange(max_words), rng.randrange(max_words)) for _ in range(count - len(lengths))]
     return [words(rng.random(), q) for q, _ in lengths], [words(rng.random(), i) for _, i in lengths]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from crossknn.errors import InputError, ScorerError
 from crossknn.scorers.function import function_scorer
 from crossknn.search.searcher import Searcher
-from crossknn.serve.dynamic_batching import CallerLeft, MergingScorer, ScorerStalled, share_out
+from crossknn.serve.dynamic_batching import CallCancelled, BatchingScorer, ScorerUnavailable, share_out
 from crossknn.strategies.rerank import Rerank
 from crossknn.testing import check_scorer
 from crossknn.types import SharedScorer
@@ -25,7 +25,7 @@ def scorer():
 
 @pytest.fixture
 def merging(scorer):
-    with_scorer = MergingScorer(scorer, max_pairs=64)
+    with_scorer = BatchingScorer(scorer, max_pairs=64)
     yield with_scorer
     with_scorer.close()
 
@@ -105,7 +105,7 @@ def test_other_errors_of_the_scorer_end_their_call_only_and_tell_nothing(error):
     def leave(pairs):
         raise error
 
-    merging = MergingScorer(function_scorer(leave, fingerprint="leaves"))
+    merging = BatchingScorer(function_scorer(leave, fingerprint="leaves"))
     for _ in range(2):
         with pytest.raises(ScorerError, match=rf"^the scorer raised {type(error).__name__}\.$"):
             merging.score(["a"], ["b"])
@@ -113,10 +113,10 @@ def test_other_errors_of_the_scorer_end_their_call_only_and_tell_nothing(error):
 
 
 def test_a_scorer_that_hangs_is_noticed_and_forgiven(scorer):
-    merging = MergingScorer(scorer, timeout=0.2)
+    merging = BatchingScorer(scorer, timeout=0.2)
     scorer.open.clear()
     for _ in range(2):  # the first waits for it, the second need not
-        with pytest.raises(ScorerStalled, match=r"has not answered for more than 0\.2 seconds"):
+        with pytest.raises(ScorerUnavailable, match=r"has not answered for more than 0\.2 seconds"):
             merging.score(["ice"], ["snow"])
     assert merging.stalled
     scorer.open.set()
@@ -133,7 +133,7 @@ def test_what_a_caller_asked_for_leaves_the_queue_with_it(merging, scorer):
     second = threads.submit(merging.for_caller(left).score, ["lake"] * 50, TEXTS[:50])
     wait_until(lambda: merging.waiting_pairs == 51)
     left.set()
-    with pytest.raises(CallerLeft):
+    with pytest.raises(CallCancelled):
         second.result(5)
     assert merging.waiting_pairs == 1
     scorer.open.set()
@@ -148,14 +148,14 @@ def test_closing_frees_those_who_wait(merging, scorer):
         waiting = threads.submit(merging.score, ["ice"], ["snow"])
         wait_until(lambda: scorer.batches)
         merging.close()
-        with pytest.raises(ScorerStalled, match="the service ends"):
+        with pytest.raises(ScorerUnavailable, match="the service ends"):
             waiting.result(5)
     scorer.open.set()
 
 
 def test_batches_and_waits_are_reported(scorer):
     batches, waits = [], []
-    merging = MergingScorer(scorer, on_batch=batches.append, on_wait=waits.append)
+    merging = BatchingScorer(scorer, on_batch=batches.append, on_wait=waits.append)
     merging.score(["ice"] * 3, TEXTS[:3])
     assert [(one.pairs, one.callers) for one in batches] == [(3, 1)]
     assert 0 <= batches[0].seconds <= waits[0]
@@ -167,14 +167,14 @@ def test_nonsense_is_refused(merging, scorer):
         merging.score(["a"], ["b", "c"])
     assert len(merging.score([], [])) == 0
     with pytest.raises(InputError, match="timeout must be a positive number"):
-        MergingScorer(scorer, timeout=0)
+        BatchingScorer(scorer, timeout=0)
     with pytest.raises(InputError, match="max_pairs"):
-        MergingScorer(scorer, max_pairs=0)
+        BatchingScorer(scorer, max_pairs=0)
 
 
 def test_searches_of_many_threads_share_batches_and_find_what_they_find_alone():
     scorer = WatchedScorer(seconds=0.03)  # of a batch: the others come meanwhile
-    merging = MergingScorer(scorer)
+    merging = BatchingScorer(scorer)
     alone = Searcher(ITEMS, scorer=WatchedScorer(), encoder=ENCODER)
     together = Searcher(ITEMS, scorer=merging, encoder=ENCODER)
     wanted = [alone.search(query, budget=40) for query in QUERIES[:16]]
@@ -188,7 +188,7 @@ def test_searches_of_many_threads_share_batches_and_find_what_they_find_alone():
 
 
 def test_a_cancelled_search_of_a_shared_scorer_ends_at_once(scorer):
-    merging, left = MergingScorer(scorer), threading.Event()
+    merging, left = BatchingScorer(scorer), threading.Event()
     searcher = Searcher(ITEMS, scorer=merging)
     scorer.open.clear()
     with ThreadPoolExecutor(1) as threads:
@@ -197,7 +197,7 @@ def test_a_cancelled_search_of_a_shared_scorer_ends_at_once(scorer):
         )
         wait_until(lambda: scorer.batches)
         left.set()
-        with pytest.raises(CallerLeft):
+        with pytest.raises(CallCancelled):
             search.result(5)
     scorer.open.set()
     merging.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from crossknn.evaluate.compare import Result
-from crossknn.scorers.speed import Speed
+from crossknn.scorers.timing import Speed
 
 MISSING = "–"
 PERCENT = "\u00a0%"  # a line never ends before the sign

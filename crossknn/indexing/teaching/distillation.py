@@ -28,7 +28,7 @@ from crossknn.indexing.teaching.token_cache import Features, KeptTokens
 from crossknn.items.items import Items
 from crossknn.items.readers import describe
 from crossknn.models.hub import no_progress_bars
-from crossknn.models.torch_attention import attention_of_any_shape
+from crossknn.models.torch_attention import without_cudnn_attention
 from crossknn.storage.atomic import sync, unfinished
 from crossknn.strategies.normalization import Normalization
 from crossknn.types import Progress, Scorer
@@ -315,7 +315,7 @@ class _Student:
     def _read(self, side: str, features: Features) -> Tensor:
         """(texts, dim) float32: what the encoder gives, but with its history."""
         half = self._torch.autocast("cuda", self._torch.bfloat16, enabled=self.device.type == "cuda")
-        with half, attention_of_any_shape(self.device):
+        with half, without_cudnn_attention(self.device):
             found = self._model(dict(features), **self._task(side))  # a copy, for the model fills in its results
         vectors: Tensor = found["sentence_embedding"][:, : self._model.truncate_dim].float()
         return self._torch.nn.functional.normalize(vectors) if self._encoder.normalize else vectors

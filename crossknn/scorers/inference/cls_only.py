@@ -1,8 +1,8 @@
-"""The last layer of a BERT-like encoder, computed only where it is read.
+"""The last layer of a BERT-like encoder, computed only at the [CLS] position.
 
-The classification head reads the first token alone. In the last layer every token still gives its key and
-value, but the query, the attention output and the feed-forward network (five sixths of the layer's matrix
-products) are needed for that one token only.
+The classification head reads the [CLS] token alone. In the last layer every token still gives its key and value, but
+the query, the attention output and the feed-forward network (five sixths of the layer's matrix products) are needed
+for that one token only.
 """
 
 from __future__ import annotations
@@ -12,42 +12,48 @@ from typing import Any
 
 from crossknn._imports import import_extra
 
-PARTS = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output", "intermediate")
+BERT_SUBMODULES = (
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output",
+    "intermediate",
+)
 
 
-def shorten_last_layer(model: Any) -> bool:
-    """Make the last layer compute its first token only; False where the model is not of that kind.
+def patch_last_layer(model: Any) -> bool:
+    """Make the last layer compute the [CLS] position only; False if the architecture does not allow it.
 
-    Whether it is of that kind is decided by its modules and then by its scores, on a padded batch in float32.
+    That is decided by the model's modules and then by its logits, on a padded batch in float32.
     """
     layer = last_layer(model)
     if layer is None:
         return False
     torch = import_extra("torch", extra="models")
-    in_float32 = copy.deepcopy(model).float()
+    reference = copy.deepcopy(model).float()
     with torch.inference_mode():
-        wanted = _probe_logits(torch, in_float32)
-        _patch(torch, last_layer(in_float32))
+        expected = _probe_logits(torch, reference)
+        _patch(torch, last_layer(reference))
         try:
-            got = _probe_logits(torch, in_float32)
+            actual = _probe_logits(torch, reference)
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
             return False
-    if got.shape != wanted.shape or not torch.allclose(got, wanted, rtol=1e-4, atol=1e-5):
+    if actual.shape != expected.shape or not torch.allclose(actual, expected, rtol=1e-4, atol=1e-5):
         return False
     _patch(torch, layer)
     return True
 
 
 def last_layer(model: Any) -> Any:
-    """The last layer of an encoder that is built as BERT's, or None."""
+    """The last layer of an encoder with BERT's architecture, or None."""
     encoder = getattr(getattr(model, model.base_model_prefix, None), "encoder", None)
     layers = getattr(encoder, "layer", None)
     config = model.config
     if not layers or getattr(config, "is_decoder", False) or getattr(config, "chunk_size_feed_forward", 0):
         return None
     try:
-        for part in PARTS:
-            layers[-1].get_submodule(part)
+        for name in BERT_SUBMODULES:
+            layers[-1].get_submodule(name)
     except AttributeError:
         return None
     return layers[-1]
@@ -60,16 +66,16 @@ def _patch(torch: Any, layer: Any) -> None:
         return states.view(*states.shape[:2], attention.num_attention_heads, -1).transpose(1, 2)
 
     def forward(hidden_states: Any, attention_mask: Any = None, *_: Any, **__: Any) -> Any:
-        first = hidden_states[:, :1]
+        cls = hidden_states[:, :1]
         mask = None if attention_mask is None else attention_mask[:, :, :1]
         context = torch.nn.functional.scaled_dot_product_attention(
-            split(attention.query(first)),
+            split(attention.query(cls)),
             split(attention.key(hidden_states)),
             split(attention.value(hidden_states)),
             attn_mask=mask,
         )
-        context = context.transpose(1, 2).reshape(first.shape)
-        attended = layer.attention.output(context, first)
+        context = context.transpose(1, 2).reshape(cls.shape)
+        attended = layer.attention.output(context, cls)
         return layer.output(layer.intermediate(attended), attended)
 
     layer.forward = forward

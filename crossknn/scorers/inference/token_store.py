@@ -1,4 +1,4 @@
-"""Texts become token ids once: a bounded store of token ids, and ragged arrays to gather them."""
+"""A bounded store of token ids by text, so that each text is tokenized once, and ragged arrays of them."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Sequence[Tokens]) -> Ragged:
-        """The rows, one after the other."""
+        """The rows, concatenated."""
         lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
         flat = np.concatenate(rows) if len(rows) else np.empty(0, np.int32)
         return cls(flat, np.cumsum(lengths) - lengths, lengths)
 
 
 class TokenStore:
-    """Token ids by text, the oldest forgotten first once `max_tokens` are held.
+    """Token ids by text, evicted first in, first out once `max_tokens` are stored. Thread-safe.
 
-    The key is a text's hash, which Python keeps with the text, and its length, so that the store never holds a text: of
-    three million texts, two have the same key with a chance below one in a million. Safe to use from several threads.
+    The key is a text's hash, which Python stores with the text, and its length, so that the store never holds a text:
+    of three million texts, two have the same key with a probability below one in a million.
     """
 
     def __init__(self, tokenize: Callable[[list[str]], list[Tokens]], *, max_tokens: int) -> None:
         self._tokenize = tokenize
         self._max_tokens = max_tokens
-        self._rows: dict[Key, Tokens] = {}  # in the order of arrival
+        self._rows: dict[Key, Tokens] = {}  # in the order of insertion
         self._lock = Lock()
-        self.tokens = 0  # held now
+        self.tokens = 0  # stored now
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def lookup(self, texts: Sequence[str]) -> Ragged:
-        """The token ids of each text; those not held are tokenised in one call."""
+        """The token ids of each text; those not stored are tokenized in one call."""
         keys = [(hash(text), len(text)) for text in texts]
         rows: list[Tokens | None] = [self._rows.get(key) for key in keys]
         missing = {key: text for key, text, row in zip(keys, texts, rows, strict=True) if row is None}
         if not missing:
             return Ragged.of(rows)  # type: ignore[arg-type]
-        made = dict(zip(missing, self._tokenize(list(missing.values())), strict=True))
-        self._keep(made)
-        return Ragged.of([made[key] if row is None else row for key, row in zip(keys, rows, strict=True)])
+        tokenized = dict(zip(missing, self._tokenize(list(missing.values())), strict=True))
+        self._insert(tokenized)
+        return Ragged.of([tokenized[key] if row is None else row for key, row in zip(keys, rows, strict=True)])
 
-    def _keep(self, made: dict[Key, Tokens]) -> None:
+    def _insert(self, tokenized: dict[Key, Tokens]) -> None:
         with self._lock:
-            new = {key: row for key, row in made.items() if key not in self._rows}
+            new = {key: row for key, row in tokenized.items() if key not in self._rows}
             self._rows |= new
             self.tokens += sum(len(row) for row in new.values())
             while self.tokens > self._max_tokens:
@@ -71,10 +71,10 @@ class TokenStore:
 
 
 def fast_tokenize(backend: Any) -> Callable[[list[str]], list[Tokens]]:
-    """A function from texts to their own token ids: nothing special added, nothing cut.
+    """A function from texts to their own token ids, without special tokens and truncation.
 
-    `backend` is a `tokenizers.Tokenizer` that nobody else changes: the functions of `transformers` set
-    truncation on a shared one at every call, which is not safe with threads.
+    `backend` is a `tokenizers.Tokenizer` that nobody else changes: the functions of `transformers` set truncation on
+    a shared one at every call, which is not thread-safe.
     """
     encode = getattr(backend, "encode_batch_fast", backend.encode_batch)
 
@@ -86,7 +86,7 @@ def fast_tokenize(backend: Any) -> Callable[[list[str]], list[Tokens]]:
 
 
 def _without_surrogates(text: str) -> str:
-    """Lone surrogates cannot be written as UTF-8, which is what tokenizers read."""
+    """Lone surrogates have no UTF-8 encoding, which is what tokenizers read."""
     try:
         text.encode()
     except UnicodeEncodeError:

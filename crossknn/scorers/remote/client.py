@@ -1,140 +1,262 @@
-"""POST requests to one URL, over connections that stay open."""
+"""HTTP client of a rerank endpoint: keep-alive connections, one deadline per request, retries with back-off."""
 
 from __future__ import annotations
 
+import logging
 import os
+import random
+import socket
 import ssl
-import time
-from base64 import b64encode
+import threading
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from email.message import Message
-from http.client import HTTPConnection, HTTPResponse, HTTPSConnection, IncompleteRead
-from socket import socket
-from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult
 from urllib.request import getproxies, proxy_bypass
 
-ANSWER_BYTES = 2**26  # of an answer, at most
-ERROR_BYTES = 2**14  # of what a server says about an error
-PIECE_BYTES = 2**16
+from crossknn._imports import import_extra
+from crossknn.errors import ScorerError
+from crossknn.scorers.remote.cost import CostTracker
+
+if TYPE_CHECKING:
+    import httpx
+
+KEY_VARIABLE = "CROSSKNN_API_KEY"
+PLAIN_HEADERS = {
+    "content-type": "application/json",
+    "accept": "application/json",
+    "accept-encoding": "identity",
+    "user-agent": "crossknn",
+}
+MAX_RESPONSE_BYTES = 2**26
+MAX_ERROR_BYTES = 2**14  # of the body of an error response
+MAX_QUOTED_CHARACTERS = 300  # of a server's error message
+INITIAL_BACKOFF = 0.5  # seconds, doubled after each attempt
+MAX_BACKOFF = 60.0
+DIALECT_HINT = "If the server speaks another dialect, set `dialect`."
+KEY_HINT = f"Set `api_key` or the environment variable {KEY_VARIABLE}."
+STATUS_HINTS = {
+    400: DIALECT_HINT,
+    401: KEY_HINT,
+    403: KEY_HINT,
+    404: "Check the URL of the rerank endpoint and the name of the model.",
+    413: "Set a smaller `batch_size`.",
+    422: DIALECT_HINT,
+}
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """What a server answered, cut where it is far too long."""
+class Failure:
+    """Why an attempt gave no scores."""
 
-    status: int
-    headers: Message
-    body: bytes
+    message: str
+    retryable: bool
+    retry_after: float | None = None  # seconds, as the server demands
+    hint: str = ""
 
 
-class HttpPosts:
-    """Posts to one URL from any number of threads, each on a connection of its own while it lasts.
+class Connection:
+    """A keep-alive connection whose socket is shut down once a request passes its deadline."""
 
-    Redirects are not followed. Proxies come from the environment (`https_proxy`, `no_proxy`, …) and are never used
-    for this machine itself.
+    def __init__(self, transport: httpx.HTTPTransport) -> None:
+        self.transport = transport
+        self.expired = False
+        self._socket: socket.socket | None = None
+
+    def on_event(self, event: str, info: Mapping[str, Any]) -> None:
+        """Remember the socket of a new connection; called by httpx for each step of a request."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            self._socket = info["return_value"].get_extra_info("socket")
+            if self.expired:
+                self.expire()
+
+    def expire(self) -> None:
+        """End the request in flight, whatever it is waiting for."""
+        self.expired = True
+        if self._socket is not None:
+            with suppress(OSError):  # closed already
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # of TLS too: its own would race with a read
+
+
+class RerankClient:
+    """POST requests to one URL from any number of threads, each on a connection of its own.
+
+    Redirects are not followed. Proxies come from the environment and are never used for this machine itself.
+
+    Args:
+        url: The endpoint.
+        headers: Sent with every request. Error messages mask all but the plain ones.
+        timeout: Seconds for one attempt, from connecting to the last byte of the response.
+        retries: Further attempts after a timeout, a lost connection, or a status 408, 429 or 5xx.
+        costs: Charged before each attempt.
     """
 
-    def __init__(self, url: SplitResult, headers: Mapping[str, str], *, timeout: float) -> None:
-        self._url = url
+    def __init__(
+        self, url: SplitResult, headers: Mapping[str, str], *, timeout: float, retries: int, costs: CostTracker
+    ) -> None:
+        self._httpx = import_extra("httpx", extra="remote")
+        self._url = url.geturl()
+        self._name = f"{url.scheme}://{url.netloc}{url.path}"  # the query string may hold a key
         self._headers = dict(headers)
+        self._secrets = find_secrets(headers)
         self._timeout = timeout
-        self._proxy = _find_proxy(url)
-        self._target = urlunsplit(("", "", url.path or "/", url.query, ""))
-        if self._proxy is not None and url.scheme == "http":
-            self._target = urlunsplit((url.scheme, url.netloc, url.path or "/", url.query, ""))
-            self._headers |= _proxy_headers(self._proxy)
-        self._tls = ssl.create_default_context() if url.scheme == "https" else None
-        self._idle: deque[HTTPConnection] = deque()
+        self._retries = retries
+        self._costs = costs
+        self._proxy = find_proxy(url)
+        self._verify = ssl.create_default_context() if url.scheme == "https" else False
+        self._idle: deque[Connection] = deque()
         self._process = os.getpid()
 
-    def post(self, body: bytes) -> Reply:
-        """The answer, whatever its status; `OSError` or `HTTPException` where none came within the timeout."""
-        connection = self._take()
-        if connection.sock is not None:
-            try:
-                return self._exchange(connection, body)
-            except (ConnectionResetError, BrokenPipeError):
-                pass  # the server has closed it while it was idle: open another
-        return self._exchange(connection, body)
+    def post(self, body: bytes, units: int, stop: threading.Event) -> bytes:
+        """Send a request, with retries.
+
+        Args:
+            body: The request's JSON.
+            units: What each attempt may be billed as.
+            stop: Ends the wait for the next attempt early.
+
+        Raises:
+            ScorerError: Why there is no response.
+        """
+        for attempt in count(1):
+            result = self._attempt(body, units)
+            if isinstance(result, bytes):
+                return result
+            wait = backoff(attempt) if result.retry_after is None else result.retry_after
+            if not result.retryable or attempt > self._retries or wait > MAX_BACKOFF or stop.wait(wait):
+                attempts = f" ({attempt} attempts)" if attempt > 1 else ""
+                raise ScorerError(f"{result.message}{attempts}.{result.hint and ' '}{result.hint}")
+            logger.info("%s; attempt %d follows", result.message, attempt + 1)
+        raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """Close the connections that are not in use."""
+        """Close the idle connections."""
         while self._idle:
-            self._take().close()
+            self._take().transport.close()
 
-    def _take(self) -> HTTPConnection:
-        if self._process != os.getpid():  # those of a parent process are not ours to use
+    def _attempt(self, body: bytes, units: int) -> bytes | Failure:
+        """Send the request once; an attempt that is surely not billed is not charged."""
+        self._costs.charge(units)
+        connection = self._take()
+        try:
+            response, content = self._exchange(connection, body)
+        except self._httpx.TransportError as error:
+            if isinstance(error, self._httpx.ConnectError | self._httpx.ConnectTimeout):  # never sent
+                self._costs.adjust(-units)
+            if connection.expired or isinstance(error, self._httpx.TimeoutException):
+                return Failure(f"{self._name} did not respond within {self._timeout:g} seconds", retryable=True)
+            reason = self._quote(str(error)) or type(error).__name__
+            return Failure(f"{self._name} cannot be reached: {reason}", "CERTIFICATE_VERIFY_FAILED" not in reason)
+        finally:
+            self._idle.append(connection)  # after an error it opens anew
+        if response.status_code == 200:
+            return content
+        self._costs.adjust(-units)
+        return self._http_failure(response, content)
+
+    def _exchange(self, connection: Connection, body: bytes) -> tuple[httpx.Response, bytes]:
+        connection.expired = False
+        timer = threading.Timer(self._timeout, connection.expire)  # httpx limits each read, not the whole request
+        timer.daemon = True
+        timer.start()
+        try:
+            timeouts = dict.fromkeys(("connect", "read", "write", "pool"), self._timeout)
+            extensions = {"timeout": timeouts, "trace": connection.on_event}
+            request = self._httpx.Request("POST", self._url, headers=self._headers, content=body, extensions=extensions)
+            response = connection.transport.handle_request(request)
+            try:
+                content = _read_bounded(response)
+            finally:
+                response.close()
+        finally:
+            timer.cancel()
+            timer.join()  # so that it cannot end the connection's next request
+        if connection.expired:
+            raise self._httpx.ReadTimeout("the deadline passed within the response")
+        return response, content
+
+    def _take(self) -> Connection:
+        if self._process != os.getpid():  # a forked process must not use its parent's connections
             self._idle, self._process = deque(), os.getpid()
         try:
             return self._idle.pop()
         except IndexError:
-            return self._open()
+            limits = self._httpx.Limits(max_connections=1, keepalive_expiry=None)
+            return Connection(self._httpx.HTTPTransport(verify=self._verify, proxy=self._proxy, limits=limits))
 
-    def _open(self) -> HTTPConnection:
-        place = self._proxy or self._url
-        host, port = str(place.hostname), place.port
-        if self._tls is None:
-            return HTTPConnection(host, port, timeout=self._timeout)
-        connection = HTTPSConnection(host, port, timeout=self._timeout, context=self._tls)
-        if self._proxy is not None:
-            connection.set_tunnel(str(self._url.hostname), self._url.port or 443, _proxy_headers(self._proxy))
-        return connection
+    def _http_failure(self, response: httpx.Response, content: bytes) -> Failure:
+        status = response.status_code
+        hint = STATUS_HINTS.get(status, "")
+        if 300 <= status < 400:
+            target = self._quote(response.headers.get("location", "nowhere"))
+            hint = f"It redirects to {target}: use that URL if you trust it."
+        retry_after = parse_retry_after(response.headers.get("retry-after"))
+        if retry_after is not None and retry_after > MAX_BACKOFF:
+            hint = f"The server demands a wait of {retry_after:,.0f} seconds."
+        quoted = self._quote(content.decode("utf-8", "replace")) or "an empty body"
+        retryable = status in (408, 429) or status >= 500
+        return Failure(f"{self._name} responded with {status}: {quoted}", retryable, retry_after, hint)
 
-    def _exchange(self, connection: HTTPConnection, body: bytes) -> Reply:
-        ends = time.monotonic() + self._timeout
-        try:
-            if connection.sock is not None:
-                connection.sock.settimeout(self._timeout)
-            connection.request("POST", self._target, body, self._headers)
-            stream = connection.sock  # the connection forgets it where the server closes after its answer
-            with connection.getresponse() as response:
-                data, whole = _read(response, stream, ends)
-        except BaseException:
-            connection.close()
-            raise
-        if whole:
-            self._idle.append(connection)
-        else:
-            connection.close()
-        return Reply(response.status, response.headers, data)
+    def _quote(self, text: str) -> str:
+        """A server's message on one line, shortened, with secrets masked."""
+        for secret in self._secrets:
+            text = text.replace(secret, "•••")
+        line = " ".join(text.split())
+        return line if len(line) <= MAX_QUOTED_CHARACTERS else line[: MAX_QUOTED_CHARACTERS - 1] + "…"
 
 
-def _read(response: HTTPResponse, stream: socket, ends: float) -> tuple[bytes, bool]:
-    """The body, and whether it is whole; the time is that of all of it, not of each piece."""
-    most = ANSWER_BYTES if response.status == 200 else ERROR_BYTES
-    data = bytearray()
-    while len(data) <= most:
-        left = ends - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("timed out")
-        stream.settimeout(left)
-        piece = response.read1(PIECE_BYTES)
-        if not piece:
-            if response.length:
-                raise IncompleteRead(bytes(data[:PIECE_BYTES]), response.length)
-            return bytes(data), True
-        data += piece
-    return bytes(data[:most]), False
+def _read_bounded(response: httpx.Response) -> bytes:
+    """The body, truncated where it is far too long; closing the response then drops the connection."""
+    limit = MAX_RESPONSE_BYTES if response.status_code == 200 else MAX_ERROR_BYTES
+    content = bytearray()
+    for chunk in response.iter_raw():
+        content += chunk
+        if len(content) > limit:
+            break
+    return bytes(content[:limit])
 
 
-def _find_proxy(url: SplitResult) -> SplitResult | None:
+def backoff(attempt: int) -> float:
+    """Seconds to wait after this attempt: exponential, with jitter so that clients do not return together."""
+    return min(INITIAL_BACKOFF * 2.0 ** (attempt - 1), MAX_BACKOFF) * random.uniform(0.5, 1.0)  # noqa: S311
+
+
+def parse_retry_after(value: str | None) -> float | None:
+    """The seconds of a Retry-After header, which is a number or a date; None if it is neither."""
+    if value is None:
+        return None
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        until = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(0.0, (until.replace(tzinfo=until.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+
+
+def find_proxy(url: SplitResult) -> str | None:
+    """The proxy of the environment (`https_proxy`, `no_proxy`, …) for this URL."""
     host = str(url.hostname)
     if is_loopback(host) or proxy_bypass(host):
         return None
     proxies = getproxies()
-    found = proxies.get(url.scheme) or proxies.get("all")
-    return urlsplit(found if "://" in found else f"http://{found}") if found else None
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    return proxy if not proxy or "://" in proxy else f"http://{proxy}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether it is this machine itself."""
+    """Whether the host is this machine itself."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def _proxy_headers(proxy: SplitResult) -> dict[str, str]:
-    if proxy.username is None:
-        return {}
-    login = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-    return {"proxy-authorization": f"Basic {b64encode(login.encode()).decode()}"}
+def find_secrets(headers: Mapping[str, str]) -> list[str]:
+    """Every word of a header that may be a secret, longest first."""
+    words = {word for name, value in headers.items() if name not in PLAIN_HEADERS for word in value.split()}
+    return sorted((word for word in words if len(word) >= 6 and word != "Bearer"), key=len, reverse=True)

@@ -1,4 +1,4 @@
-"""What requests to a paid server have cost so far, and the limit that they must not pass."""
+"""Cost of requests to a paid server, and the limit on it."""
 
 from __future__ import annotations
 
@@ -6,53 +6,58 @@ import math
 import threading
 from typing import Any
 
+from crossknn._checks import invalid
 from crossknn.errors import InputError, ScorerError
 
 
-class Spending:
-    """Money spent on units of `price` per 1,000, never more than `limit`. For threads; each process has its own."""
+class CostTracker:
+    """Billed units times their price, never more than a limit. Thread-safe; each process counts for itself.
 
-    def __init__(self, price: float | None, limit: float | None) -> None:
-        for name, value in (("price_per_1000", price), ("spend_limit", limit)):
+    Args:
+        price_per_1000: The price of 1,000 units, if known.
+        spend_limit: The maximum cost, if any.
+    """
+
+    def __init__(self, price_per_1000: float | None, spend_limit: float | None) -> None:
+        for name, value in (("price_per_1000", price_per_1000), ("spend_limit", spend_limit)):
             if value is not None and not _is_amount(value):
-                raise InputError(f"{name} must be a number of at least 0. Got {value!r} instead.")
-        if limit is not None and price is None:
-            raise InputError("spend_limit needs price_per_1000: without it nothing is known to cost money.")
-        self.price = price
-        self.limit = limit
+                raise invalid(name, "a nonnegative number", value)
+        if spend_limit is not None and price_per_1000 is None:
+            raise InputError("`spend_limit` needs `price_per_1000`: without it the cost is unknown.")
+        self.price = price_per_1000
+        self.limit = spend_limit
         self.units = 0
         self._lock = threading.Lock()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"price": self.price, "limit": self.limit, "units": 0}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.Lock()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.price, self.limit)
 
     @property
-    def money(self) -> float:
-        """0 without a price."""
-        return self.units * (self.price or 0.0) / 1000
+    def spent(self) -> float:
+        """The cost so far; 0 without a price."""
+        return self._cost(self.units)
 
     def check(self, units: int) -> None:
-        """An error if so many more would pass the limit."""
-        more = units * (self.price or 0.0) / 1000
-        if self.limit is not None and self.money + more > self.limit * (1 + 1e-9):
+        """Raise `ScorerError` if this many units would exceed the limit."""
+        if self.limit is not None and self.spent + self._cost(units) > self.limit * (1 + 1e-9):
             raise ScorerError(
-                f"spend_limit is {self.limit:g} and {self.money:g} is spent: what was asked would cost {more:g} more."
+                f"`spend_limit` is {self.limit:g} and {self.spent:g} is spent: "
+                f"this request would cost {self._cost(units):g} more."
             )
 
-    def pay(self, units: int) -> None:
-        """Count so many, or raise an error that they would pass the limit."""
+    def charge(self, units: int) -> None:
+        """Count units, or raise `ScorerError` if they would exceed the limit."""
         with self._lock:
             self.check(units)
             self.units += units
 
-    def correct(self, units: int) -> None:
-        """Count so many more, or fewer, that turned out to be billed; the limit is not asked."""
+    def adjust(self, units: int) -> None:
+        """Correct the count, up or down, by what was really billed; the limit is not checked."""
         with self._lock:
             self.units += units
+
+    def _cost(self, units: int) -> float:
+        return units * (self.price or 0.0) / 1000
 
 
 def _is_amount(value: object) -> bool:

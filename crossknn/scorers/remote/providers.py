@@ -1,4 +1,4 @@
-"""What servers of the common `/rerank` protocol are asked, and how their answers are read."""
+"""Rerank servers: how each provider's requests are written, its responses parsed, and its use billed."""
 
 from __future__ import annotations
 
@@ -10,125 +10,117 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn.errors import InputError
+from crossknn._checks import check_choice
 
-LEAST_PROBABILITY = 1e-7  # logit -16; a float32 comes hardly nearer to 1 than that to 0
-LARGEST_SCORE = float(np.finfo(np.float32).max)
+MIN_PROBABILITY = 1e-7  # logit -16; float32 probabilities hardly come nearer to 1 than that to 0
+MAX_SCORE = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
-    """How one kind of server differs from the others.
+class Provider:
+    """One kind of rerank server.
 
-    items          the field that holds the items' texts
-    fields         what every request asks for besides
-    batch_size     items that it takes in one request, unless told otherwise
-    probabilities  whether it always answers with probabilities
-    unit           items that are billed as one, at most
+    Attributes:
+        name: The dialect's name.
+        items_field: The request's field for the texts of the items.
+        fields: Constant fields of every request.
+        batch_size: The default number of items per request.
+        probabilities: Whether it always returns probabilities.
+        items_per_unit: How many items are billed as one unit.
     """
 
     name: str
-    items: str = "documents"
+    items_field: str = "documents"
     fields: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int = 100
     probabilities: bool = False
-    unit: int = 1
+    items_per_unit: int = 1
 
-    def write(self, query: str, items: Sequence[str], *, model: str | None, fields: Mapping[str, Any]) -> bytes:
-        """The body of a request for the scores of all `items`."""
-        body: dict[str, Any] = {"query": query, self.items: list(items), **self.fields, **fields}
-        if self.items == "documents":
+    def request_body(self, query: str, items: Sequence[str], *, model: str | None, fields: Mapping[str, Any]) -> bytes:
+        """The JSON of a request for the scores of all `items`."""
+        body: dict[str, Any] = {"query": query, self.items_field: list(items), **self.fields, **fields}
+        if self.items_field == "documents":
             body.setdefault("top_n", len(items))
         if model is not None:
             body["model"] = model
-        return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")  # a lone surrogate cannot be written
+        return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")  # lone surrogates have no encoding
 
-    def count_units(self, items: int) -> int:
-        """What a request with so many items is billed as."""
-        return -(-items // self.unit)
+    def billed_units(self, items: int) -> int:
+        """The expected bill of a request with this many items."""
+        return -(-items // self.items_per_unit)
 
 
-DIALECTS = {
-    dialect.name: dialect
-    for dialect in (
-        Dialect("tei", items="texts", fields={"raw_scores": True, "truncate": True}, batch_size=32),
-        Dialect("vllm", fields={"use_activation": False, "truncate_prompt_tokens": -1}),
-        Dialect("jina", fields={"return_documents": False}),
-        Dialect("cohere", probabilities=True, unit=100),
+PROVIDERS = {
+    provider.name: provider
+    for provider in (
+        Provider("tei", items_field="texts", fields={"raw_scores": True, "truncate": True}, batch_size=32),
+        Provider("vllm", fields={"use_activation": False, "truncate_prompt_tokens": -1}),
+        Provider("jina", fields={"return_documents": False}),
+        Provider("cohere", probabilities=True, items_per_unit=100),
     )
 }
 
 
-def choose_dialect(name: str, *, host: str, path: str, model: str | None) -> Dialect:
-    """The dialect of this name; for "auto" the one that servers of such a URL speak."""
-    if name == "auto":
-        return DIALECTS[_guess(host, path, model)]
-    if name not in DIALECTS:
-        raise InputError(f"dialect must be 'auto' or one of {', '.join(map(repr, DIALECTS))}. Got {name!r} instead.")
-    return DIALECTS[name]
-
-
-def _guess(host: str, path: str, model: str | None) -> str:
+def choose_provider(dialect: str, *, host: str, path: str, model: str | None) -> Provider:
+    """The provider of this name; for "auto" the one that the URL suggests."""
+    check_choice("dialect", dialect, ("auto", *PROVIDERS))
+    if dialect != "auto":
+        return PROVIDERS[dialect]
     for domain, name in (("cohere.com", "cohere"), ("cohere.ai", "cohere"), ("jina.ai", "jina")):
         if host == domain or host.endswith(f".{domain}"):
-            return name
+            return PROVIDERS[name]
     versioned = "/v1/" in path or "/v2/" in path
-    return "vllm" if versioned or model is not None else "tei"
+    return PROVIDERS["vllm" if versioned or model is not None else "tei"]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Scores in the order of the items asked, and what the server says it bills, where it says so."""
+def parse_response(body: bytes, count: int) -> tuple[NDArray[np.float64], int | None]:
+    """The scores of a request's `count` items in order, and the billed units if the server reports them.
 
-    scores: NDArray[np.float64]
-    units: int | None
-
-
-def read_answer(body: bytes, count: int) -> Answer:
-    """The scores of `count` items, each given once; a `ValueError` says what is wrong with other answers."""
+    Raises:
+        ValueError: What is wrong with the response.
+    """
     try:
-        answer = json.loads(body)
+        response = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is no JSON ({error})") from error
-    results = answer.get("results") if isinstance(answer, dict) else answer
+        raise ValueError(f"not JSON ({error})") from error
+    results = response.get("results") if isinstance(response, dict) else response
     if not isinstance(results, list):
-        raise ValueError("it has no list of results")
+        raise ValueError("no list of results")
     scores = np.full(count, np.nan)
-    given = np.zeros(count, np.bool_)
     for result in results:
-        index, score = _read_result(result, count)
-        if given[index]:
-            raise ValueError(f"index {index} comes twice")
-        given[index], scores[index] = True, score
-    if not given.all():
-        raise ValueError(f"{given.sum()} of {count} scores came; the first without one is index {given.argmin()}")
-    return Answer(scores, _read_units(answer))
+        index, score = _parse_result(result, count)
+        if not np.isnan(scores[index]):
+            raise ValueError(f"index {index} occurs twice")
+        scores[index] = score
+    missing = np.flatnonzero(np.isnan(scores))
+    if len(missing):
+        raise ValueError(f"{len(missing)} of {count} scores are missing, the first at index {missing[0]}")
+    return scores, _parse_billed_units(response)
 
 
-def _read_result(result: Any, count: int) -> tuple[int, float]:
+def _parse_result(result: Any, count: int) -> tuple[int, float]:
     if not isinstance(result, dict):
-        raise ValueError(f"wanted an object for each result, got {type(result).__name__}")
+        raise ValueError(f"each result must be an object, got {type(result).__name__}")
     index, score = result.get("index"), result.get("relevance_score", result.get("score"))
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
-        raise ValueError(f"wanted an index from 0 to {count - 1}, got {index!r:.40}")
-    if not isinstance(score, int | float) or isinstance(score, bool) or not abs(score) <= LARGEST_SCORE:
-        raise ValueError(f"wanted a finite number as the score of index {index}, got {score!r:.40}")
+        raise ValueError(f"each index must be between 0 and {count - 1}, got {index!r:.40}")
+    if not isinstance(score, int | float) or isinstance(score, bool) or not abs(score) <= MAX_SCORE:
+        raise ValueError(f"the score of index {index} must be a finite number, got {score!r:.40}")
     return index, score
 
 
-def _read_units(answer: Any) -> int | None:
+def _parse_billed_units(response: Any) -> int | None:
     """Cohere's own count of searches: items that are too long count more than once."""
-    place = answer
     for name in ("meta", "billed_units", "search_units"):
-        place = place.get(name) if isinstance(place, dict) else None
-    return place if isinstance(place, int) and place >= 0 else None
+        response = response.get(name) if isinstance(response, dict) else None
+    return response if isinstance(response, int) and response >= 0 else None
 
 
 def to_logits(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """log(p / (1 - p)), at most 16 away from 0; a `ValueError` where a number is no probability."""
+    """log(p / (1 - p)), clipped to ±16; `ValueError` if a number is not a probability."""
     outside = probabilities[(probabilities < 0) | (probabilities > 1)]
     if len(outside):
-        raise ValueError(f"wanted probabilities, between 0 and 1, got {outside[0]:g}: give logits=False")
-    kept = np.clip(probabilities, LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
-    logits: NDArray[np.float64] = np.log(kept) - np.log1p(-kept)
+        raise ValueError(f"probabilities must be between 0 and 1, got {outside[0]:g}; set `logits` to False")
+    clipped = np.clip(probabilities, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+    logits: NDArray[np.float64] = np.log(clipped) - np.log1p(-clipped)
     return logits

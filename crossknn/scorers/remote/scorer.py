@@ -1,48 +1,56 @@
-"""A cross-encoder behind a server that speaks the common `/rerank` protocol."""
+"""A cross-encoder behind a server with a `/rerank` endpoint."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn._checks import check_number, check_positive, invalid
 from crossknn.errors import InputError, PartialScores, ScorerError
 from crossknn.models.fingerprints import function_fingerprint
-from crossknn.scorers.base import describe_pair
-from crossknn.scorers.remote.client import HttpPosts
-from crossknn.scorers.remote.cost import Spending
-from crossknn.scorers.remote.providers import Answer, choose_dialect, read_answer, to_logits
-from crossknn.scorers.remote.request_threads import Request, group_by_query, send_all
-from crossknn.scorers.remote.retry import Retrying
-from crossknn.scorers.remote.settings import check_limits, copy_fields, find_secrets, make_headers, read_url
+from crossknn.scorers.base import check_pairs, describe_pair
+from crossknn.scorers.remote.client import KEY_VARIABLE, PLAIN_HEADERS, RerankClient, is_loopback
+from crossknn.scorers.remote.cost import CostTracker
+from crossknn.scorers.remote.providers import choose_provider, parse_response, to_logits
 from crossknn.types import Scores
 
-WATCHED = 100  # scores after which a server that seems to give probabilities is reported
+PROBABILITY_CHECK_SCORES = 100  # how many scores between 0 and 1 give rise to a warning
 
 logger = logging.getLogger(__name__)
 
 
 class RemoteScorer:
-    """The scores of a server: text-embeddings-inference, vLLM, Jina, Cohere, and others that speak like one of them.
+    """The scores of a server: text-embeddings-inference, vLLM, Jina, Cohere, and others with one of their dialects.
 
-    `url` is that of its rerank endpoint; the model's name may stand behind a `#`. `dialect` "auto" goes by the URL.
-    The pairs of a call are grouped by query into requests of at most `batch_size` items, of which `concurrency` are
-    in flight at once. One that is not answered within `timeout` seconds, or with 429 or 5xx, is sent again up to
-    `retries` times, after longer and longer waits or as long as the server asks for. When that fails, `PartialScores`
-    carries what was scored.
+    The pairs of a call are grouped by query into requests, several of which are in flight at once. When one fails for
+    good, `PartialScores` carries the scores so far.
 
-    `api_key` (by default `CROSSKNN_API_KEY` of the environment) is sent as a bearer token. `fields` are put into
-    every request. `logits=True` says that the server gives probabilities, to be turned back into logits.
-
-    With `price_per_1000`, the price of 1,000 pairs (Cohere: searches, of up to 100 pairs each), `spent` says what was
-    spent so far, and what would spend more than `spend_limit` is not sent. `fingerprint` names the model where the
-    URL does not: a server may move, or change what it serves.
+    Args:
+        url: The rerank endpoint; the model's name may follow a `#`.
+        model: The model's name, for servers that need one.
+        dialect: "tei", "vllm", "jina", "cohere", or "auto" to go by the URL.
+        api_key: Sent as a bearer token; by default `CROSSKNN_API_KEY` of the environment, "" for none.
+        headers: Further headers of every request.
+        fields: Further fields of every request.
+        logits: Whether the server returns probabilities, to be turned back into logits; by default as the dialect does.
+        batch_size: Items per request at most; by default as the dialect prefers.
+        concurrency: Requests in flight at once.
+        timeout: Seconds for one attempt, from connecting to the last byte of the response.
+        retries: Further attempts after a timeout, a lost connection, or a status 408, 429 or 5xx, with exponential
+            back-off or as the server's Retry-After demands.
+        price_per_1000: The price of 1,000 pairs (Cohere: searches, of up to 100 pairs each), for `spent`.
+        spend_limit: Requests that would make `spent` exceed this are not sent.
+        fingerprint: Names the model where the URL does not: a server may move, or change what it serves.
     """
 
     def __init__(
@@ -63,44 +71,48 @@ class RemoteScorer:
         spend_limit: float | None = None,
         fingerprint: str | None = None,
     ) -> None:
-        self._url, self.model = read_url(url, model)
-        self._dialect = choose_dialect(dialect, host=str(self._url.hostname), path=self._url.path, model=self.model)
-        self.logits = self._dialect.probabilities if logits is None else bool(logits)
-        self.batch_size = self._dialect.batch_size if batch_size is None else batch_size
+        self._url, self.model = parse_url(url, model)
+        self._provider = choose_provider(dialect, host=str(self._url.hostname), path=self._url.path, model=self.model)
+        self.logits = self._provider.probabilities if logits is None else bool(logits)
+        self.batch_size = self._provider.batch_size if batch_size is None else batch_size
         self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
-        check_limits(batch_size=self.batch_size, concurrency=concurrency, timeout=timeout, retries=retries)
-        self._fields = copy_fields(fields or {})
-        self._headers = make_headers(self._url, api_key, headers or {})
-        self._spending = Spending(price_per_1000, spend_limit)
-        self._fingerprint = self._describe() if fingerprint is None else function_fingerprint(fingerprint)
-        self._start()
+        check_positive("batch_size", self.batch_size)
+        check_positive("concurrency", concurrency)
+        check_number("timeout", timeout)
+        if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
+            raise invalid("retries", "a nonnegative integer", retries)
+        self._fields = _check_fields(fields or {})
+        self._headers = _make_headers(self._url, api_key, headers or {})
+        self._costs = CostTracker(price_per_1000, spend_limit)
+        self._fingerprint = self._own_fingerprint() if fingerprint is None else function_fingerprint(fingerprint)
+        self._connect()
 
-    def _start(self) -> None:
-        posts = HttpPosts(self._url, self._headers, timeout=self.timeout)
-        secrets = find_secrets(self._headers)
-        self._posts = Retrying(posts, self.url, self.timeout, self.retries, secrets, self._spending)
-        self._watched = 0
+    def _connect(self) -> None:
+        self._client = RerankClient(
+            self._url, self._headers, timeout=self.timeout, retries=self.retries, costs=self._costs
+        )
+        self._scores_checked = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Workers get all settings, the key among them; each opens its own connections and counts its own spending."""
-        return {name: value for name, value in vars(self).items() if name not in ("_posts", "_watched")}
+        """Workers get all settings, the key included; each has its own connections and costs."""
+        return {name: value for name, value in vars(self).items() if name not in ("_client", "_scores_checked")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._start()
+        self._connect()
 
     def __repr__(self) -> str:
         return f"RemoteScorer({self.url!r}, model={self.model!r}, dialect={self.dialect!r})"
 
     @property
     def url(self) -> str:
-        """Where requests go, without a query string: it may hold a key."""
+        """The endpoint, without a query string: it may hold a key."""
         return f"{self._url.scheme}://{self._url.netloc}{self._url.path}"
 
     @property
     def dialect(self) -> str:
-        """What is spoken with the server."""
-        return self._dialect.name
+        """The provider whose requests and responses are used."""
+        return self._provider.name
 
     @property
     def fingerprint(self) -> str:
@@ -109,70 +121,165 @@ class RemoteScorer:
 
     @property
     def spent(self) -> float:
-        """Money spent so far in this process; requests whose answer never came are counted, for they may be billed."""
-        return self._spending.money
+        """The cost so far in this process; requests whose response was lost count, for they may be billed."""
+        return self._costs.spent
 
     def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
         """One score per pair, in the order given."""
-        if len(queries) != len(items):
-            raise InputError(f"queries and items must pair up. Got {len(queries)} and {len(items)} instead.")
-        requests = group_by_query(queries, items, size=self.batch_size)
-        self._spending.check(sum(self._dialect.count_units(len(request.items)) for request in requests))
-        scores, failure = send_all(requests, self._send, pairs=len(queries), threads=self.concurrency)
-        if isinstance(failure, ScorerError):
-            raise self._partial(failure, queries, items, scores) from failure
-        if failure is not None:
-            raise failure
+        check_pairs(queries, items)
+        batches = _group_by_query(queries, self.batch_size)
+        self._costs.check(sum(self._provider.billed_units(len(batch)) for batch in batches))
+        scores, error = self._score_batches(batches, queries, items)
+        if isinstance(error, ScorerError):
+            done = np.flatnonzero(~np.isnan(scores)).tolist()
+            raise PartialScores(
+                f"{error} {len(done):,} of {len(scores):,} pairs of this call were scored.",
+                fingerprint=self.fingerprint,
+                queries=[queries[position] for position in done],
+                items=[items[position] for position in done],
+                scores=scores[done].tolist(),
+            ) from error
+        if error is not None:
+            raise error
         return scores
 
     def close(self) -> None:
-        """Close the connections to the server; the next call of `score` opens others."""
-        self._posts.posts.close()
+        """Close the connections to the server; the next call of `score` opens new ones."""
+        self._client.close()
 
-    def _partial(
-        self, failure: ScorerError, queries: Sequence[str], items: Sequence[str], scores: Scores
-    ) -> PartialScores:
-        done = np.flatnonzero(~np.isnan(scores)).tolist()
-        return PartialScores(
-            f"{failure} {len(done):,} of {len(scores):,} pairs of this call were scored.",
-            fingerprint=self.fingerprint,
-            queries=[queries[place] for place in done],
-            items=[items[place] for place in done],
-            scores=scores[done].tolist(),
-        )
+    def _score_batches(
+        self, batches: list[list[int]], queries: Sequence[str], items: Sequence[str]
+    ) -> tuple[Scores, BaseException | None]:
+        """The scores of all pairs, NaN where missing, and the first error.
 
-    def _send(self, request: Request, stop: threading.Event) -> Scores:
-        body = self._dialect.write(request.query, request.items, model=self.model, fields=self._fields)
-        reply = self._posts.post(body, self._dialect.count_units(len(request.items)), stop)
+        After an error no request begins, and those in flight are waited for.
+        """
+        scores = np.full(len(queries), np.nan, np.float32)
+        pending = deque(batches)
+        stop = threading.Event()
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            while not stop.is_set():
+                try:
+                    batch = pending.popleft()
+                except IndexError:
+                    return
+                try:
+                    scores[batch] = self._send(queries[batch[0]], [items[position] for position in batch], stop)
+                except BaseException as error:
+                    errors.append(error)
+                    stop.set()
+
+        if min(self.concurrency, len(batches)) <= 1:
+            work()
+            return scores, errors[0] if errors else None
+        # Daemons, which an executor's threads are not: an interrupted program must not wait for a server.
+        workers = [threading.Thread(target=work, daemon=True) for _ in range(min(self.concurrency, len(batches)))]
         try:
-            answer = read_answer(reply, len(request.items))
-            scores = to_logits(answer.scores) if self.logits else answer.scores
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+        finally:
+            stop.set()
+        return scores, errors[0] if errors else None
+
+    def _send(self, query: str, items: list[str], stop: threading.Event) -> Scores:
+        body = self._provider.request_body(query, items, model=self.model, fields=self._fields)
+        units = self._provider.billed_units(len(items))
+        content = self._client.post(body, units, stop)
+        try:
+            scores, billed_units = parse_response(content, len(items))
+            scores = to_logits(scores) if self.logits else scores
         except ValueError as error:
-            first = describe_pair(request.query, request.items[0])
+            pair = describe_pair(query, items[0])
             raise ScorerError(
-                f"{self.url} gave an answer that cannot be used, to {first} and {len(request.items) - 1} more: {error}."
+                f"{self.url} returned an invalid response for {pair} and {len(items) - 1} more: {error}."
             ) from error
-        self._settle(answer)
-        self._watch(scores)
+        if billed_units is not None and self._provider.items_per_unit > 1:
+            self._costs.adjust(billed_units - units)
+        self._warn_of_probabilities(scores)
         return scores.astype(np.float32)
 
-    def _settle(self, answer: Answer) -> None:
-        """Count what the server bills instead of what was expected, where it says."""
-        if answer.units is not None and self._dialect.unit > 1:
-            self._spending.correct(answer.units - self._dialect.count_units(len(answer.scores)))
-
-    def _watch(self, scores: NDArray[np.float64]) -> None:
-        """Say once that scores seem to be probabilities, if the first ones all do."""
-        if self.logits or self._watched >= WATCHED:
+    def _warn_of_probabilities(self, scores: NDArray[np.float64]) -> None:
+        """Log a warning, once, if the first scores all lie between 0 and 1."""
+        if self.logits or self._scores_checked >= PROBABILITY_CHECK_SCORES:
             return
         if ((scores < 0) | (scores > 1)).any():
-            self._watched = WATCHED
+            self._scores_checked = PROBABILITY_CHECK_SCORES
             return
-        self._watched += len(scores)
-        if self._watched >= WATCHED:
-            logger.warning("%s seems to give probabilities, and strategies want logits: give logits=True.", self.url)
+        self._scores_checked += len(scores)
+        if self._scores_checked >= PROBABILITY_CHECK_SCORES:
+            logger.warning("%s seems to return probabilities, and strategies need logits: set logits=True.", self.url)
 
-    def _describe(self) -> str:
+    def _own_fingerprint(self) -> str:
         settings = [self._url.scheme, self._url.query, self.dialect, self.logits, self._fields]
         digest = blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=8).hexdigest()
         return f"remote:{self._url.netloc}{self._url.path}#{self.model or ''}:{digest}"
+
+
+def _group_by_query(queries: Sequence[str], batch_size: int) -> list[list[int]]:
+    """The positions of the pairs of each request: one query, and at most `batch_size` items."""
+    positions: dict[str, list[int]] = {}
+    for position, query in enumerate(queries):
+        positions.setdefault(query, []).append(position)
+    return [
+        found[start : start + batch_size] for found in positions.values() for start in range(0, len(found), batch_size)
+    ]
+
+
+def is_url(name: str) -> bool:
+    """Whether a scorer of this name is behind a server."""
+    return name.lower().startswith(("http://", "https://"))
+
+
+def parse_url(url: str, model: str | None) -> tuple[SplitResult, str | None]:
+    """The URL without its fragment, and the model, which the fragment may name."""
+    requirement = "the URL of a rerank endpoint, such as 'http://localhost:8080/rerank'"
+    if not isinstance(url, str) or not is_url(url) or not (url.isascii() and url.isprintable()) or " " in url:
+        if "@" in str(url):  # it may hold a password
+            raise InputError(f"`url` must be {requirement}, got one with a user name or a password.")
+        raise invalid("url", requirement, url)
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname or "", parts.port  # an invalid port raises only when it is read
+        host.encode("idna")
+    except ValueError as error:
+        raise InputError(f"`url` must be {requirement}, got one that cannot be parsed: {error}.") from error
+    if "@" in parts.netloc or not host:
+        raise InputError(f"`url` must be {requirement}, with a host and no password: use `api_key` or `headers`.")
+    fragment = unquote(parts.fragment) or None
+    if fragment and model:
+        raise InputError(f"The model is named twice, {fragment!r} in `url` and {model!r} in `model`. Omit one.")
+    return parts._replace(fragment=""), model or fragment
+
+
+def _check_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the fields as JSON carries them."""
+    reserved = sorted({"query", "texts", "documents", "model"} & set(fields))
+    if reserved:
+        raise InputError(f"`fields` must not contain {reserved[0]!r}, which every request sets itself.")
+    try:
+        copied: dict[str, Any] = json.loads(json.dumps(dict(fields), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"`fields` must map names to JSON values: {error}.") from error
+    return copied
+
+
+def _make_headers(url: SplitResult, api_key: str | None, headers: Mapping[str, str]) -> dict[str, str]:
+    """All headers of a request, with lowercase names; those of the user override the others."""
+    key = os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key
+    merged = dict(PLAIN_HEADERS)
+    if key:
+        merged["authorization"] = f"Bearer {key}"
+    merged |= {name.lower(): value for name, value in headers.items()}
+    for name, value in merged.items():  # the value may be a secret: no message shows it
+        if not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
+            raise InputError(f"`headers` must have names of letters, digits and '-', got {name!r}.")
+        if not isinstance(value, str) or not (value.isascii() and value.isprintable()):
+            source = "api_key" if name == "authorization" else "headers"
+            raise InputError(f"`{source}` must be ASCII text on one line; the header {name!r} is not.")
+    if "authorization" in merged and url.scheme == "http" and not is_loopback(str(url.hostname)):
+        logger.warning("The API key is sent to %s without encryption.", url.hostname)
+    return merged

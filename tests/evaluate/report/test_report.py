@@ -22,7 +22,7 @@ from crossknn.evaluate.report.recall_plots import draw, plot
 from crossknn.evaluate.report.style import DARK, DPI, LIGHT, in_pairs, styles_of
 from crossknn.evaluate.report.write import write_report
 from crossknn.evaluate.study_results import Studies
-from crossknn.scorers.speed import Speed
+from crossknn.scorers.timing import Speed
 from tests.evaluate.conftest import LONG_NAME, made_by_hand, result, with_studies
 
 PICTURE = b"\x89PNG"

@@ -1,4 +1,4 @@
-"""Scores in int8 are near those in float32, the same in any batch, and refused where they would be wrong."""
+"""Scores in int8 are near those in float32, equal in any batch, and rejected where they would be wrong."""
 
 import os
 import pickle
@@ -59,9 +59,9 @@ def test_a_score_does_not_depend_on_its_batch() -> None:
 def test_every_family(family_folder: Path) -> None:
     queries, items = tiny.pairs(count=20)
     scorer = CrossEncoder(family_folder, device="cpu", dtype="int8")
-    wanted = tiny.plain_logits(family_folder, queries, items)[:, 0]
+    expected = tiny.plain_logits(family_folder, queries, items)[:, 0]
     scores = scorer.score(queries, items)
-    assert 0 < np.abs(scores - wanted).max() < 0.3 * np.ptp(wanted)
+    assert 0 < np.abs(scores - expected).max() < 0.3 * np.ptp(expected)
     check_scorer(scorer, [tiny.words(1, 4), ""], [tiny.words(3, 9), tiny.words(4, 90)])
 
 
@@ -82,7 +82,7 @@ def test_an_emb_cross_encoder_saves_the_weights_it_was_given(encoder_folder: Pat
 
 
 @pytest.mark.parametrize("activation", [torch.nn.Identity(), torch.nn.GELU()])
-def test_channels_and_tokens_that_are_always_large_spoil_nothing(activation: torch.nn.Module) -> None:
+def test_outlier_channels_and_tokens_cost_no_precision(activation: torch.nn.Module) -> None:
     generator = torch.Generator().manual_seed(0)
     inputs = activation(torch.randn(200, 64, generator=generator))
     weight, bias = torch.randn(32, 64, generator=generator), torch.randn(32, generator=generator)
@@ -96,14 +96,14 @@ def test_channels_and_tokens_that_are_always_large_spoil_nothing(activation: tor
     assert error.max() < 0.05
 
 
-def test_the_command_line_knows_it() -> None:
+def test_the_command_line_opens_int8() -> None:
     scorer = load_scorer("embedded", device="cpu", dtype=Dtype.int8, cache=None)
     assert isinstance(scorer, CrossEncoder)
     assert scorer.dtype == "int8"
 
 
 def test_a_gpu_is_refused() -> None:
-    with pytest.raises(InputError, match=r"dtype='int8' runs on a CPU only\. Got the device 'cuda'"):
+    with pytest.raises(InputError, match="'int8' runs on a CPU only, got the device 'cuda'"):
         CrossEncoder("embedded", device="cuda", dtype="int8")
 
 
@@ -113,4 +113,4 @@ def test_a_processor_whose_sums_overflow_is_refused() -> None:
     older = {**os.environ, "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2"}
     ended = subprocess.run([sys.executable, "-c", code], env=older, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert "dtype='int8' needs a processor with AVX-512 VNNI" in ended.stderr
+    assert "'int8' needs a processor with AVX-512 VNNI" in ended.stderr

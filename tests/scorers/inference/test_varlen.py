@@ -1,4 +1,4 @@
-"""Pairs that lie end to end give the scores of pairs on their own."""
+"""Concatenated pairs have the scores of single pairs."""
 
 import copy
 from pathlib import Path
@@ -10,16 +10,16 @@ import torch
 
 from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.scorers.inference.ops import (
-    GPU_STEPS,
-    PLAIN_STEPS,
+    FLASH_OPS,
+    TORCH_OPS,
     Layout,
-    attend_alike,
-    attend_at_once,
-    fused_steps,
+    flash_attention,
+    grouped_attention,
+    triton_ops,
 )
 from crossknn.scorers.inference.pair_batches import plan_passes
 from crossknn.scorers.inference.token_store import Ragged
-from crossknn.scorers.inference.varlen import PackedModel, PackedPairs, find_first_position, pack
+from crossknn.scorers.inference.varlen import VarlenBatch, VarlenModel, find_first_position, make_varlen
 from tests.scorers import tiny
 
 TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 0.01, "atol": 0.01}}
@@ -34,15 +34,15 @@ def open_model(folder: Path, **options) -> tuple[CrossEncoder, torch.nn.Module]:
     return CrossEncoder(folder, device="cpu", **options), model
 
 
-def pack_pairs(scorer: CrossEncoder, queries: list[str], items: list[str]) -> PackedPairs:
+def make_batch(scorer: CrossEncoder, queries: list[str], items: list[str]) -> VarlenBatch:
     tokens = [
         Ragged.of(store._tokenize(texts)) for store, texts in ((scorer._queries, queries), (scorer._items, items))
     ]
     every = np.arange(len(queries))
-    pieces = plan_passes(scorer.template, scorer.limits, *tokens, every, every).pieces
-    spans = np.stack([pieces.query_starts, pieces.query_lengths, pieces.item_starts, pieces.item_lengths])
-    lengths = scorer.template.specials + pieces.query_lengths + pieces.item_lengths
-    return PackedPairs(*map(torch.from_numpy, (pieces.queries, pieces.items, spans)), lengths)
+    pairs = plan_passes(scorer.template, scorer.truncation, *tokens, every, every).spans
+    spans = np.stack([pairs.query_starts, pairs.query_lengths, pairs.item_starts, pairs.item_lengths])
+    lengths = scorer.template.specials + pairs.query_lengths + pairs.item_lengths
+    return VarlenBatch(*map(torch.from_numpy, (pairs.queries, pairs.items, spans)), lengths)
 
 
 def make_norm(dim: int, dtype: torch.dtype) -> torch.nn.LayerNorm:
@@ -59,22 +59,22 @@ def test_logits_are_those_of_the_model(family_folder: Path) -> None:
         assert first_position is None
         return
     assert first_position == (2 if "roberta" in str(family_folder) else 0)
-    queries, items = tiny.pairs(count=30, most=25)  # nothing is cut
-    packed = PackedModel(model, scorer.template, first_position, PLAIN_STEPS)
-    batch = pack_pairs(scorer, queries, items)
+    queries, items = tiny.pairs(count=30, max_words=25)  # nothing is cut
+    varlen = VarlenModel(model, scorer.template, first_position, TORCH_OPS)
+    batch = make_batch(scorer, queries, items)
     with torch.inference_mode():
-        logits = packed.logits(batch)
-        half = packed.logits(batch.take(slice(5, 17)))
-    wanted = tiny.plain_logits(family_folder, queries, items)
-    np.testing.assert_allclose(logits.numpy(), wanted, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(half.numpy(), wanted[5:17], rtol=1e-4, atol=1e-5)
+        logits = varlen.logits(batch)
+        half = varlen.logits(batch.take(slice(5, 17)))
+    expected = tiny.plain_logits(family_folder, queries, items)
+    np.testing.assert_allclose(logits.numpy(), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(half.numpy(), expected[5:17], rtol=1e-4, atol=1e-5)
 
 
 def test_empty_texts_alone(bert_folder: Path) -> None:
     scorer, model = open_model(bert_folder)
-    packed = PackedModel(model, scorer.template, 0, PLAIN_STEPS)
+    varlen = VarlenModel(model, scorer.template, 0, TORCH_OPS)
     with torch.inference_mode():
-        logits = packed.logits(pack_pairs(scorer, ["", ""], ["", ""]))
+        logits = varlen.logits(make_batch(scorer, ["", ""], ["", ""]))
     np.testing.assert_allclose(logits.numpy(), tiny.plain_logits(bert_folder, [""] * 2, [""] * 2), rtol=1e-4, atol=1e-5)
 
 
@@ -88,54 +88,54 @@ def test_a_layer_that_differs_is_noticed(bert_folder: Path) -> None:
     assert find_first_position(model, scorer.template) == 0
 
 
-def test_weights_are_not_held_twice(bert_folder: Path) -> None:
+def test_weights_are_shared_with_the_model(bert_folder: Path) -> None:
     scorer, model = open_model(bert_folder)
     attention = model.bert.encoder.layer[0].attention.self
     before = attention.key.weight.clone()
-    PackedModel(model, scorer.template, 0, PLAIN_STEPS)
+    VarlenModel(model, scorer.template, 0, TORCH_OPS)
     storages = {getattr(attention, name).weight.untyped_storage().data_ptr() for name in ("query", "key", "value")}
     assert len(storages) == 1
     assert torch.equal(attention.key.weight, before)
 
 
-def test_where_pairs_are_padded(bert_folder: Path) -> None:
+def test_padding_free_on_a_cpu_in_float32_only(bert_folder: Path) -> None:
     scorer, model = open_model(bert_folder)
-    assert pack(model, scorer.template) is not None
-    assert pack(model.bfloat16(), scorer.template) is None  # a CPU has no attention for it that pays
+    assert make_varlen(model, scorer.template) is not None
+    assert make_varlen(model.bfloat16(), scorer.template) is None  # a CPU has no attention for it that pays
     scorer.score(*tiny.pairs(count=20))
-    assert (scorer.counts.padding, scorer._packed is None) == (0, False)
+    assert (scorer.counts.padding, scorer._varlen is None) == (0, False)
 
 
-def test_attention_of_neighbours_of_equal_length() -> None:
+def test_grouped_attention_of_equal_lengths() -> None:
     lengths = np.array([9, 4, 4, 4, 1, 1, 4])
     layout = Layout.of(lengths, "cpu")
     query, key, value = torch.randn(lengths.sum(), 3, 2, 8).unbind(1)
-    whole, first = attend_alike(query, key, value, layout, layout), np.cumsum(lengths) - lengths
+    whole, first = grouped_attention(query, key, value, layout, layout), np.cumsum(lengths) - lengths
     ones = Layout.of(np.ones_like(lengths), "cpu")
-    of_first = attend_alike(query[first], key, value, ones, layout)
+    of_first = grouped_attention(query[first], key, value, ones, layout)
     for at, (start, length) in enumerate(zip(first, lengths, strict=True)):
         asked, seen, said = (part[start : start + length].transpose(0, 1) for part in (query, key, value))
-        wanted = (torch.softmax(asked @ seen.transpose(1, 2) / 8**0.5, -1) @ said).transpose(0, 1)
-        torch.testing.assert_close(whole[start : start + length], wanted)
-        torch.testing.assert_close(of_first[at], wanted[0])
+        expected = (torch.softmax(asked @ seen.transpose(1, 2) / 8**0.5, -1) @ said).transpose(0, 1)
+        torch.testing.assert_close(whole[start : start + length], expected)
+        torch.testing.assert_close(of_first[at], expected[0])
 
 
 @needs_gpu
 @pytest.mark.parametrize("dim", [32, 384, 768, 1000, 5000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_sum_and_its_norm_on_a_gpu(dim: int, dtype: torch.dtype) -> None:
+def test_fused_add_and_layer_norm_on_a_gpu(dim: int, dtype: torch.dtype) -> None:
     from crossknn.scorers.inference.triton_kernels import add_norm
 
     norm = make_norm(dim, dtype)
     states, residual = torch.randn(2, 97, dim, device="cuda", dtype=dtype)
-    got = add_norm(states, residual, norm)
-    assert got.dtype == dtype
-    torch.testing.assert_close(got.float(), norm.float()(states.float() + residual.float()), **TOLERANCES[dtype])
+    actual = add_norm(states, residual, norm)
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual.float(), norm.float()(states.float() + residual.float()), **TOLERANCES[dtype])
 
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_embeddings_and_their_norm_on_a_gpu(dtype: torch.dtype) -> None:
+def test_fused_embeddings_and_layer_norm_on_a_gpu(dtype: torch.dtype) -> None:
     from crossknn.scorers.inference.triton_kernels import embed_norm
 
     tables = [torch.nn.Embedding(count, 48).to("cuda", dtype) for count in (30, 2, 20)]
@@ -143,26 +143,26 @@ def test_embeddings_and_their_norm_on_a_gpu(dtype: torch.dtype) -> None:
     embeddings = SimpleNamespace(**dict(zip(names, tables, strict=True)), LayerNorm=make_norm(48, dtype))
     places = [torch.randint(0, len(table.weight), (97,), device="cuda") for table in tables]
     with torch.no_grad():
-        got = embed_norm(*places, embeddings)
+        actual = embed_norm(*places, embeddings)
         total = sum(table.weight[at].float() for table, at in zip(tables, places, strict=True))
-        wanted = embeddings.LayerNorm.float()(total)
-    torch.testing.assert_close(got.float(), wanted, **TOLERANCES[dtype])
+        expected = embeddings.LayerNorm.float()(total)
+    torch.testing.assert_close(actual.float(), expected, **TOLERANCES[dtype])
 
 
 @needs_gpu
 @pytest.mark.parametrize("dim", [32, 64, 128])
 @pytest.mark.parametrize("fused", [False, True])
-def test_sequences_of_any_length_on_a_gpu(dim: int, fused: bool) -> None:
-    from crossknn.scorers import kernels
+def test_variable_length_attention_on_a_gpu(dim: int, fused: bool) -> None:
+    from crossknn.scorers.inference import triton_kernels
 
     layout = Layout.of(np.array([5, 1, 194, 64, 511, 225]), "cuda")
     query, key, value = torch.randn(1000, 3, 4, dim, device="cuda", dtype=torch.bfloat16).unbind(1)
-    attend = kernels.attend if fused else attend_at_once
-    wanted = attend_alike(query.float(), key.float(), value.float(), layout, layout)
-    torch.testing.assert_close(attend(query, key, value, layout, layout).float(), wanted, rtol=0.02, atol=0.02)
+    attend = triton_kernels.attention if fused else flash_attention
+    expected = grouped_attention(query.float(), key.float(), value.float(), layout, layout)
+    torch.testing.assert_close(attend(query, key, value, layout, layout).float(), expected, rtol=0.02, atol=0.02)
     first = Layout.of(np.ones(6, np.int64), "cuda")
-    wanted = attend_alike(query[:6].float(), key.float(), value.float(), first, layout)
-    torch.testing.assert_close(attend(query[:6], key, value, first, layout).float(), wanted, rtol=0.02, atol=0.02)
+    expected = grouped_attention(query[:6].float(), key.float(), value.float(), first, layout)
+    torch.testing.assert_close(attend(query[:6], key, value, first, layout).float(), expected, rtol=0.02, atol=0.02)
 
 
 @needs_gpu
@@ -170,23 +170,23 @@ def test_sequences_of_any_length_on_a_gpu(dim: int, fused: bool) -> None:
 def test_scores_on_a_gpu_are_those_of_float32(tmp_path: Path, fused: bool) -> None:
     """A model of real widths, whose scores half precision changes as little as a padded batch would."""
     folder = tiny.save_cross_encoder(tmp_path, "bert", hidden_size=128, intermediate_size=256, initializer_range=0.1)
-    queries, items = tiny.pairs(count=40, most=25)
-    wanted = tiny.plain_logits(folder, queries, items)[:, 0]
+    queries, items = tiny.pairs(count=40, max_words=25)
+    expected = tiny.plain_logits(folder, queries, items)[:, 0]
     scorer = CrossEncoder(folder, device="cuda", dtype="bfloat16")
-    assert scorer._packed is not None
+    assert scorer._varlen is not None
     model = scorer._pretrained.model
-    steps = fused_steps(model.config) if fused else GPU_STEPS
-    scorer._packed = PackedModel(model, scorer.template, 0, steps)
-    packed = scorer.score(queries, items)
+    ops = triton_ops(model.config) if fused else FLASH_OPS
+    scorer._varlen = VarlenModel(model, scorer.template, 0, ops)
+    varlen = scorer.score(queries, items)
     assert scorer.counts.padding == 0
-    scorer._packed = None
+    scorer._varlen = None
     padded = scorer.score(queries, items)
-    assert np.abs(packed - wanted).mean() < 1.2 * np.abs(padded - wanted).mean()
+    assert np.abs(varlen - expected).mean() < 1.2 * np.abs(padded - expected).mean()
 
 
 @needs_gpu
 def test_families_on_a_gpu(family_folder: Path) -> None:
     scorer = CrossEncoder(family_folder, device="cuda", dtype="bfloat16")
-    queries, items = tiny.pairs(count=40, most=25)
+    queries, items = tiny.pairs(count=40, max_words=25)
     scores = scorer.score(queries, items)
     assert np.corrcoef(scores, tiny.plain_logits(family_folder, queries, items)[:, 0])[0, 1] > 0.9

@@ -42,7 +42,7 @@ class RerankServer(ThreadingHTTPServer):
         self.paths: list[str] = []
         self.faults: list[Fault] = []
         self.delay = 0.0
-        self.in_flight = self.most_in_flight = self.connections = 0
+        self.in_flight = self.max_in_flight = self.connections = 0
         self.lock = threading.Lock()
 
     @property
@@ -56,7 +56,7 @@ class RerankServer(ThreadingHTTPServer):
         """The status and the answer of a healthy server."""
         needed = NEEDED.get(self.dialect, {"model", "query", "documents"})
         if not needed <= set(body) <= KNOWN[self.dialect]:
-            return 422, {"message": f"wanted {sorted(needed)}, got {sorted(body)}"}
+            return 422, {"message": f"expected {sorted(needed)}, got {sorted(body)}"}
         items = body["texts" if self.dialect == "tei" else "documents"]
         if self.dialect == "tei" and len(items) > 32:
             return 413, {
@@ -90,7 +90,7 @@ class Handler(BaseHTTPRequestHandler):
             server.headers.append(dict(self.headers))
             server.paths.append(self.path)
             server.in_flight += 1
-            server.most_in_flight = max(server.most_in_flight, server.in_flight)
+            server.max_in_flight = max(server.max_in_flight, server.in_flight)
             fault = server.faults.pop(0) if server.faults else None
         try:
             time.sleep(server.delay)
@@ -128,7 +128,7 @@ def refuse(status: int, answer: Any = b"not now", **headers: str) -> Fault:
     return lambda handler: handler.reply(status, answer, **headers)
 
 
-def say(answer: Any) -> Fault:
+def respond(answer: Any) -> Fault:
     """Answer 200 with something else than scores."""
     return refuse(200, answer)
 
@@ -165,6 +165,16 @@ def drip(handler: Handler) -> None:
     handler.end_headers()
     for _ in range(40):
         handler.wfile.write(b" ")
+        time.sleep(0.05)
+    hang_up(handler)
+
+
+def drip_headers(handler: Handler) -> None:
+    """Send a header now and then, without an end."""
+    handler.send_response(200)
+    for number in range(40):
+        handler.send_header(f"x-{number}", "y")
+        handler.flush_headers()
         time.sleep(0.05)
     hang_up(handler)
 

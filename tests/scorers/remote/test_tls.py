@@ -1,4 +1,4 @@
-"""Servers behind https: their certificate is verified, and a proxy passes what it cannot read."""
+"""HTTPS: certificates are verified, and a proxy tunnels encrypted requests."""
 
 import shutil
 import socket
@@ -37,15 +37,15 @@ def server(certificate):
         yield one
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused_at_once(server, monkeypatch):
+def test_an_untrusted_certificate_is_an_error_at_once(server, monkeypatch):
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     with pytest.raises(ScorerError, match=r"cannot be reached: .*CERTIFICATE_VERIFY_FAILED") as raised:
         RemoteScorer(f"https://localhost:{server.server_port}/rerank", api_key="secret").score(["q"], ["a"])
-    assert "tries" not in str(raised.value)
+    assert "attempts" not in str(raised.value)
     assert not server.bodies
 
 
-def test_a_certificate_that_is_trusted_is_taken(server, certificate, monkeypatch):
+def test_a_trusted_certificate_is_accepted(server, certificate, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     scorer = RemoteScorer(f"https://localhost:{server.server_port}/rerank")
     for _ in range(2):
@@ -79,7 +79,7 @@ class Tunnel(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_proxy_of_the_environment_passes_https_on(server, certificate, monkeypatch):
+def test_https_through_a_proxy_of_the_environment(server, certificate, monkeypatch):
     with ThreadingHTTPServer(("127.0.0.1", 0), Tunnel) as proxy:
         proxy.daemon_threads, proxy.block_on_close = True, False
         proxy.asked, proxy.port = [], server.server_port

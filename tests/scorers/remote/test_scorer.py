@@ -1,4 +1,4 @@
-"""Scores of a server are those of the model behind it, whatever goes wrong on the way, and no call is paid twice."""
+"""Remote scores equal the model's own, whatever fails on the way, and no call is paid for twice."""
 
 import json
 import logging
@@ -17,20 +17,21 @@ import numpy as np
 import pytest
 
 import crossknn as ck
-from crossknn.errors import InputError, PartialScores, ScorerError
-from crossknn.scorers.remote import retry as retrying
+from crossknn.errors import InputError, MissingExtra, PartialScores, ScorerError
+from crossknn.scorers.remote import client
 from crossknn.scorers.remote.scorer import RemoteScorer
 from crossknn.testing import check_scorer
 from tests.scorers import tiny
 from tests.scorers.remote.rerank_server import (
     answer,
     drip,
+    drip_headers,
     hang,
     hang_up,
     hang_up_midway,
     lengths,
     refuse,
-    say,
+    respond,
     serving,
 )
 
@@ -42,7 +43,7 @@ ITEMS = [f"{'x' * number} {number}" for number in range(50)]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(retrying, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(client, "INITIAL_BACKOFF", 0.01)
     for name in ("CROSSKNN_API_KEY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -91,7 +92,7 @@ def test_contract(dialect):
         check_scorer(scorer, QUERIES, ITEMS[:4])
 
 
-def test_what_each_dialect_is_asked():
+def test_request_bodies_of_each_dialect():
     asked = {}
     for dialect in DIALECTS:
         with serving(dialect) as server:
@@ -124,20 +125,20 @@ def test_the_dialect_goes_by_the_url(url, model, dialect):
     assert "#" not in scorer.url
 
 
-def test_fields_are_put_into_every_request_and_win():
+def test_fields_override_those_of_every_request():
     with serving("cohere") as server:
         fields = {"max_tokens_per_doc": 64}
         RemoteScorer(server.url, model="m", dialect="cohere", fields=fields).score(["a", "b"], ["x", "y"])
         assert [body["max_tokens_per_doc"] for body in server.bodies] == [64, 64]
 
 
-def test_texts_that_are_no_unicode_are_sent_as_models_read_them(server):
+def test_lone_surrogates_are_replaced(server):
     RemoteScorer(server.url).score(["é\ud800"], ["雪"])
     assert server.bodies[0]["query"] == "é?"
     assert server.bodies[0]["texts"] == ["雪"]
 
 
-def test_probabilities_become_logits_again():
+def test_probabilities_are_turned_back_into_logits():
     with serving("cohere") as server:
         pairs = every_pair()
         logits = RemoteScorer(server.url, model="m", dialect="cohere")
@@ -147,12 +148,12 @@ def test_probabilities_become_logits_again():
         assert logits.fingerprint != plain.fingerprint
 
 
-def test_logits_of_certain_answers_are_finite_and_others_are_refused(server):
+def test_logits_are_clipped_and_need_probabilities(server):
     scorer = RemoteScorer(server.url, logits=True)
-    server.faults = [say([{"index": 0, "score": 1.0}, {"index": 1, "score": 0}, {"index": 2, "score": 0.5}])]
+    server.faults = [respond([{"index": 0, "score": 1.0}, {"index": 1, "score": 0}, {"index": 2, "score": 0.5}])]
     assert scorer.score(["q"] * 3, ["a", "b", "c"]).tolist() == pytest.approx([16.118, -16.118, 0], abs=1e-3)
-    server.faults = [say([{"index": 0, "score": 1.5}])]
-    with pytest.raises(ScorerError, match=r"wanted probabilities, between 0 and 1, got 1\.5: give logits=False"):
+    server.faults = [respond([{"index": 0, "score": 1.5}])]
+    with pytest.raises(ScorerError, match=r"between 0 and 1, got 1\.5; set `logits` to False"):
         scorer.score(["q"], ["a"])
 
 
@@ -164,9 +165,7 @@ def test_a_server_that_seems_to_give_probabilities_is_reported_once(caplog):
         scorer = RemoteScorer(server.url)
         for _ in range(3):
             scorer.score(*every_pair())
-    assert [record.message for record in caplog.records if "give logits=True" in record.message] == [
-        f"{server.url} seems to give probabilities, and strategies want logits: give logits=True."
-    ]
+    assert [server.url in record.message for record in caplog.records if "logits=True" in record.message] == [True]
     caplog.clear()
     with serving("tei") as server:
         RemoteScorer(server.url).score(*every_pair())
@@ -195,14 +194,14 @@ def test_requests_are_in_flight_together_on_connections_that_stay_open(server):
     for _ in range(2):
         scorer.score(*every_pair(items=ITEMS[:20]))
     assert time.monotonic() - start < 2.5  # 24 requests one after the other take 4.8 seconds
-    assert server.most_in_flight == 6
+    assert server.max_in_flight == 6
     assert server.connections == 6
 
 
-def test_one_at_a_time_where_that_is_wanted(server):
+def test_concurrency_of_one(server):
     server.delay = 0.01
     RemoteScorer(server.url, batch_size=5, concurrency=1).score(["q"] * 40, ITEMS[:40])
-    assert (server.most_in_flight, server.connections) == (1, 1)
+    assert (server.max_in_flight, server.connections) == (1, 1)
 
 
 def test_threads_share_a_scorer(server):
@@ -254,10 +253,10 @@ def test_a_pickled_scorer_scores_the_same_and_counts_for_itself(server):
 
 @pytest.mark.parametrize(
     "fault",
-    [refuse(429), refuse(500), refuse(503), hang_up, hang_up_midway, hang(1.0), drip],
-    ids=["429", "500", "503", "closed", "closed midway", "hang", "drip"],
+    [refuse(408), refuse(429), refuse(500), refuse(503), hang_up, hang_up_midway, hang(1.0), drip, drip_headers],
+    ids=["408", "429", "500", "503", "closed", "closed midway", "hang", "drip", "drip headers"],
 )
-def test_what_may_pass_is_tried_again(server, fault):
+def test_temporary_failures_are_retried(server, fault):
     server.faults = [fault, fault]
     start = time.monotonic()
     scores = RemoteScorer(server.url, timeout=0.3).score(["q"] * 5, ITEMS[:5])
@@ -266,7 +265,7 @@ def test_what_may_pass_is_tried_again(server, fault):
     assert len(server.bodies) == 3
 
 
-def test_retry_after_is_honoured(server):
+def test_retry_after_is_honored(server):
     server.faults = [refuse(429, retry_after="1")]
     start = time.monotonic()
     RemoteScorer(server.url).score(["q"], ["a"])
@@ -275,22 +274,22 @@ def test_retry_after_is_honoured(server):
 
 def test_retry_after_is_a_number_or_a_date():
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
-    assert 28 < retrying.read_retry_after(later) <= 30
-    assert 28 < retrying.read_retry_after(later.replace("GMT", "-0000")) <= 30
-    assert retrying.read_retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
-    assert [retrying.read_retry_after(value) for value in ("7", "soon", "", None)] == [7, None, None, None]
+    assert 28 < client.parse_retry_after(later) <= 30
+    assert 28 < client.parse_retry_after(later.replace("GMT", "-0000")) <= 30
+    assert client.parse_retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert [client.parse_retry_after(value) for value in ("7", "soon", "", None)] == [7, None, None, None]
 
 
-def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(server):
+def test_a_long_retry_after_is_an_error_at_once(server):
     server.faults = [refuse(429, {"message": "monthly limit"}, retry_after="86400")]
-    with pytest.raises(ScorerError, match=r'answered 429: \{"message": "monthly limit"\}\. It asks to wait 86,400 sec'):
+    with pytest.raises(ScorerError, match=r'429: \{"message": "monthly limit"\}\. .* wait of 86,400 sec'):
         RemoteScorer(server.url).score(["q"], ["a"])
     assert len(server.bodies) == 1
 
 
-def test_waits_double_and_vary(monkeypatch):
-    monkeypatch.setattr(retrying, "FIRST_WAIT", 0.5)
-    waits = [[retrying.back_off(tries) for _ in range(200)] for tries in (1, 2, 3, 50)]
+def test_back_off_is_exponential_with_jitter(monkeypatch):
+    monkeypatch.setattr(client, "INITIAL_BACKOFF", 0.5)
+    waits = [[client.backoff(attempt) for _ in range(200)] for attempt in (1, 2, 3, 50)]
     for drawn, most in zip(waits, (0.5, 1.0, 2.0, 60.0), strict=True):
         assert most / 2 <= min(drawn) < most * 0.6
         assert most * 0.9 < max(drawn) <= most
@@ -299,32 +298,29 @@ def test_waits_double_and_vary(monkeypatch):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (
-            refuse(401, {"message": "no key"}),
-            r'answered 401: \{"message": "no key"\}\. Give api_key=…, or set CROSSKNN_',
-        ),
-        (refuse(404), r"answered 404: not now\. Give the URL of its rerank endpoint"),
-        (refuse(422, b""), r"answered 422: nothing\. If it speaks another dialect, give dialect=…"),
-        (refuse(413), r"answered 413: not now\. Give a smaller batch_size=…"),
+        (refuse(401, {"message": "no key"}), r'401: \{"message": "no key"\}\. Set `api_key` .* CROSSKNN_API_KEY'),
+        (refuse(404), r"404: not now\. Check the URL"),
+        (refuse(422, b""), r"422: an empty body\. .* `dialect`"),
+        (refuse(413), r"413: not now\. .* `batch_size`"),
         (
             refuse(302, b"", location="https://elsewhere.example/rerank"),
             r"redirects to https://elsewhere.example/rerank",
         ),
-        (say(b"<html>busy</html>"), r"cannot be used, to query 'q' and item ' 0' and 4 more: it is no JSON"),
-        (say(b"[" * 200_000), r"it is no JSON"),
-        (say({"detail": "ok"}), r"it has no list of results"),
-        (say([1, 2, 3, 4, 5]), r"wanted an object for each result, got int"),
-        (say([{"index": 0, "score": 1}] * 5), r"index 0 comes twice"),
-        (say([{"index": i, "score": 1} for i in range(4)]), r"4 of 5 scores came; the first without one is index 4"),
-        (say([{"index": 7, "score": 1}]), r"wanted an index from 0 to 4, got 7"),
-        (say([{"index": True, "score": 1}]), r"wanted an index from 0 to 4, got True"),
-        (say(b'[{"index": 0, "score": NaN}]'), r"wanted a finite number as the score of index 0, got nan"),
-        (say(b'[{"index": 0, "score": 1e400}]'), r"score of index 0, got inf"),
-        (say([{"index": 0, "score": 10**39}]), r"score of index 0, got 1000"),
-        (say([{"index": 0, "score": None}]), r"score of index 0, got None"),
+        (respond(b"<html>busy</html>"), r"invalid response for query 'q' and item ' 0' and 4 more: not JSON"),
+        (respond(b"[" * 200_000), r"not JSON"),
+        (respond({"detail": "ok"}), r"no list of results"),
+        (respond([1, 2, 3, 4, 5]), r"must be an object, got int"),
+        (respond([{"index": 0, "score": 1}] * 5), r"index 0 occurs twice"),
+        (respond([{"index": i, "score": 1} for i in range(4)]), r"1 of 5 scores are missing, the first at index 4"),
+        (respond([{"index": 7, "score": 1}]), r"between 0 and 4, got 7"),
+        (respond([{"index": True, "score": 1}]), r"between 0 and 4, got True"),
+        (respond(b'[{"index": 0, "score": NaN}]'), r"score of index 0 must be a finite number, got nan"),
+        (respond(b'[{"index": 0, "score": 1e400}]'), r"score of index 0 .*, got inf"),
+        (respond([{"index": 0, "score": 10**39}]), r"score of index 0 .*, got 1000"),
+        (respond([{"index": 0, "score": None}]), r"score of index 0 .*, got None"),
     ],
 )
-def test_what_will_not_pass_is_an_error_at_once(server, fault, words):
+def test_permanent_failures_are_errors_at_once(server, fault, words):
     server.faults = [fault]
     with pytest.raises(ScorerError, match=words) as raised:
         RemoteScorer(server.url).score(["q"] * 5, ITEMS[:5])
@@ -333,20 +329,20 @@ def test_what_will_not_pass_is_an_error_at_once(server, fault, words):
     assert len(server.bodies) == 1
 
 
-def test_after_the_last_try_the_error_tells_them_all(server):
+def test_after_the_last_attempt_the_error_counts_them(server):
     server.faults = [refuse(503, b"loading")] * 9
-    with pytest.raises(ScorerError, match=r"/rerank answered 503: loading \(3 tries\)\. 0 of 1 pairs"):
+    with pytest.raises(ScorerError, match=r"/rerank .* 503: loading \(3 attempts\)\. 0 of 1 pairs"):
         RemoteScorer(server.url, retries=2).score(["q"], ["a"])
     assert len(server.bodies) == 3
 
 
-def test_a_server_that_never_answers(server):
+def test_a_server_that_never_responds(server):
     server.faults = [hang(1.0)]
-    with pytest.raises(ScorerError, match=r"did not answer within 0\.2 seconds\."):
+    with pytest.raises(ScorerError, match=r"did not respond within 0\.2 seconds\."):
         RemoteScorer(server.url, timeout=0.2, retries=0).score(["q"], ["a"])
 
 
-def test_the_time_is_that_of_the_whole_answer(server):
+def test_the_timeout_bounds_headers_and_body_together(server):
     def slowly(handler):
         time.sleep(0.4)
         handler.send_response(200)
@@ -356,20 +352,29 @@ def test_the_time_is_that_of_the_whole_answer(server):
 
     server.faults = [slowly]
     start = time.monotonic()
-    with pytest.raises(ScorerError, match=r"did not answer within 0\.5 seconds\."):
+    with pytest.raises(ScorerError, match=r"did not respond within 0\.5 seconds\."):
         RemoteScorer(server.url, timeout=0.5, retries=0).score(["q"], ["a"])
     assert time.monotonic() - start < 0.85  # another half second for the body would make it 0.9
 
 
-def test_a_server_that_is_not_there():
+@pytest.mark.parametrize("fault", [drip, drip_headers, hang(3.0)], ids=["body", "headers", "silence"])
+def test_one_deadline_bounds_the_whole_request(server, fault):
+    server.faults = [fault]
+    start = time.monotonic()
+    with pytest.raises(ScorerError, match=r"did not respond within 0\.4 seconds\."):
+        RemoteScorer(server.url, timeout=0.4, retries=0).score(["q"], ["a"])
+    assert 0.39 < time.monotonic() - start < 0.8
+
+
+def test_a_refused_connection():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/rerank"
-        with pytest.raises(ScorerError, match=r"/rerank cannot be reached: .*refused.* \(2 tries\)"):
+        with pytest.raises(ScorerError, match=r"/rerank cannot be reached: .*refused.* \(2 attempts\)"):
             RemoteScorer(url, retries=1).score(["q"], ["a"])
 
 
-def test_a_huge_error_is_cut_and_not_read_to_its_end(server):
+def test_a_huge_error_body_is_truncated(server):
     server.faults = [refuse(400, b"no " * 10_000_000)]
     start = time.monotonic()
     with pytest.raises(ScorerError) as raised:
@@ -378,8 +383,8 @@ def test_a_huge_error_is_cut_and_not_read_to_its_end(server):
     assert time.monotonic() - start < 2
 
 
-def test_a_server_that_closed_idle_connections_is_asked_anew_without_a_wait(server, monkeypatch):
-    monkeypatch.setattr(retrying, "FIRST_WAIT", 60.0)
+def test_a_closed_idle_connection_is_reopened_without_a_wait(server, monkeypatch):
+    monkeypatch.setattr(client, "INITIAL_BACKOFF", 60.0)
     scorer = RemoteScorer(server.url, price_per_1000=1.0)
     server.faults = [lambda handler: (answer(handler), hang_up(handler))]
     scorer.score(["q"], ["a"])
@@ -388,7 +393,7 @@ def test_a_server_that_closed_idle_connections_is_asked_anew_without_a_wait(serv
     assert scorer.spent == pytest.approx(0.002)
 
 
-def test_answers_in_pieces_and_connections_that_close_after_one(server):
+def test_chunked_responses_and_connection_close(server):
     def in_pieces(handler):
         _, results = handler.server.answer(handler.body)
         data = json.dumps(results).encode()
@@ -433,11 +438,9 @@ def test_an_interrupt_does_not_wait_for_the_server(server):
 # What was scored before a failure is not lost
 
 
-def test_the_error_carries_what_was_scored(server):
+def test_partial_scores_carry_the_scores_so_far(server):
     server.faults = [answer, refuse(400, b"bad")]
-    with pytest.raises(
-        PartialScores, match=r"answered 400: bad\..* 10 of 40 pairs of this call were scored\."
-    ) as raised:
+    with pytest.raises(PartialScores, match=r"400: bad\..* 10 of 40 pairs of this call were scored\.") as raised:
         RemoteScorer(server.url, batch_size=10, concurrency=1).score(["q"] * 40, ITEMS[:40])
     error = pickle.loads(pickle.dumps(raised.value))
     assert (error.queries, error.items) == (["q"] * 10, ITEMS[:10])
@@ -446,7 +449,7 @@ def test_the_error_carries_what_was_scored(server):
     assert len(server.bodies) == 2
 
 
-def test_requests_in_flight_end_and_are_kept_and_no_other_begins(server):
+def test_after_a_failure_requests_in_flight_are_kept_and_no_other_begins(server):
     def slow(handler):
         time.sleep(0.3)
         answer(handler)
@@ -457,7 +460,7 @@ def test_requests_in_flight_end_and_are_kept_and_no_other_begins(server):
     assert (len(raised.value.scores), len(server.bodies)) == (10, 2)
 
 
-def test_a_cache_keeps_what_was_scored_before_a_failure(server, tmp_path):
+def test_a_cache_stores_partial_scores(server, tmp_path):
     scorer = RemoteScorer(server.url, batch_size=10, concurrency=1)
     cache = ck.Cached(scorer, tmp_path / "scores.db")
     server.faults = [answer, refuse(400)]
@@ -469,7 +472,7 @@ def test_a_cache_keeps_what_was_scored_before_a_failure(server, tmp_path):
     assert (cache.misses, cache.hits) == (40, 10)
 
 
-def test_a_cache_does_not_take_the_scores_of_a_scorer_inside_its_own(server, tmp_path):
+def test_a_cache_ignores_partial_scores_of_another_scorer(server, tmp_path):
     remote = RemoteScorer(server.url, batch_size=10, concurrency=1)
 
     def negative(pairs):
@@ -486,7 +489,7 @@ def test_a_cache_does_not_take_the_scores_of_a_scorer_inside_its_own(server, tmp
 
 
 @pytest.mark.parametrize(("dialect", "spent"), [("vllm", 0.150), ("cohere", 0.006)])
-def test_pairs_or_searches_are_counted(dialect, spent):
+def test_cost_per_pair_or_per_search(dialect, spent):
     with serving(dialect) as server:
         scorer = RemoteScorer(server.url, model="m", dialect=dialect, price_per_1000=1.0, batch_size=25)
         scorer.score(*every_pair())
@@ -494,17 +497,17 @@ def test_pairs_or_searches_are_counted(dialect, spent):
         assert RemoteScorer(server.url).spent == 0
 
 
-def test_a_call_past_the_limit_is_refused_before_anything_is_sent(server):
+def test_a_call_over_the_spend_limit_sends_nothing(server):
     scorer = RemoteScorer(server.url, price_per_1000=2.0, spend_limit=0.1)
     scorer.score(["q"] * 40, ITEMS[:40])
-    with pytest.raises(ScorerError, match=r"spend_limit is 0\.1 and 0\.08 is spent: .* would cost 0\.04 more"):
+    with pytest.raises(ScorerError, match=r"`spend_limit` is 0\.1 and 0\.08 is spent: .* 0\.04 more"):
         scorer.score(["q"] * 20, ITEMS[:20])
     assert sum(len(body["texts"]) for body in server.bodies) == 40
     scorer.score(["q"] * 10, ITEMS[:10])
     assert scorer.spent == pytest.approx(0.1)
 
 
-def test_the_limit_holds_for_threads_that_spend_at_once(server):
+def test_the_spend_limit_holds_across_threads(server):
     server.delay = 0.02
     scorer = RemoteScorer(server.url, price_per_1000=1000.0, spend_limit=20, batch_size=1, concurrency=2)
     errors = []
@@ -524,7 +527,7 @@ def test_the_limit_holds_for_threads_that_spend_at_once(server):
     assert sum(len(body["texts"]) for body in server.bodies) == scorer.spent <= 20
 
 
-def test_refused_requests_are_free_and_lost_ones_may_not_be(server):
+def test_error_responses_are_free_and_lost_requests_are_charged(server):
     scorer = RemoteScorer(server.url, price_per_1000=1000.0, timeout=0.2)
     server.faults = [refuse(500), refuse(429)]
     scorer.score(["q"] * 5, ITEMS[:5])
@@ -534,19 +537,19 @@ def test_refused_requests_are_free_and_lost_ones_may_not_be(server):
     assert scorer.spent == 15
 
 
-def test_a_try_past_the_limit_is_not_made(server):
+def test_an_attempt_over_the_spend_limit_is_not_made(server):
     scorer = RemoteScorer(server.url, price_per_1000=1000.0, spend_limit=7, timeout=0.2)
     server.faults = [hang(0.5)]
-    with pytest.raises(PartialScores, match=r"spend_limit is 7 and 5 is spent: .* 5 more\. 0 of 5 pairs"):
+    with pytest.raises(PartialScores, match=r"`spend_limit` is 7 and 5 is spent: .* 5 more\. 0 of 5 pairs"):
         scorer.score(["q"] * 5, ITEMS[:5])
     assert len(server.bodies) == 1
 
 
-def test_what_the_server_bills_is_counted_where_it_says_so():
+def test_reported_billed_units_replace_the_expected_ones():
     with serving("cohere") as server:
         scorer = RemoteScorer(server.url, model="m", dialect="cohere", price_per_1000=1000.0)
         results = [{"index": 0, "relevance_score": 0.3}]
-        server.faults = [say({"results": results, "meta": {"billed_units": {"search_units": 3}}})]
+        server.faults = [respond({"results": results, "meta": {"billed_units": {"search_units": 3}}})]
         scorer.score(["q"], ["long " * 5000])
         assert scorer.spent == 3
 
@@ -554,7 +557,7 @@ def test_what_the_server_bills_is_counted_where_it_says_so():
 # Secrets
 
 
-def test_no_key_is_ever_shown(caplog):
+def test_secrets_are_never_shown(caplog):
     caplog.set_level(logging.DEBUG)
     with serving("cohere", key="another") as server:
         headers = {"X-Team": "team-token-42"}
@@ -579,9 +582,9 @@ def test_the_key_comes_from_the_environment_or_the_argument(server, monkeypatch)
     assert sent == [f"Bearer {KEY}", "Bearer mine", None, "Basic abc"]
 
 
-def test_a_key_that_goes_unencrypted_is_reported(caplog):
+def test_an_unencrypted_key_is_logged(caplog):
     RemoteScorer("http://rerank.internal/rerank", api_key=KEY)
-    assert "is sent to rerank.internal without encryption" in caplog.text
+    assert "rerank.internal without encryption" in caplog.text
     caplog.clear()
     RemoteScorer("https://rerank.internal/rerank", api_key=KEY)
     RemoteScorer("http://localhost/rerank", api_key=KEY)
@@ -617,10 +620,10 @@ def test_a_proxy_of_the_environment_is_used_but_not_for_this_machine(server, mon
     monkeypatch.setenv("no_proxy", "")
     RemoteScorer("http://rerank.example/rerank").score(["q"], ["a"])
     assert (server.paths[0], server.headers[0]["Host"]) == ("http://rerank.example/rerank", "rerank.example")
-    assert server.headers[0]["proxy-authorization"] == "Basic bWU6cGFzcw=="
+    assert server.headers[0]["Proxy-Authorization"] == "Basic bWU6cGFzcw=="
     RemoteScorer(server.url).score(["q"], ["a"])
     assert server.paths[1] == "/rerank"
-    assert "proxy-authorization" not in server.headers[1]
+    assert "Proxy-Authorization" not in server.headers[1]
 
 
 # Input
@@ -629,34 +632,34 @@ def test_a_proxy_of_the_environment_is_used_but_not_for_this_machine(server, mon
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"url": "localhost:8080/rerank"}, "url must be that of a rerank endpoint"),
-        ({"url": "ftp://localhost/rerank"}, "url must be that of a rerank endpoint"),
-        ({"url": "http:///rerank"}, "url must be that of a rerank endpoint"),
+        ({"url": "localhost:8080/rerank"}, "`url` must be the URL of a rerank endpoint"),
+        ({"url": "ftp://localhost/rerank"}, "`url` must be the URL of a rerank endpoint"),
+        ({"url": "http:///rerank"}, "`url` must be the URL of a rerank endpoint"),
         ({"url": "http://localhost:port/rerank"}, "Port could not be cast"),
-        ({"url": "http://a..b/rerank"}, "url must be that of a rerank endpoint"),
-        ({"url": "http://localhost/re rank"}, "url must be that of a rerank endpoint"),
-        ({"url": "http://localhost/\r\nx: y"}, "url must be that of a rerank endpoint"),
-        ({"url": None}, "url must be that of a rerank endpoint"),
-        ({"url": f"http://me:{KEY}@localhost/rerank"}, "without a name or a password: these go into api_key"),
-        ({"url": f"http://me:{KEY}@localhost:port/rerank"}, "url must be that of a rerank endpoint"),
-        ({"url": f"me:{KEY}@localhost/rerank"}, "Got one with a name or a password instead."),
-        ({"url": "http://localhost/rerank#a", "model": "b"}, "the model is named twice, 'a' in the url and model='b'"),
-        ({"dialect": "openai"}, "dialect must be 'auto' or one of 'tei', 'vllm', 'jina', 'cohere'. Got 'openai'"),
-        ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
-        ({"concurrency": 1.5}, "concurrency must be a whole number of at least 1"),
-        ({"timeout": 0}, "timeout must be a number of seconds above 0. Got 0 instead"),
-        ({"timeout": float("inf")}, "timeout must be a number of seconds above 0"),
-        ({"retries": -1}, "retries must be a whole number of at least 0"),
-        ({"fields": {"model": "b"}}, "fields must be others than those of every request. Got 'model'."),
-        ({"fields": {"a": {1}}}, "fields must be names with values that JSON can hold"),
-        ({"fields": {"a": float("nan")}}, "fields must be names with values that JSON can hold"),
-        ({"api_key": f"{KEY}\n"}, "api_key must be a line of ASCII characters. Got something else."),
-        ({"headers": {"x y": "a"}}, "the name of a header must be letters"),
-        ({"headers": {"x-y": "a\r\nb: c"}}, "the header 'x-y' must be a line of ASCII characters"),
-        ({"price_per_1000": -1}, "price_per_1000 must be a number of at least 0. Got -1"),
-        ({"price_per_1000": 1, "spend_limit": float("nan")}, "spend_limit must be a number of at least 0"),
-        ({"spend_limit": 5}, "spend_limit needs price_per_1000"),
-        ({"fingerprint": ""}, "fingerprint must be a non-empty name of your own"),
+        ({"url": "http://a..b/rerank"}, "`url` must be the URL of a rerank endpoint"),
+        ({"url": "http://localhost/re rank"}, "`url` must be the URL of a rerank endpoint"),
+        ({"url": "http://localhost/\r\nx: y"}, "`url` must be the URL of a rerank endpoint"),
+        ({"url": None}, "`url` must be the URL of a rerank endpoint"),
+        ({"url": f"http://me:{KEY}@localhost/rerank"}, "no password: use `api_key`"),
+        ({"url": f"http://me:{KEY}@localhost:port/rerank"}, "`url` must be the URL of a rerank endpoint"),
+        ({"url": f"me:{KEY}@localhost/rerank"}, "got one with a user name or a password"),
+        ({"url": "http://localhost/rerank#a", "model": "b"}, "named twice, 'a' in `url` and 'b' in `model`"),
+        ({"dialect": "openai"}, "`dialect` must be one of 'auto', 'tei', 'vllm', 'jina', 'cohere', got 'openai'"),
+        ({"batch_size": 0}, "`batch_size` must be a positive integer"),
+        ({"concurrency": 1.5}, "`concurrency` must be a positive integer"),
+        ({"timeout": 0}, "`timeout` must be a positive number, got 0"),
+        ({"timeout": float("inf")}, "`timeout` must be a positive number"),
+        ({"retries": -1}, "`retries` must be a nonnegative integer"),
+        ({"fields": {"model": "b"}}, "`fields` must not contain 'model'"),
+        ({"fields": {"a": {1}}}, "`fields` must map names to JSON values"),
+        ({"fields": {"a": float("nan")}}, "`fields` must map names to JSON values"),
+        ({"api_key": f"{KEY}\n"}, "`api_key` must be ASCII text on one line"),
+        ({"headers": {"x y": "a"}}, "`headers` must have names of letters"),
+        ({"headers": {"x-y": "a\r\nb: c"}}, "`headers` must be ASCII text on one line; the header 'x-y'"),
+        ({"price_per_1000": -1}, "`price_per_1000` must be a nonnegative number, got -1"),
+        ({"price_per_1000": 1, "spend_limit": float("nan")}, "`spend_limit` must be a nonnegative number"),
+        ({"spend_limit": 5}, "`spend_limit` needs `price_per_1000`"),
+        ({"fingerprint": ""}, "`fingerprint` must be a nonempty name"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_sent(arguments, words):
@@ -666,8 +669,8 @@ def test_bad_input_is_refused_before_anything_is_sent(arguments, words):
     assert KEY not in str(raised.value)
 
 
-def test_queries_and_items_must_pair_up(server):
-    with pytest.raises(InputError, match="pair up"):
+def test_queries_and_items_must_have_the_same_length(server):
+    with pytest.raises(InputError, match="same length"):
         RemoteScorer(server.url).score(["q"], [])
     assert RemoteScorer(server.url).score([], []).shape == (0,)
     assert not server.bodies
@@ -690,8 +693,8 @@ def test_a_search_with_a_server_finds_what_a_search_with_the_model_finds():
     assert len(server.bodies) == 2
 
 
-def test_without_models_the_core_is_enough(server):
-    blocked = ["torch", "transformers", "sentence_transformers", "requests", "httpx", "urllib3"]
+def test_only_the_remote_extra_is_needed(server):
+    blocked = ["torch", "transformers", "sentence_transformers", "requests", "urllib3"]
     code = (
         f"import sys\nfor name in {blocked}: sys.modules[name] = None\n"
         "import json, crossknn as ck\n"
@@ -699,3 +702,9 @@ def test_without_models_the_core_is_enough(server):
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     np.testing.assert_allclose(json.loads(output), known(["q", "q"], ["a", "bcd"]), rtol=1e-6)
+
+
+def test_without_httpx_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(MissingExtra, match=r"httpx .* pip install 'crossknn\[remote\]'"):
+        RemoteScorer("http://localhost:8080/rerank")

@@ -27,9 +27,9 @@ def test_fingerprints() -> None:
     assert first.fingerprint == first.fingerprint != second.fingerprint
     assert function_scorer(shared_letters, fingerprint="letters-v1").fingerprint == "letters-v1"
     for bad in ("", UNNAMED + "x"):
-        with pytest.raises(InputError, match="fingerprint must be"):
+        with pytest.raises(InputError, match="`fingerprint` must be"):
             function_scorer(shared_letters, fingerprint=bad)
-    with pytest.raises(InputError, match="fn must be a function"):
+    with pytest.raises(InputError, match="`fn` must be a function"):
         function_scorer("letters")  # type: ignore[arg-type]
 
 
@@ -58,12 +58,12 @@ def test_the_functions_own_error_is_passed_on() -> None:
         function_scorer(fail).score(["a"], ["x"])
 
 
-def test_queries_and_items_must_pair_up() -> None:
-    with pytest.raises(InputError, match="pair up"):
+def test_queries_and_items_must_have_the_same_length() -> None:
+    with pytest.raises(InputError, match="same length"):
         function_scorer(shared_letters).score(["a", "b"], ["x"])
 
 
-def test_tensors_are_taken() -> None:
+def test_tensors_are_converted() -> None:
     torch = pytest.importorskip("torch")
     scorer = function_scorer(lambda pairs: torch.ones(len(pairs), 1, dtype=torch.bfloat16, requires_grad=True))
     assert scorer.score(["a", "b"], ["x", "y"]).tolist() == [1.0, 1.0]
