@@ -212,7 +212,7 @@ def _run(service: Service, bound: socket.socket) -> None:
         say(f"warning: {url} can be reached from other machines and needs no key. Give one with --api-key.")
 
     def announce() -> None:
-        say(f"serving {len(service.shelf.current.searcher.items):,} items at {url} (Ctrl-C ends it)")
+        say(f"serving {len(service.live_index.current.searcher.items):,} items at {url} (Ctrl-C ends it)")
 
     log_to()
     server.run(service, bound, on_start=announce)

@@ -353,9 +353,9 @@ def test_the_log_has_no_query_unless_asked(caplog, log_queries):
     assert (second["status"], third["status"]) == (500, 500)
     assert second["error"].startswith("RuntimeError at ")
     assert third["error"].startswith("ScorerError at ")
-    from crossknn.serve.logs import JsonLines
+    from crossknn.serve.logs import JsonFormatter
 
-    lines = [JsonLines().format(record) for record in caplog.records if record.name.startswith("crossknn.serve")]
+    lines = [JsonFormatter().format(record) for record in caplog.records if record.name.startswith("crossknn.serve")]
     assert all(json.loads(line)["event"] for line in lines)
     assert ("river" in "".join(lines)) == log_queries
     if log_queries:

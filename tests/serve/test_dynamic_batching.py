@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from crossknn.errors import InputError, ScorerError
 from crossknn.scorers.function import function_scorer
 from crossknn.search.searcher import Searcher
-from crossknn.serve.dynamic_batching import CallerLeft, MergingScorer, ScorerStalled, share_out
+from crossknn.serve.dynamic_batching import CallCancelled, BatchingScorer, ScorerStalled, fair_shares
 from crossknn.strategies.rerank import Rerank
 from crossknn.testing import check_scorer
 from crossknn.types import SharedScorer
@@ -24,8 +24,8 @@ def scorer():
 
 
 @pytest.fixture
-def merging(scorer):
-    with_scorer = MergingScorer(scorer, max_pairs=64)
+def batching(scorer):
+    with_scorer = BatchingScorer(scorer, max_pairs=64)
     yield with_scorer
     with_scorer.close()
 
@@ -34,15 +34,15 @@ def true_scores(query, items):
     return [true_score(query, item) for item in items]
 
 
-def ask_together(merging, scorer, asks):
+def ask_together(batching, scorer, asks):
     """The futures of asks that come while a batch is in flight, in this order."""
     scorer.open.clear()
     threads = ThreadPoolExecutor(len(asks) + 1)
-    futures = [threads.submit(merging.score, ["ice"], ["snow"])]
+    futures = [threads.submit(batching.score, ["ice"], ["snow"])]
     wait_until(lambda: scorer.batches)
     for number, (query, items) in enumerate(asks, 1):
-        futures.append(threads.submit(merging.score, [query] * len(items), items))
-        wait_until(lambda: len(merging._asks) == number + 1)  # noqa: B023
+        futures.append(threads.submit(batching.score, [query] * len(items), items))
+        wait_until(lambda: len(batching._queue) == number + 1)  # noqa: B023
     scorer.open.set()
     threads.shutdown()
     return futures[1:]
@@ -50,30 +50,30 @@ def ask_together(merging, scorer, asks):
 
 @given(st.integers(1, 100), st.lists(st.integers(1, 80), min_size=1, max_size=30))
 def test_room_is_shared_out_fairly_and_whole(room, wanted):
-    shares = share_out(room, wanted)
+    shares = fair_shares(room, wanted)
     assert sum(shares) == min(room, sum(wanted))
     assert all(0 <= share <= want for share, want in zip(shares, wanted, strict=True))
     fair = room // len(wanted)
     assert all(share >= min(want, fair) for share, want in zip(shares, wanted, strict=True))
 
 
-def test_it_is_a_scorer_and_a_shared_one(merging):
-    assert isinstance(merging, SharedScorer)
-    check_scorer(merging, queries=QUERIES[:3], items=TEXTS[:3])
-    assert merging.for_caller().fingerprint == "meant"
+def test_it_is_a_scorer_and_a_shared_one(batching):
+    assert isinstance(batching, SharedScorer)
+    check_scorer(batching, queries=QUERIES[:3], items=TEXTS[:3])
+    assert batching.for_caller().fingerprint == "meant"
 
 
-def test_calls_that_come_together_are_one_batch_and_each_gets_its_own(merging, scorer):
+def test_calls_that_come_together_are_one_batch_and_each_gets_its_own(batching, scorer):
     asks = [(query, TEXTS[place : place + 5]) for place, query in enumerate(QUERIES[:8])]
-    futures = ask_together(merging, scorer, asks)
+    futures = ask_together(batching, scorer, asks)
     assert [len(batch) for batch in scorer.batches] == [1, 40]
     for future, (query, items) in zip(futures, asks, strict=True):
         assert future.result().tolist() == pytest.approx(true_scores(query, items))
 
 
-def test_a_large_call_does_not_hold_up_small_ones(merging, scorer):
+def test_a_large_call_does_not_hold_up_small_ones(batching, scorer):
     small = [(query, TEXTS[:4]) for query in QUERIES[1:4]]
-    futures = ask_together(merging, scorer, [(QUERIES[0], TEXTS[:200]), *small])
+    futures = ask_together(batching, scorer, [(QUERIES[0], TEXTS[:200]), *small])
     first = scorer.batches[1]
     assert len(first) == 64
     assert {query for query, _ in first} == set(QUERIES[:4])
@@ -89,15 +89,15 @@ def test_a_large_call_does_not_hold_up_small_ones(merging, scorer):
         ("few", "the scorer returned 2 scores for 3 pairs"),
     ],
 )
-def test_only_the_guilty_caller_fails(merging, scorer, word, message):
+def test_only_the_guilty_caller_fails(batching, scorer, word, message):
     asks = [("river ice", TEXTS[:3]), (f"{word} ice", TEXTS[:3]), ("lake top", TEXTS[:3])]
-    good, bad, other = ask_together(merging, scorer, asks)
+    good, bad, other = ask_together(batching, scorer, asks)
     assert good.result().tolist() == pytest.approx(true_scores("river ice", TEXTS[:3]))
     assert other.result().tolist() == pytest.approx(true_scores("lake top", TEXTS[:3]))
     with pytest.raises(ScorerError) as error:
         bad.result()
     assert str(error.value).startswith(message)
-    assert len(merging.score(["ice"], ["snow"])) == 1  # and it goes on
+    assert len(batching.score(["ice"], ["snow"])) == 1  # and it goes on
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), InputError("the score cache /here/it.db cannot be used")], ids=repr)
@@ -105,49 +105,49 @@ def test_other_errors_of_the_scorer_end_their_call_only_and_tell_nothing(error):
     def leave(pairs):
         raise error
 
-    merging = MergingScorer(function_scorer(leave, fingerprint="leaves"))
+    batching = BatchingScorer(function_scorer(leave, fingerprint="leaves"))
     for _ in range(2):
         with pytest.raises(ScorerError, match=rf"^the scorer raised {type(error).__name__}\.$"):
-            merging.score(["a"], ["b"])
-    merging.close()
+            batching.score(["a"], ["b"])
+    batching.close()
 
 
 def test_a_scorer_that_hangs_is_noticed_and_forgiven(scorer):
-    merging = MergingScorer(scorer, timeout=0.2)
+    batching = BatchingScorer(scorer, timeout=0.2)
     scorer.open.clear()
     for _ in range(2):  # the first waits for it, the second need not
         with pytest.raises(ScorerStalled, match=r"has not answered for more than 0\.2 seconds"):
-            merging.score(["ice"], ["snow"])
-    assert merging.stalled
+            batching.score(["ice"], ["snow"])
+    assert batching.stalled
     scorer.open.set()
-    wait_until(lambda: not merging.stalled)
-    assert merging.score(["ice"], ["snow"]).tolist() == pytest.approx([true_score("ice", "snow")])
-    merging.close()
+    wait_until(lambda: not batching.stalled)
+    assert batching.score(["ice"], ["snow"]).tolist() == pytest.approx([true_score("ice", "snow")])
+    batching.close()
 
 
-def test_what_a_caller_asked_for_leaves_the_queue_with_it(merging, scorer):
+def test_what_a_caller_asked_for_leaves_the_queue_with_it(batching, scorer):
     scorer.open.clear()
     threads, left = ThreadPoolExecutor(2), threading.Event()
-    first = threads.submit(merging.score, ["ice"], ["snow"])
+    first = threads.submit(batching.score, ["ice"], ["snow"])
     wait_until(lambda: scorer.batches)
-    second = threads.submit(merging.for_caller(left).score, ["lake"] * 50, TEXTS[:50])
-    wait_until(lambda: merging.waiting_pairs == 51)
+    second = threads.submit(batching.for_caller(left).score, ["lake"] * 50, TEXTS[:50])
+    wait_until(lambda: batching.queued_pairs == 51)
     left.set()
-    with pytest.raises(CallerLeft):
+    with pytest.raises(CallCancelled):
         second.result(5)
-    assert merging.waiting_pairs == 1
+    assert batching.queued_pairs == 1
     scorer.open.set()
     assert len(first.result(5)) == 1
     threads.shutdown()
     assert [len(batch) for batch in scorer.batches] == [1]
 
 
-def test_closing_frees_those_who_wait(merging, scorer):
+def test_closing_frees_those_who_wait(batching, scorer):
     scorer.open.clear()
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(merging.score, ["ice"], ["snow"])
+        waiting = threads.submit(batching.score, ["ice"], ["snow"])
         wait_until(lambda: scorer.batches)
-        merging.close()
+        batching.close()
         with pytest.raises(ScorerStalled, match="the service ends"):
             waiting.result(5)
     scorer.open.set()
@@ -155,28 +155,28 @@ def test_closing_frees_those_who_wait(merging, scorer):
 
 def test_batches_and_waits_are_reported(scorer):
     batches, waits = [], []
-    merging = MergingScorer(scorer, on_batch=batches.append, on_wait=waits.append)
-    merging.score(["ice"] * 3, TEXTS[:3])
+    batching = BatchingScorer(scorer, on_batch=batches.append, on_wait=waits.append)
+    batching.score(["ice"] * 3, TEXTS[:3])
     assert [(one.pairs, one.callers) for one in batches] == [(3, 1)]
     assert 0 <= batches[0].seconds <= waits[0]
-    merging.close()
+    batching.close()
 
 
-def test_nonsense_is_refused(merging, scorer):
+def test_nonsense_is_refused(batching, scorer):
     with pytest.raises(InputError, match=r"must pair up\. Got 1 and 2"):
-        merging.score(["a"], ["b", "c"])
-    assert len(merging.score([], [])) == 0
+        batching.score(["a"], ["b", "c"])
+    assert len(batching.score([], [])) == 0
     with pytest.raises(InputError, match="timeout must be a positive number"):
-        MergingScorer(scorer, timeout=0)
+        BatchingScorer(scorer, timeout=0)
     with pytest.raises(InputError, match="max_pairs"):
-        MergingScorer(scorer, max_pairs=0)
+        BatchingScorer(scorer, max_pairs=0)
 
 
 def test_searches_of_many_threads_share_batches_and_find_what_they_find_alone():
     scorer = WatchedScorer(seconds=0.03)  # of a batch: the others come meanwhile
-    merging = MergingScorer(scorer)
+    batching = BatchingScorer(scorer)
     alone = Searcher(ITEMS, scorer=WatchedScorer(), encoder=ENCODER)
-    together = Searcher(ITEMS, scorer=merging, encoder=ENCODER)
+    together = Searcher(ITEMS, scorer=batching, encoder=ENCODER)
     wanted = [alone.search(query, budget=40) for query in QUERIES[:16]]
     scorer.batches.clear()
     with ThreadPoolExecutor(16) as threads:
@@ -184,12 +184,12 @@ def test_searches_of_many_threads_share_batches_and_find_what_they_find_alone():
     assert [hits.hits for hits in found] == [hits.hits for hits in wanted]
     assert sum(map(len, scorer.batches)) == 16 * 40
     assert len(scorer.batches) < 16 * 10 / 2  # alone, each has ten
-    merging.close()
+    batching.close()
 
 
 def test_a_cancelled_search_of_a_shared_scorer_ends_at_once(scorer):
-    merging, left = MergingScorer(scorer), threading.Event()
-    searcher = Searcher(ITEMS, scorer=merging)
+    batching, left = BatchingScorer(scorer), threading.Event()
+    searcher = Searcher(ITEMS, scorer=batching)
     scorer.open.clear()
     with ThreadPoolExecutor(1) as threads:
         search = threads.submit(
@@ -197,10 +197,10 @@ def test_a_cancelled_search_of_a_shared_scorer_ends_at_once(scorer):
         )
         wait_until(lambda: scorer.batches)
         left.set()
-        with pytest.raises(CallerLeft):
+        with pytest.raises(CallCancelled):
             search.result(5)
     scorer.open.set()
-    merging.close()
+    batching.close()
 
 
 def test_a_search_ends_with_what_it_has_once_it_is_cancelled():

@@ -34,7 +34,7 @@ def test_only_the_request_of_a_bad_pair_fails(scorer, word, message):
         wait_until(lambda: scorer.batches)
         bad = threads.submit(post, url, query=f"{word} ice", budget=100)
         good = [threads.submit(post, url, query=query, budget=40) for query in QUERIES[:6]]
-        wait_until(lambda: service.scorer.waiting_pairs == 1 + 10 + 6 * 4)  # all in one batch
+        wait_until(lambda: service.scorer.queued_pairs == 1 + 10 + 6 * 4)  # all in one batch
         scorer.open.set()
         assert first.result().status_code == 200
         for query, future in zip(QUERIES, good, strict=False):
@@ -88,7 +88,7 @@ def test_a_deadline_holds_though_the_scorer_hangs():
         (result,) = answer.json()["results"]
         assert (answer.status_code, result["stopped"], result["calls"]) == (200, "deadline", 10)
         assert len(result["hits"]) == 10
-        assert service.scorer.waiting_pairs == 0
+        assert service.scorer.queued_pairs == 0
         scorer.open.set()
 
 
@@ -100,7 +100,7 @@ def test_too_many_requests_are_told_when_to_come_back(scorer):
     ):
         scorer.open.clear()
         inside = [threads.submit(post, url, query=query) for query in QUERIES[:3]]
-        wait_until(lambda: service.admission.waiting == 1)
+        wait_until(lambda: service.queue.queued == 1)
         answer = post(url, query="ice")
         assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) >= 1
@@ -131,12 +131,12 @@ def test_a_client_that_leaves_frees_its_work(scorer, caplog):
         running = leave(url, b'{"query": "river ice", "budget": 100}')
         wait_until(lambda: scorer.batches)
         waiting = leave(url, b'{"query": "lake top"}')
-        wait_until(lambda: service.admission.waiting == 1)
+        wait_until(lambda: service.queue.queued == 1)
         waiting.close()
-        wait_until(lambda: service.admission.waiting == 0)
+        wait_until(lambda: service.queue.queued == 0)
         running.close()
-        wait_until(lambda: service.admission.running == 0)
-        assert service.scorer.waiting_pairs == 0
+        wait_until(lambda: service.queue.running == 0)
+        assert service.scorer.queued_pairs == 0
         scorer.open.set()
         assert post(url, query="night song", budget=20).status_code == 200
         asked = {query for batch in scorer.batches for query, _ in batch}
@@ -165,7 +165,7 @@ def test_time_spent_waiting_counts_towards_the_deadline(scorer):
         first = threads.submit(post, url, query="river ice")
         wait_until(lambda: scorer.batches)
         second = threads.submit(post, url, query="lake top", deadline=0.2)
-        wait_until(lambda: service.admission.waiting == 1)
+        wait_until(lambda: service.queue.queued == 1)
         time.sleep(0.25)
         scorer.open.set()
         assert first.result().json()["results"][0]["stopped"] is None
@@ -206,7 +206,7 @@ def test_an_error_nobody_foresaw_is_told_without_its_words(scorer, monkeypatch):
         raise ZeroDivisionError("a secret path")
 
     with opened(scorer=scorer) as service, serving(service) as url:
-        monkeypatch.setattr(service.shelf.current.searcher, "search_many", break_down)
+        monkeypatch.setattr(service.live_index.current.searcher, "search_many", break_down)
         answer = post(url, query="ice")
         assert answer.status_code == 500
         assert answer.json()["error"]["type"] == "internal"
@@ -220,7 +220,7 @@ def test_closing_ends_requests_that_wait_for_a_scorer_that_hangs(scorer):
                 scorer.open.clear()
                 waiting = threads.submit(post, url, query="ice")
                 wait_until(lambda: scorer.batches)
-            wait_until(lambda: service.admission.running == 0)  # no thread is left behind
+            wait_until(lambda: service.queue.running == 0)  # no thread is left behind
         assert waiting.result().status_code == 503
         assert waiting.result().json()["error"]["message"] == "the service ends."
         scorer.open.set()

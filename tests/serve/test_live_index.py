@@ -14,7 +14,7 @@ from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
 from crossknn.scorers.function import function_scorer
-from crossknn.serve.live_index import Watcher
+from crossknn.serve.live_index import IndexWatcher
 from tests.serve.servers import ENCODER, QUERIES, TEXTS, WatchedScorer, opened, serving, wait_until
 
 
@@ -46,18 +46,18 @@ def search(url, query="river ice"):
 
 
 def refusals(caplog):
-    return [vars(record)["reason"] for record in caplog.records if record.getMessage() == "index refused"]
+    return [vars(record)["reason"] for record in caplog.records if record.getMessage() == "index reload failed"]
 
 
 def test_a_request_in_flight_ends_with_the_old_index_and_the_next_has_the_new(indexes, folder):
     scorer, fresh = WatchedScorer(), Index.load(indexes / "new")
     with opened(folder, scorer=scorer, poll=0.05) as service, serving(service) as url, ThreadPoolExecutor(1) as threads:
-        old = service.shelf.current.identity
+        old = service.live_index.current.identity
         scorer.open.clear()
         early = threads.submit(search, url)
         wait_until(lambda: scorer.batches)
         fresh.save(folder)
-        wait_until(lambda: service.shelf.current.identity != old)
+        wait_until(lambda: service.live_index.current.identity != old)
         scorer.open.set()
         assert early.result() == (old, {"old"})
         assert search(url) == (fresh.identity, {"new"})
@@ -77,7 +77,7 @@ def test_no_request_is_lost_while_indexes_come_and_go(indexes, folder):
         clients = [threads.submit(ask, number) for number in range(3)]
         for number in range(3):
             both[number % 2].save(folder)
-            wait_until(lambda: service.shelf.current.identity == both[number % 2].identity)  # noqa: B023
+            wait_until(lambda: service.live_index.current.identity == both[number % 2].identity)  # noqa: B023
             seen = len(answers)
             wait_until(lambda: len(answers) >= seen + 6)  # noqa: B023
         ended.set()
@@ -91,7 +91,7 @@ def test_no_request_is_lost_while_indexes_come_and_go(indexes, folder):
 @pytest.mark.parametrize("damage", ["manifest", "vectors", "missing", "foreign"])
 def test_an_index_that_cannot_be_used_is_refused_once_and_the_old_one_stays(indexes, folder, caplog, damage):
     with opened(folder, poll=0.02) as service, serving(service) as url:
-        old = service.shelf.current.identity
+        old = service.live_index.current.identity
         if damage == "manifest":
             (folder / "index.json").write_text("{")
         elif damage == "vectors":
@@ -102,7 +102,7 @@ def test_an_index_that_cannot_be_used_is_refused_once_and_the_old_one_stays(inde
             build("x", scorer=function_scorer(lambda pairs: [len(i) for _, i in pairs], fingerprint="other")).save(
                 folder
             )
-        wait_until(lambda: service.shelf.refusals)
+        wait_until(lambda: service.live_index.failed_reloads)
         for _ in range(3):
             assert search(url) == (old, {"old"})
         (reason,) = refusals(caplog)
@@ -114,7 +114,7 @@ def test_an_index_that_cannot_be_used_is_refused_once_and_the_old_one_stays(inde
         elif damage == "manifest":
             (folder / "index.json").unlink()
         fresh.save(folder)
-        wait_until(lambda: service.shelf.current.identity == fresh.identity)
+        wait_until(lambda: service.live_index.current.identity == fresh.identity)
         assert search(url) == (fresh.identity, {"new"})
 
 
@@ -134,12 +134,12 @@ def spoil(good, folder):
 def test_a_refused_index_is_looked_at_again_only_when_asked(indexes, folder):
     with opened(folder) as service:
         spoil(indexes / "new", folder)
-        assert not service.shelf.refresh()
+        assert not service.live_index.reload()
         (vectors,) = (path for path in (indexes / "new").iterdir() if path.name.startswith("vectors"))
         shutil.copy(vectors, folder)  # mended, but its manifest is as it was
-        assert not service.shelf.refresh()
-        assert service.shelf.refusals == 1
-        assert service.shelf.refresh(again=True)
+        assert not service.live_index.reload()
+        assert service.live_index.failed_reloads == 1
+        assert service.live_index.reload(retry=True)
 
 
 def test_the_folder_of_a_start_must_be_good(folder, tmp_path):
@@ -152,14 +152,14 @@ def test_the_folder_of_a_start_must_be_good(folder, tmp_path):
 
 def test_a_woken_watcher_looks_at_once(indexes, folder):
     with opened(folder) as service:
-        watcher = Watcher(service.shelf, 60)
+        watcher = IndexWatcher(service.live_index, 60)
         watcher.start()
         Index.load(indexes / "new").save(folder)
-        old = service.shelf.current.identity
+        old = service.live_index.current.identity
         before = signal.signal(signal.SIGHUP, lambda *_: watcher.wake())
         try:
             os.kill(os.getpid(), signal.SIGHUP)
-            wait_until(lambda: service.shelf.current.identity != old)
+            wait_until(lambda: service.live_index.current.identity != old)
         finally:
             signal.signal(signal.SIGHUP, before)
             watcher.stop()
