@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
@@ -30,15 +29,6 @@ class CallCancelled(ScorerError):
     """The caller does not wait for these scores anymore."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchReport:
-    """One call of the underlying scorer: its pairs, how many callers they belong to, and its duration."""
-
-    pairs: int
-    callers: int
-    seconds: float
-
-
 class BatchingScorer:
     """Calls `scorer` from one thread, with batches merged from the calls of many.
 
@@ -51,7 +41,7 @@ class BatchingScorer:
         max_pairs: Maximum number of pairs in a batch.
         timeout: Seconds after which a scorer that does not answer is `stalled`: queued and new calls fail with
             `ScorerStalled` until it answers.
-        on_batch: Called after each call of the scorer.
+        on_batch: Called after each batch with its pairs, the number of callers they belong to, and its seconds.
         on_wait: Called with the total seconds that a caller waited.
     """
 
@@ -61,7 +51,7 @@ class BatchingScorer:
         *,
         max_pairs: int = 512,
         timeout: float = 60.0,
-        on_batch: Callable[[BatchReport], None] = lambda _: None,
+        on_batch: Callable[[int, int, float], None] = lambda *_: None,
         on_wait: Callable[[float], None] = lambda _: None,
     ) -> None:
         check_positive("max_pairs", max_pairs)
@@ -156,41 +146,42 @@ class BatchingScorer:
             with self._changed:
                 self._queue = [call for call in self._queue if not call.done.is_set()]
 
-    def _next_batch(self) -> list[_Slice]:
+    def _next_batch(self) -> Batch:
         """A fair share of every queued call; empty after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closed)
             if self._closed:
                 return []
             shares = fair_shares(self.max_pairs, [call.unscored for call in self._queue])
-            return [_Slice(call, share) for call, share in zip(self._queue, shares, strict=True) if share]
+            return [(call, share) for call, share in zip(self._queue, shares, strict=True) if share]
 
-    def _score(self, batch: list[_Slice]) -> None:
+    def _score(self, batch: Batch) -> None:
         """Score a batch, or raise before any of its calls has a result."""
-        queries = [query for part in batch for query in part.call.queries[part.span]]
-        items = [item for part in batch for item in part.call.items[part.span]]
+        queries = [query for call, size in batch for query in call.queries[call.scored : call.scored + size]]
+        items = [item for call, size in batch for item in call.items[call.scored : call.scored + size]]
         self._batch_start = start = time.monotonic()
         try:
             scores = score_pairs(self.scorer, queries, items)
         finally:
             self._batch_start = None
-            self._on_batch(BatchReport(len(queries), len(batch), time.monotonic() - start))
-        bounds = np.cumsum([0, *(part.size for part in batch)]).tolist()
-        for part, (first, end) in zip(batch, pairwise(bounds), strict=True):
-            part.call.add_scores(scores[first:end])
+            self._on_batch(len(queries), len(batch), time.monotonic() - start)
+        first = 0
+        for call, size in batch:
+            call.add_scores(scores[first : first + size])
+            first += size
 
-    def _score_individually(self, batch: list[_Slice], error: BaseException) -> None:
+    def _score_individually(self, batch: Batch, error: BaseException) -> None:
         """Score each call's part of a failed batch by itself, for at most `timeout` seconds."""
         log.warning("batch failed", extra={"error": type(error).__name__, "callers": len(batch)})
         ends = time.monotonic() + self.timeout
-        for part in batch:
+        for call, size in batch:
             if len(batch) == 1 or time.monotonic() >= ends:
-                part.call.fail(error)
+                call.fail(error)
                 continue
             try:
-                self._score([part])
+                self._score([(call, size)])
             except BaseException as own_error:
-                part.call.fail(own_error)
+                call.fail(own_error)
 
 
 def fair_shares(capacity: int, demands: Sequence[int]) -> list[int]:
@@ -242,16 +233,8 @@ class _Call:
         self.done.set()
 
 
-@dataclass(frozen=True, slots=True)
-class _Slice:
-    """The next `size` pairs of a call, as part of a batch."""
-
-    call: _Call
-    size: int
-
-    @property
-    def span(self) -> slice:
-        return slice(self.call.scored, self.call.scored + self.size)
+Batch = list[tuple[_Call, int]]
+"""Calls, each with how many of its next pairs are in the batch."""
 
 
 @dataclass(frozen=True, slots=True)

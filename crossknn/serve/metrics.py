@@ -11,7 +11,6 @@ from prometheus_client.registry import Collector
 
 from crossknn.scorers.cached import Cached
 from crossknn.search.results import Hits
-from crossknn.serve.dynamic_batching import BatchReport
 from crossknn.types import Scorer
 
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -48,10 +47,10 @@ class Metrics:
     def count_calls(self, calls: int) -> None:
         self._calls.inc(calls)
 
-    def count_batch(self, report: BatchReport) -> None:
-        self._batch_pairs.observe(report.pairs)
-        self._batch_callers.observe(report.callers)
-        self._batch_seconds.observe(report.seconds)
+    def count_batch(self, pairs: int, callers: int, seconds: float) -> None:
+        self._batch_pairs.observe(pairs)
+        self._batch_callers.observe(callers)
+        self._batch_seconds.observe(seconds)
 
     def count_wait(self, seconds: float) -> None:
         self._waits.observe(seconds)

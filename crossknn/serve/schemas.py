@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired, Self
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self
 
 import numpy as np
 from pydantic import (
@@ -58,22 +58,35 @@ Text = Annotated[str, Field(min_length=1)]
 Texts = Annotated[list[Text], Field(min_length=1)]
 
 
-def _one_of(*groups: list[str]) -> ConfigDict:
-    """A schema that requires exactly one of these groups of fields."""
-    required: list[JsonValue] = [{"required": list[JsonValue](group)} for group in groups]
-    return ConfigDict(json_schema_extra={"oneOf": required})
+def _require_one_group(schema: dict[str, Any], model: type[Any]) -> None:
+    if model.one_of:
+        schema["oneOf"] = [{"required": list(group)} for group in model.one_of]
 
 
-class StrictModel(BaseModel):
-    """No type conversion, and an unknown field is an error."""
+class RequestModel(BaseModel):
+    """No type conversion; unknown fields are ignored; exactly one of the groups of fields in `one_of` must be given."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True, json_schema_extra=_require_one_group)
+    one_of: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+    @model_validator(mode="after")
+    def _check_one_of(self) -> Self:
+        given = tuple(name for group in self.one_of for name in group if getattr(self, name) is not None)
+        if self.one_of and given not in self.one_of:
+            raise ValueError(f"must have either {' or '.join(' and '.join(group) for group in self.one_of)}")
+        return self
+
+
+class StrictModel(RequestModel):
+    """No type conversion; an unknown field is an error."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 class StrategyWithSettings(StrictModel):
     """A strategy and its settings, as /info lists them."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, JsonValue]
 
     name: StrategyName
@@ -88,22 +101,16 @@ StrategyChoice = Annotated[
 class FilterRequest(StrictModel):
     """Only items with these ids, or whose ids begin with the prefix, are found."""
 
-    model_config = _one_of(["ids"], ["prefix"])
+    one_of = (("ids",), ("prefix",))
 
     ids: list[str] | None = None
     prefix: str | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.ids is None) == (self.prefix is None):
-            raise ValueError("a filter must have either `ids` or `prefix`")
-        return self
 
 
 class SearchRequest(StrictModel):
     """One query, or several that are searched together."""
 
-    model_config = _one_of(["query"], ["queries"])
+    one_of = (("query",), ("queries",))
 
     query: Text | None = None
     queries: Texts | None = None
@@ -118,12 +125,6 @@ class SearchRequest(StrictModel):
     stop_at: FiniteFloat | None = Field(None, gt=0, le=1, description="Expected recall of the top k to stop at.")
     explain: bool = Field(False, description="Also return every scored item, in order of the calls.")
     texts: bool = Field(True, description="Return the items' texts.")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.query is None) == (self.queries is None):
-            raise ValueError("a search must have either `query` or `queries`")
-        return self
 
     @property
     def all_queries(self) -> list[str]:
@@ -140,18 +141,11 @@ class SearchRequest(StrictModel):
 class ScoreRequest(StrictModel):
     """A query and items, or pairs."""
 
-    model_config = _one_of(["query", "items"], ["pairs"])
+    one_of = (("query", "items"), ("pairs",))
 
     query: Text | None = None
     items: Texts | None = None
     pairs: Annotated[list[Annotated[list[Text], Field(min_length=2, max_length=2)]], Field(min_length=1)] | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        given = (self.query is not None, self.items is not None, self.pairs is not None)
-        if given not in ((True, True, False), (False, False, True)):
-            raise ValueError("a request for scores must have either `query` and `items`, or `pairs`")
-        return self
 
     @property
     def queries_and_items(self) -> tuple[list[str], list[str]]:
@@ -161,21 +155,19 @@ class ScoreRequest(StrictModel):
         return [self.query or ""] * len(items), items
 
 
-class RerankDocument(BaseModel):
+class RerankDocument(RequestModel):
     """A document with fields; those other than `text` are ignored."""
-
-    model_config = ConfigDict(strict=True)
 
     text: Text
 
 
-class RerankRequest(BaseModel):
+class RerankRequest(RequestModel):
     """`texts` as in text-embeddings-inference, or `documents` as in Jina, Cohere and vLLM.
 
     Unknown fields are ignored, so that existing clients work.
     """
 
-    model_config = ConfigDict(strict=True, **_one_of(["texts"], ["documents"]))
+    one_of = (("texts",), ("documents",))
 
     query: Text
     texts: Texts | None = None
@@ -186,12 +178,6 @@ class RerankRequest(BaseModel):
     raw_scores: bool = Field(False, description="Return logits instead of probabilities.")
     use_activation: bool | None = Field(None, description="vLLM's name for it: false returns logits.")
     model: str | None = Field(None, description="Ignored: the server has one model.")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.texts is None) == (self.documents is None):
-            raise ValueError("a request to rerank must have either `texts` or `documents`")
-        return self
 
     @property
     def items(self) -> list[str]:
