@@ -16,6 +16,7 @@ from crossknn.strategies.axn import Axn
 from crossknn.testing import check_vector_search
 from crossknn.vectors import exact
 from crossknn.vectors import ray_shards as shards_module
+from crossknn.vectors.ray_search import ray_search
 from crossknn.vectors.sharded import cut_rows
 from tests.worlds import World, all_rows
 

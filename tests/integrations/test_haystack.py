@@ -116,7 +116,7 @@ def test_objects_in_memory_cannot_be_serialized():
         CrossKnnRetriever(saved, filter=lambda id_: True).to_dict()
     data = CrossKnnRetriever(saved).to_dict()
     data["init_parameters"]["strategy"] = {"name": "nonsense"}
-    with pytest.raises(ck.InputError, match="`strategy` must be one of .*, got 'nonsense'"):
+    with pytest.raises(ck.InputError, match="got 'nonsense'"):
         CrossKnnRetriever.from_dict(data)
 
 
