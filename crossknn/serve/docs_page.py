@@ -13,6 +13,7 @@ PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}: HTTP API</title>
+<link rel="icon" href="/page/icon.svg">
 <link rel="stylesheet" href="/page/page.css">
 </head>
 <body>
