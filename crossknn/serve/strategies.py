@@ -62,8 +62,8 @@ def make_strategy(name: StrategyName, given: Mapping[str, Any], *, budget: int, 
             takes = f"takes {', '.join(known)}" if known else "takes no settings"
             raise InputError(f"the strategy {name} {takes}. Got {setting!r:.80} instead.")
         known[setting].check(setting, value)
-    if given.get("neighbours", 0) > most:
-        raise InputError(f"neighbours must be at most {most}. Got {given['neighbours']} instead.")
+    if given.get("neighbors", 0) > most:
+        raise InputError(f"neighbors must be at most {most}. Got {given['neighbors']} instead.")
     if name == "exact":
         return Exact()
     rounds = {"rounds": min(known["rounds"].default, budget)} if "rounds" in known else {}
