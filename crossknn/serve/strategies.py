@@ -29,8 +29,8 @@ def requested_strategy(name: str, settings: Mapping[str, Any], *, budget: int, m
             takes = f"its settings are {', '.join(known)}" if known else "it has no settings"
             raise InputError(f"the strategy {name!r} has no setting {setting!r:.80}; {takes}.")
     strategy = make_strategy(name, settings, budget=budget)
-    if settings.get("neighbours", 0) > max_budget:
-        raise invalid("neighbours", f"at most {max_budget}", settings["neighbours"])
+    if settings.get("neighbors", 0) > max_budget:
+        raise invalid("neighbors", f"at most {max_budget}", settings["neighbors"])
     return strategy
 
 
