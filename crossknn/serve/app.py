@@ -16,23 +16,10 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
 from crossknn import __version__
+from crossknn.serve import schemas
 from crossknn.serve.docs_page import docs_html
 from crossknn.serve.http_errors import HttpError
 from crossknn.serve.middleware import Exchange, RequestMiddleware
-from crossknn.serve.schemas import (
-    RERANK_EXAMPLES,
-    SCORE_EXAMPLES,
-    SEARCH_EXAMPLES,
-    ErrorResponse,
-    Info,
-    RankedDocuments,
-    RankedText,
-    RerankRequest,
-    ScoreRequest,
-    ScoreResponse,
-    SearchRequest,
-    SearchResponse,
-)
 from crossknn.serve.service import Service
 from crossknn.types import Scores
 
@@ -40,7 +27,7 @@ PAGE: Final = Path(__file__).parent / "page"
 PAGE_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 PROMETHEUS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    status: {"model": ErrorResponse, "description": description}
+    status: {"model": schemas.ErrorResponse, "description": description}
     for status, description in {
         400: "Invalid request.",
         401: "Missing or wrong API key.",
@@ -87,16 +74,16 @@ async def _raise_to_middleware(_: Request, error: Exception) -> Response:
 
 
 def _add_search(app: FastAPI, service: Service) -> None:
-    @app.post("/search", response_model=SearchResponse, responses=ERRORS)
+    @app.post("/search", response_model=schemas.SearchResponse, responses=ERRORS)
     async def search(
-        request: Request, body: Annotated[SearchRequest, Body(openapi_examples=SEARCH_EXAMPLES)]
+        request: Request, body: Annotated[schemas.SearchRequest, Body(openapi_examples=schemas.SEARCH_EXAMPLES)]
     ) -> Response:
         """Find the items of highest cross-encoder score for each query, within a budget of calls."""
         start = time.monotonic()
         exchange: Exchange = request.scope["exchange"]
         exchange.private_log_fields["queries"] = body.all_queries
 
-        def work(cancelled: Event) -> SearchResponse:
+        def work(cancelled: Event) -> schemas.SearchResponse:
             results, strategy, index = service.search(body, start=start, cancelled=cancelled)
             exchange.log_fields["calls"] = sum(result["calls"] for result in results)
             exchange.log_fields["stopped"] = results[0]["stopped"]
@@ -124,15 +111,17 @@ def _add_scores(app: FastAPI, service: Service) -> None:
 
         return await _respond(service, request, work)
 
-    @app.post("/score", response_model=ScoreResponse, responses=ERRORS)
-    async def score(request: Request, body: Annotated[ScoreRequest, Body(openapi_examples=SCORE_EXAMPLES)]) -> Response:
+    @app.post("/score", response_model=schemas.ScoreResponse, responses=ERRORS)
+    async def score(
+        request: Request, body: Annotated[schemas.ScoreRequest, Body(openapi_examples=schemas.SCORE_EXAMPLES)]
+    ) -> Response:
         """Score pairs; the raw scores come back in the order given."""
         return await score_pairs(
             request, *body.queries_and_items, lambda scores, id_: {"scores": scores.tolist(), "request_id": id_}
         )
 
     async def rerank(
-        request: Request, body: Annotated[RerankRequest, Body(openapi_examples=RERANK_EXAMPLES)]
+        request: Request, body: Annotated[schemas.RerankRequest, Body(openapi_examples=schemas.RERANK_EXAMPLES)]
     ) -> Response:
         """Rank texts by score, in the formats of text-embeddings-inference, Jina, Cohere and vLLM."""
         queries, model = [body.query] * len(body.items), service.scorer.fingerprint
@@ -141,7 +130,7 @@ def _add_scores(app: FastAPI, service: Service) -> None:
         )
 
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-        app.post(path, response_model=list[RankedText] | RankedDocuments, responses=ERRORS)(rerank)
+        app.post(path, response_model=list[schemas.RankedText] | schemas.RankedDocuments, responses=ERRORS)(rerank)
 
 
 def _add_status(app: FastAPI, service: Service) -> None:
@@ -156,7 +145,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
         service.check_ready()
         return JSONResponse({"status": "ready"})
 
-    @app.get("/info", response_model=Info, responses={401: ERRORS[401]})
+    @app.get("/info", response_model=schemas.Info, responses={401: ERRORS[401]})
     def info() -> Response:
         """The index and models that are served, the strategies on offer, limits and defaults."""
         return JSONResponse(service.info())

@@ -21,8 +21,8 @@ WAIT_CHECK_SECONDS = 0.1  # how often a waiting caller checks for cancellation, 
 log = logging.getLogger(__name__)
 
 
-class ScorerStalled(ScorerError):
-    """The scorer has not answered for too long, or the service is shutting down: retry later."""
+class ScorerUnavailable(ScorerError):
+    """The scorer is closed or stalled: retry later."""
 
 
 class CallCancelled(ScorerError):
@@ -39,8 +39,8 @@ class BatchingScorer:
     Args:
         scorer: Any scorer.
         max_pairs: Maximum number of pairs in a batch.
-        timeout: Seconds after which a scorer that does not answer is `stalled`: queued and new calls fail with
-            `ScorerStalled` until it answers.
+        timeout: Seconds after which a scorer that does not answer counts as stalled: queued and new calls fail with
+            `ScorerUnavailable` until it answers.
         on_batch: Called after each batch with its pairs, the number of callers they belong to, and its seconds.
         on_wait: Called with the total seconds that a caller waited.
     """
@@ -81,10 +81,14 @@ class BatchingScorer:
             return sum(call.unscored for call in self._queue)
 
     @property
-    def stalled(self) -> bool:
-        """Whether the batch in flight takes longer than the timeout."""
+    def unavailable(self) -> str | None:
+        """Why calls would fail now: the scorer is closed, or the batch in flight takes longer than the timeout."""
         start = self._batch_start
-        return start is not None and time.monotonic() - start > self.timeout
+        if self._closed:
+            return "the server is shutting down."
+        if start is not None and time.monotonic() - start > self.timeout:
+            return f"the scorer has not answered for more than {self.timeout:g} seconds."
+        return None
 
     def for_caller(self, cancelled: threading.Event | None = None, ends: float | None = None) -> Scorer:
         """A scorer whose pairs leave the queue once `cancelled` is set, or soon after the deadline `ends`."""
@@ -130,12 +134,10 @@ class BatchingScorer:
         """Raise the error of a call that should not wait for its scores (any longer)."""
         if cancelled is not None and cancelled.is_set():
             raise CallCancelled("the call was cancelled.")
-        if self._closed:
-            raise ScorerStalled("the server is shutting down.")
         if ends is not None and time.monotonic() > ends + DEADLINE_GRACE_SECONDS:
             raise TooLate("the scores did not arrive before the deadline.")
-        if self.stalled:
-            raise ScorerStalled(f"the scorer has not answered for more than {self.timeout:g} seconds.")
+        if (reason := self.unavailable) is not None:
+            raise ScorerUnavailable(reason)
 
     def _score_batches(self) -> None:
         while batch := self._next_batch():

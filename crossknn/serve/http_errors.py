@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from crossknn.errors import CrossKnnError, InputError
-from crossknn.serve.dynamic_batching import ScorerStalled
+from crossknn.serve.dynamic_batching import ScorerUnavailable
 
 ERROR_TYPES: Final = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
 
@@ -55,7 +55,7 @@ def http_error_of(error: Exception) -> HttpError:
             return HttpError(error.status_code, ERROR_TYPES.get(error.status_code, "bad_request"), str(error.detail))
         case InputError():
             return HttpError(400, "bad_request", str(error))
-        case ScorerStalled():
+        case ScorerUnavailable():
             return not_ready(str(error))
         case CrossKnnError():
             kind = type(error).__name__.removesuffix("Error").lower()

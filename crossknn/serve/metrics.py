@@ -27,33 +27,27 @@ class Metrics:
         self._steps = self._histogram(
             "search_seconds", "Duration of searches by step: scorer, solve and total.", SECONDS, "step"
         )
-        self._calls = self._counter("calls", "Cross-encoder scores returned to requests.")
+        self.calls = self._counter("calls", "Cross-encoder scores returned to requests.")
         self._batch_pairs = self._histogram("batch_pairs", "Pairs per scorer batch.", PAIRS)
         self._batch_callers = self._histogram("batch_requests", "Requests per scorer batch.", PAIRS[:8])
         self._batch_seconds = self._histogram("batch_seconds", "Duration of scorer batches.", SECONDS)
-        self._waits = self._histogram("scorer_wait_seconds", "Time from queueing pairs to their scores.", SECONDS)
+        self.scorer_wait = self._histogram("scorer_wait_seconds", "Time from queueing pairs to their scores.", SECONDS)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()
         self._request_seconds.labels(route).observe(seconds)
 
     def count_search(self, results: Sequence[Hits]) -> None:
-        self.count_calls(sum(hits.calls for hits in results))
+        self.calls.inc(sum(hits.calls for hits in results))
         for hits in results[:1]:  # queries of one search share their times
             self._steps.labels("scorer").observe(hits.score_seconds)
             self._steps.labels("solve").observe(hits.solve_seconds)
             self._steps.labels("total").observe(hits.seconds)
 
-    def count_calls(self, calls: int) -> None:
-        self._calls.inc(calls)
-
     def count_batch(self, pairs: int, callers: int, seconds: float) -> None:
         self._batch_pairs.observe(pairs)
         self._batch_callers.observe(callers)
         self._batch_seconds.observe(seconds)
-
-    def count_wait(self, seconds: float) -> None:
-        self._waits.observe(seconds)
 
     def add_gauge(self, name: str, description: str, value: Callable[[], float]) -> None:
         """A number that is read whenever the metrics are."""

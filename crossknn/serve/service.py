@@ -66,7 +66,7 @@ class Service:
             max_pairs=self.settings.batch_pairs,
             timeout=self.settings.scorer_timeout,
             on_batch=self.metrics.count_batch,
-            on_wait=self.metrics.count_wait,
+            on_wait=self.metrics.scorer_wait.observe,
         )
         open_searcher = partial(
             Searcher,
@@ -80,7 +80,6 @@ class Service:
         self.live_index = LiveIndex(Path(source) if isinstance(source, str) else source, open_searcher)
         self.watcher = IndexWatcher(self.live_index, self.settings.poll)
         self.queue = RequestQueue(max_running=self.settings.running, max_queued=self.settings.waiting)
-        self._closing = False
         self._add_metrics()
 
     def start(self) -> None:
@@ -89,15 +88,13 @@ class Service:
 
     def close(self) -> None:
         """Stop at once; requests that still run fail."""
-        self._closing = True
         self.watcher.stop()
         self.queue.close()
         self.scorer.close()
 
     def check_ready(self) -> None:
         """Raise `HttpError` 503 unless requests can be answered."""
-        reason = self._why_not_ready()
-        if reason is not None:
+        if (reason := self.scorer.unavailable) is not None:
             raise not_ready(reason)
 
     def search(
@@ -135,7 +132,7 @@ class Service:
         self._check_texts("query", queries)
         self._check_texts("item", items)
         scores = self.scorer.score(queries, items, cancelled=cancelled)
-        self.metrics.count_calls(len(scores))
+        self.metrics.calls.inc(len(scores))
         return scores
 
     def info(self) -> Info:
@@ -162,13 +159,6 @@ class Service:
             "limits": asdict(limits),
             "defaults": {"k": k, "budget": budget, "strategy": default},
         }
-
-    def _why_not_ready(self) -> str | None:
-        if self._closing:
-            return "the server is shutting down."
-        if self.scorer.stalled:
-            return f"the scorer has not answered for more than {self.scorer.timeout:g} seconds."
-        return None
 
     def _k_and_budget(self, k: int | None, budget: int | None) -> tuple[int, int]:
         """Both checked against the limits; None stands for the default."""
@@ -218,7 +208,7 @@ class Service:
         gauge("running", "Requests that are running.", lambda: self.queue.running)
         gauge("waiting", "Requests in the queue.", lambda: self.queue.queued)
         gauge("waiting_pairs", "Pairs that wait for their scores.", lambda: self.scorer.queued_pairs)
-        gauge("ready", "1 if requests are answered, else 0.", lambda: self._why_not_ready() is None)
+        gauge("ready", "1 if requests are answered, else 0.", lambda: self.scorer.unavailable is None)
         gauge("items", "Items in the index.", lambda: len(self.live_index.current.searcher.items))
         total("index_swaps", "Reloads of a newer index.", lambda: self.live_index.reloads)
         total("index_refusals", "Newer indexes that could not be used.", lambda: self.live_index.failed_reloads)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from crossknn.errors import InputError, ScorerError
 from crossknn.scorers.function import function_scorer
 from crossknn.search.searcher import Searcher
-from crossknn.serve.dynamic_batching import BatchingScorer, CallCancelled, ScorerStalled, fair_shares
+from crossknn.serve.dynamic_batching import BatchingScorer, CallCancelled, ScorerUnavailable, fair_shares
 from crossknn.strategies.rerank import Rerank
 from crossknn.testing import check_scorer
 from crossknn.types import SharedScorer
@@ -116,11 +116,11 @@ def test_a_scorer_that_hangs_is_stalled_until_it_answers(scorer):
     batching = BatchingScorer(scorer, timeout=0.2)
     scorer.open.clear()
     for _ in range(2):  # the first waits for it, the second need not
-        with pytest.raises(ScorerStalled, match=r"0\.2 seconds"):
+        with pytest.raises(ScorerUnavailable, match=r"0\.2 seconds"):
             batching.score(["ice"], ["snow"])
-    assert batching.stalled
+    assert batching.unavailable
     scorer.open.set()
-    wait_until(lambda: not batching.stalled)
+    wait_until(lambda: not batching.unavailable)
     assert batching.score(["ice"], ["snow"]).tolist() == pytest.approx([true_score("ice", "snow")])
     batching.close()
 
@@ -148,7 +148,7 @@ def test_closing_fails_waiting_calls(batching, scorer):
         waiting = threads.submit(batching.score, ["ice"], ["snow"])
         wait_until(lambda: scorer.batches)
         batching.close()
-        with pytest.raises(ScorerStalled, match="shutting down"):
+        with pytest.raises(ScorerUnavailable, match="shutting down"):
             waiting.result(5)
     scorer.open.set()
 
