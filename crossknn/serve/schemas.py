@@ -189,8 +189,8 @@ class RerankRequest(RequestModel):
         """The ranking by score, highest first, in the dialect of the request."""
         order = np.argsort(-scores, kind="stable")[: self.top_n]
         logits = self.raw_scores or self.use_activation is False
-        shown = scores if logits else 1 / (1 + np.exp(-scores.astype(np.float64)))
-        ranked = [(int(place), float(shown[place])) for place in order]
+        values = scores if logits else 1 / (1 + np.exp(-scores.astype(np.float64)))
+        ranked = [(int(place), float(values[place])) for place in order]
         items = self.items
         if self.texts is not None:
             texts: list[RankedText] = [{"index": place, "score": score} for place, score in ranked]
@@ -312,8 +312,8 @@ def query_response(hits: Hits, items: Items, *, explain: bool, texts: bool) -> Q
     if explain:
         trace = list(hits.trace)
         response["trace"] = [
-            {**shown, "estimate": hit.estimate, "deviation": hit.deviation}
-            for shown, hit in zip(_hit_responses(trace, items, texts=texts), trace, strict=True)
+            {**scored, "estimate": hit.estimate, "deviation": hit.deviation}
+            for scored, hit in zip(_hit_responses(trace, items, texts=texts), trace, strict=True)
         ]
     return response
 

@@ -49,8 +49,8 @@ def test_a_search_equals_the_library(client, searcher):
     answer = search(client, query="river ice", k=5, budget=40)
     (result,) = answer["results"]
     assert [hit["id"] for hit in result["hits"]] == expected.ids
-    for shown, hit in zip(result["hits"], expected, strict=True):
-        assert shown == {
+    for response, hit in zip(result["hits"], expected, strict=True):
+        assert response == {
             "id": hit.id,
             "score": hit.score,
             "round": hit.round,
@@ -402,6 +402,6 @@ def test_every_example_of_the_schema_works(client):
 def test_the_docs_page_shows_routes_and_examples_without_external_resources(client):
     page = client.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
-    for shown in ("POST /search", "GET /metrics", "a machine for making coffee", "Too many requests"):
-        assert shown in page.text
+    for text in ("POST /search", "GET /metrics", "a machine for making coffee", "Too many requests"):
+        assert text in page.text
     assert "//" not in page.text

@@ -17,7 +17,7 @@ from tests.serve.servers import opened, serving
 from tests.worlds import World
 
 QUERIES = ["how rivers freeze", "why ice is slippery", "held back"]
-ASKED, OTHER, HELD = QUERIES
+QUERY, OTHER_QUERY, HELD_QUERY = QUERIES
 MARKUP = "<img src=x onerror=alert(1)> & <b>bold</b> <script>alert(2)</script>"
 LONG = "water " * 120 + "x" * 300
 K, BUDGET = 10, 100
@@ -29,7 +29,7 @@ expect.set_options(timeout=TIMEOUT)
 
 
 class HeldScorer(MatrixScorer):
-    """A scorer that hangs on `HELD` until `free` is set."""
+    """A scorer that hangs on `HELD_QUERY` until `free` is set."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -37,14 +37,14 @@ class HeldScorer(MatrixScorer):
         self.free.set()
 
     def score(self, queries, items):
-        if HELD in queries:
+        if HELD_QUERY in queries:
             self.free.wait(30)
         return super().score(queries, items)
 
 
 @pytest.fixture(scope="module")
 def searcher() -> ck.Searcher:
-    """600 items whose best ones no retriever finds; the two best for `ASKED` have difficult texts."""
+    """600 items whose best ones no retriever finds; the two best for `QUERY` have difficult texts."""
     world = World.low_rank(queries=len(QUERIES), items=600, noise=3.0)
     texts = [f"item {row} about ice" if row % 3 else f"item {row} about rivers that freeze" for row in range(600)]
     first, second = world.scores[0].argsort()[:-3:-1]
@@ -76,7 +76,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def held(searcher) -> Iterator[threading.Event]:
-    """An event that lets the scorer answer `HELD`."""
+    """An event that lets the scorer answer `HELD_QUERY`."""
     free = searcher.scorer.free
     free.clear()
     yield free
@@ -97,51 +97,51 @@ def visit(browser, address, *, expected="the server responded with a status of",
     assert [text for text in messages if expected not in text] == []
 
 
-def asking(address, query=ASKED, *strategies, **settings) -> str:
+def search_url(address, query=QUERY, *strategies, **settings) -> str:
     """The URL of a search."""
     fields = {"q": query, "k": K, "budget": BUDGET, **settings}
     pairs = [*fields.items(), *(("strategy", name) for name in strategies)]
     return f"{address}/?" + "&".join(f"{name}={value}" for name, value in pairs).replace(" ", "+")
 
 
-def wait_for(page, query=ASKED) -> None:
+def wait_for(page, query=QUERY) -> None:
     expect(page.locator("#status")).to_have_text(f"Results for “{query}”")
 
 
-def shown(page, selector) -> list[str]:
+def texts_of(page, selector) -> list[str]:
     return page.locator(selector).all_inner_texts()
 
 
 def test_search_with_the_keyboard(browser, address, searcher):
     with visit(browser, address) as page:
         expect(page.locator("#query")).to_be_focused()
-        page.keyboard.type(ASKED)
+        page.keyboard.type(QUERY)
         page.keyboard.press("Enter")
         wait_for(page)
-        hits = searcher.search(ASKED, k=K, budget=BUDGET)
+        hits = searcher.search(QUERY, k=K, budget=BUDGET)
         assert page.locator("article .score").all_text_contents() == [
             f"score {hit.score:.2f}".replace("-", "−") for hit in hits
         ]
-        best = " ".join(shown(page, "article li:first-child .origin")[0].split())
+        best = " ".join(texts_of(page, "article li:first-child .origin")[0].split())
         assert f"round {hits[0].round} " in best
         assert all(f"{name} rank {rank or '–'}" in best for name, rank in hits[0].ranks.items())
         page.keyboard.press("Tab")
         expect(page.locator("#query")).not_to_be_focused()
         page.keyboard.press("/")
         expect(page.locator("#query")).to_be_focused()
-        page.keyboard.type(OTHER)
+        page.keyboard.type(OTHER_QUERY)
         page.keyboard.press("Enter")
-        wait_for(page, OTHER)
+        wait_for(page, OTHER_QUERY)
 
 
 def test_strategies_are_compared_side_by_side(browser, address, searcher):
-    found = [searcher.search(ASKED, k=K, strategy=one) for one in (ck.Posterior(BUDGET), ck.Rerank(BUDGET))]
+    found = [searcher.search(QUERY, k=K, strategy=one) for one in (ck.Posterior(BUDGET), ck.Rerank(BUDGET))]
     scored = [{hit.id: hit.score for hit in hits.trace} for hits in found]
     known = scored[0] | scored[1]
     best = sorted(known, key=known.get, reverse=True)[:K]
     only = [sum(hit.id not in other for hit in hits) for hits, other in zip(found, reversed(scored), strict=True)]
     assert sum(only) > 0, "the strategies find the same hits"
-    with visit(browser, asking(address, ASKED, "posterior")) as page:
+    with visit(browser, search_url(address, QUERY, "posterior")) as page:
         wait_for(page)
         expect(page.locator("article")).to_have_count(1)
         page.get_by_label("Rerank").press("Space")
@@ -149,27 +149,27 @@ def test_strategies_are_compared_side_by_side(browser, address, searcher):
         wait_for(page)
         assert [page.locator("article").nth(place).locator(".only").count() for place in (0, 1)] == only
         cells = "tbody tr:first-child td:nth-child"
-        assert shown(page, f"{cells}(2)") == [f"{sum(one in mine for one in best)} of {K}" for mine in scored]
-        assert shown(page, f"{cells}(3)") == [str(hits.calls) for hits in found]
-        assert shown(page, f"{cells}(4)") == [str(hits.rounds) for hits in found]
-        assert shown(page, f"{cells}(5)") == [f"{hits[0].score:.2f}" for hits in found]
-        assert shown(page, f"{cells}(6)")[1] == "–"
+        assert texts_of(page, f"{cells}(2)") == [f"{sum(one in mine for one in best)} of {K}" for mine in scored]
+        assert texts_of(page, f"{cells}(3)") == [str(hits.calls) for hits in found]
+        assert texts_of(page, f"{cells}(4)") == [str(hits.rounds) for hits in found]
+        assert texts_of(page, f"{cells}(5)") == [f"{hits[0].score:.2f}" for hits in found]
+        assert texts_of(page, f"{cells}(6)")[1] == "–"
 
 
 def test_items_found_with_a_larger_budget_are_remembered(browser, address, searcher):
-    large, small = (searcher.search(ASKED, k=K, strategy=ck.Rerank(budget)) for budget in (500, 25))
+    large, small = (searcher.search(QUERY, k=K, strategy=ck.Rerank(budget)) for budget in (500, 25))
     found = len({hit.id for hit in large} & {hit.id for hit in small.trace})
     assert found < K, "25 calls find all"
-    with visit(browser, asking(address, ASKED, "rerank")) as page:
+    with visit(browser, search_url(address, QUERY, "rerank")) as page:
         for key, calls, expected in (("End", 500, f"{K} of {K}"), ("Home", 25, f"{found} of {K}")):
             wait_for(page)
             page.locator("#budget").press(key)
             expect(page.locator(".point")).to_have_count(calls)
-            assert shown(page, "tbody tr:first-child td:nth-child(2)") == [expected]
+            assert texts_of(page, "tbody tr:first-child td:nth-child(2)") == [expected]
 
 
 def test_the_slider_sets_the_budget(browser, address):
-    with visit(browser, asking(address)) as page:
+    with visit(browser, search_url(address)) as page:
         wait_for(page)
         page.locator("#budget").press("ArrowRight")
         expect(page.locator("#calls")).to_have_text("125 calls")
@@ -188,7 +188,7 @@ OUTSIDE = """() => {
 
 
 def test_no_horizontal_scrolling_in_light_and_dark_mode(browser, address):
-    with visit(browser, asking(address, ASKED, "posterior", "rerank", "axn")) as page:
+    with visit(browser, search_url(address, QUERY, "posterior", "rerank", "axn")) as page:
         wait_for(page)
         page.locator("summary").first.click()
         for width, (scheme, background) in product((360, 700, 1280), BACKGROUNDS.items()):
@@ -204,21 +204,21 @@ def test_no_external_requests(browser, address):
     with visit(browser, address, expected="Content Security Policy") as page:
         requested = []
         page.on("requestfinished", lambda request: requested.append(request.url))
-        page.goto(asking(address))
+        page.goto(search_url(address))
         wait_for(page)
         page.evaluate(
             "document.body.append(Object.assign(new Image(), {id: 'alien', src: 'http://127.0.0.1:9/x.png'}))"
         )
-        refused = "image => image.decode().then(() => false, () => true)"
-        assert page.locator("#alien").evaluate(refused)
+        is_blocked = "image => image.decode().then(() => false, () => true)"
+        assert page.locator("#alien").evaluate(is_blocked)
         assert f"{address}/search" in requested
         assert all(url.startswith(address) for url in requested)
 
 
 def test_html_in_texts_is_shown_as_text(browser, address):
-    with visit(browser, asking(address)) as page:
+    with visit(browser, search_url(address)) as page:
         wait_for(page)
-        assert shown(page, "article li:first-child .text") == [MARKUP]
+        assert texts_of(page, "article li:first-child .text") == [MARKUP]
         page.locator(".point.hit").first.focus()
         page.locator("summary").click()
         expect(page.locator("table.calls")).to_contain_text(MARKUP)
@@ -226,7 +226,7 @@ def test_html_in_texts_is_shown_as_text(browser, address):
 
 
 def test_long_texts_are_cut_off_until_show_all(browser, address):
-    with visit(browser, asking(address)) as page:
+    with visit(browser, search_url(address)) as page:
         wait_for(page)
         text = page.locator("article li:nth-child(2) .text")
         before = text.bounding_box()["height"]
@@ -237,10 +237,10 @@ def test_long_texts_are_cut_off_until_show_all(browser, address):
 
 
 def test_errors_of_the_server_are_shown(browser, address):
-    with visit(browser, asking(address, "never encoded")) as page:
+    with visit(browser, search_url(address, "never encoded")) as page:
         expect(page.locator("article .problem")).to_contain_text("never encoded")
         expect(page.locator("#summary")).to_be_hidden()
-        page.locator("#query").fill(ASKED)
+        page.locator("#query").fill(QUERY)
         page.locator("#query").press("Enter")
         wait_for(page)
         expect(page.locator(".problem:visible")).to_have_count(0)
@@ -249,10 +249,10 @@ def test_errors_of_the_server_are_shown(browser, address):
 def test_a_search_without_time_shows_why_it_has_no_results(browser, searcher):
     with (
         served(searcher, limits=Limits(deadline=1e-6)) as address,
-        visit(browser, asking(address)) as page,
+        visit(browser, search_url(address)) as page,
     ):
         wait_for(page)
-        assert shown(page, "article p") == ["No results."]
+        assert texts_of(page, "article p") == ["No results."]
         expect(page.locator("#summary")).to_contain_text("stopped early: deadline")
         expect(page.locator("#plots")).to_be_hidden()
 
@@ -260,32 +260,32 @@ def test_a_search_without_time_shows_why_it_has_no_results(browser, searcher):
 def test_a_busy_server_shows_when_to_retry(browser, searcher, held):
     with (
         served(searcher, running=1, waiting=0) as address,
-        visit(browser, asking(address, HELD, "posterior", "rerank")) as page,
+        visit(browser, search_url(address, HELD_QUERY, "posterior", "rerank")) as page,
     ):
         expect(page.locator("article .problem")).to_contain_text("Try again in")
         held.set()
-        wait_for(page, HELD)
+        wait_for(page, HELD_QUERY)
         expect(page.locator("article .score")).to_have_count(K)
 
 
 def test_a_new_search_cancels_the_running_one(browser, address, held):
-    with visit(browser, asking(address)) as page:
+    with visit(browser, search_url(address)) as page:
         wait_for(page)
         cancelled = []
         page.on("requestfailed", lambda request: cancelled.append(request.failure))
-        page.locator("#query").fill(HELD)
+        page.locator("#query").fill(HELD_QUERY)
         page.locator("#query").press("Enter")
         expect(page.locator("#stop")).to_be_visible()
         expect(page.locator("article")).to_have_attribute("aria-busy", "true")
-        page.locator("#query").fill(OTHER)
+        page.locator("#query").fill(OTHER_QUERY)
         page.locator("#query").press("Enter")
         held.set()
-        wait_for(page, OTHER)
+        wait_for(page, OTHER_QUERY)
         assert cancelled == ["net::ERR_ABORTED"]
 
 
 def test_a_search_can_be_stopped(browser, address, held):
-    with visit(browser, asking(address, HELD)) as page:
+    with visit(browser, search_url(address, HELD_QUERY)) as page:
         page.locator("#stop").click()
         expect(page.locator("article .problem")).to_have_text("Stopped.")
         expect(page.locator("#stop")).to_be_hidden()
@@ -293,7 +293,7 @@ def test_a_search_can_be_stopped(browser, address, held):
 
 
 def test_the_api_key_is_requested_once(browser, searcher):
-    with served(searcher, api_key="right") as address, visit(browser, asking(address)) as page:
+    with served(searcher, api_key="right") as address, visit(browser, search_url(address)) as page:
         for key, message in (("wrong", "requires an API key"), ("right", "rejected this API key")):
             expect(page.locator("#problem")).to_contain_text(message)
             expect(page.get_by_label("API key")).to_be_focused()
@@ -306,23 +306,23 @@ def test_the_api_key_is_requested_once(browser, searcher):
 
 
 def test_the_url_restores_its_search(browser, address):
-    with visit(browser, asking(address, ASKED, "rerank", k=3, budget=50)) as page:
+    with visit(browser, search_url(address, QUERY, "rerank", k=3, budget=50)) as page:
         wait_for(page)
-        assert page.locator("#query").input_value() == ASKED
+        assert page.locator("#query").input_value() == QUERY
         assert page.locator("#calls").inner_text() == "50 calls"
-        assert shown(page, "article h3") == ["Rerank"]
+        assert texts_of(page, "article h3") == ["Rerank"]
         expect(page.locator("article li")).to_have_count(3)
-        page.locator("#query").fill(OTHER)
+        page.locator("#query").fill(OTHER_QUERY)
         page.locator("#query").press("Enter")
-        wait_for(page, OTHER)
+        wait_for(page, OTHER_QUERY)
         page.go_back()
         wait_for(page)
-        assert page.locator("#query").input_value() == ASKED
+        assert page.locator("#query").input_value() == QUERY
 
 
 def test_the_plot_has_a_point_for_every_call(browser, address, searcher):
-    hits = searcher.search(ASKED, k=K, budget=BUDGET)
-    with visit(browser, asking(address)) as page:
+    hits = searcher.search(QUERY, k=K, budget=BUDGET)
+    with visit(browser, search_url(address)) as page:
         expect(page.locator(".point")).to_have_count(hits.calls)
         expect(page.locator(".point.hit")).to_have_count(K)
         colors = page.evaluate("[...document.querySelectorAll('.point')].map(p => getComputedStyle(p).fill)")
@@ -375,7 +375,7 @@ CONTRASTS = """() => {
 
 
 def test_labels_headings_and_contrast(browser, address):
-    with visit(browser, asking(address, ASKED, "posterior", "rerank")) as page:
+    with visit(browser, search_url(address, QUERY, "posterior", "rerank")) as page:
         wait_for(page)
         expect(page.locator(".point")).to_have_count(2 * BUDGET)
         assert page.evaluate(UNLABELED) == []
@@ -391,7 +391,7 @@ def test_labels_headings_and_contrast(browser, address):
 
 
 def test_focus_is_visible(browser, address):
-    with visit(browser, asking(address)) as page:
+    with visit(browser, search_url(address)) as page:
         wait_for(page)
         look = "one => (({outline, strokeWidth}) => [outline, strokeWidth])(getComputedStyle(one))"
         seen = []
@@ -405,7 +405,7 @@ def test_focus_is_visible(browser, address):
 
 
 def test_printing_shows_whole_texts_on_a_light_background(browser, address):
-    with visit(browser, asking(address), color_scheme="dark", reduced_motion="reduce") as page:
+    with visit(browser, search_url(address), color_scheme="dark", reduced_motion="reduce") as page:
         wait_for(page)
         assert page.evaluate("getComputedStyle(document.querySelector('ol')).transitionDuration") == "0s"
         cut = page.locator("article li:nth-child(2) .text").bounding_box()["height"]
