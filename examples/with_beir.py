@@ -14,13 +14,13 @@ from crossknn.integrations.beir import CrossKnnSearch
 
 def main() -> None:
     items = senses(200)
-    asked = {str(number): query for number, query in enumerate(queries("test", among=items)[:20])}
+    test_queries = {str(number): query for number, query in enumerate(queries("test", among=items)[:20])}
     corpus = {id_: {"title": "", "text": text} for id_, text in zip(items.ids, items.texts, strict=True)}
     search = CrossKnnSearch(ck.CrossEncoder("embedded"), encoder=ck.SentenceEncoder("embedded"), budget=40)
     evaluation = EvaluateRetrieval(search, k_values=[1, 10])
-    results = evaluation.retrieve(corpus, {id_: query.text for id_, query in asked.items()})
-    judged = {id_: {query.sense: 1} for id_, query in asked.items()}
-    ndcg, _, recall, _ = evaluation.evaluate(judged, results, evaluation.k_values)
+    results = evaluation.retrieve(corpus, {id_: query.text for id_, query in test_queries.items()})
+    qrels = {id_: {query.sense: 1} for id_, query in test_queries.items()}
+    ndcg, _, recall, _ = evaluation.evaluate(qrels, results, evaluation.k_values)
     for measure, value in {**ndcg, **recall}.items():
         print(f"{measure:10}  {value:.3f}")
 

@@ -19,7 +19,9 @@ def main() -> None:
     searcher = ck.Searcher(senses(200), scorer=ck.CrossEncoder("embedded"), encoder=ck.SentenceEncoder("embedded"))
     retriever = CrossKnnRetriever(searcher=searcher, k=3, budget=50)
     show = RunnableLambda(
-        lambda documents: [f"{one.metadata['score']:8.2f}  {one.id}  {one.page_content}" for one in documents]
+        lambda documents: [
+            f"{document.metadata['score']:8.2f}  {document.id}  {document.page_content}" for document in documents
+        ]
     )
     chain = retriever | show
     print("\n".join(chain.invoke(query)))

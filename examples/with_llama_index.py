@@ -21,8 +21,8 @@ def main() -> None:
     nodes = [TextNode(id_=id_, text=text) for id_, text in zip(items.ids, items.texts, strict=True)]
     retriever = CrossKnnRetriever.from_nodes(nodes, scorer=scorer, encoder=encoder, k=10, budget=50)
     best = CrossKnnPostprocessor(scorer=scorer, k=3)
-    for one in best.postprocess_nodes(retriever.retrieve(query), query_str=query):
-        print(f"{one.score:8.2f}  {one.node_id}  {one.text}")
+    for node in best.postprocess_nodes(retriever.retrieve(query), query_str=query):
+        print(f"{node.score:8.2f}  {node.node_id}  {node.text}")
 
 
 if __name__ == "__main__":

@@ -31,13 +31,15 @@ class WordSenses(AbsTaskRetrieval):
 
     def load_data(self, **_: Any) -> None:
         items = senses(200)
-        asked = queries("test", among=items)[:20]
+        test_queries = queries("test", among=items)[:20]
         self.dataset = {
             "default": {
                 "test": {
                     "corpus": Dataset.from_dict({"id": list(items.ids), "text": list(items.texts)}),
-                    "queries": Dataset.from_list([{"id": str(n), "text": one.text} for n, one in enumerate(asked)]),
-                    "relevant_docs": {str(n): {one.sense: 1} for n, one in enumerate(asked)},
+                    "queries": Dataset.from_list(
+                        [{"id": str(n), "text": query.text} for n, query in enumerate(test_queries)]
+                    ),
+                    "relevant_docs": {str(n): {query.sense: 1} for n, query in enumerate(test_queries)},
                     "top_ranked": None,
                 }
             }

@@ -17,13 +17,13 @@ BUDGETS = (10, 40)
 
 def main() -> None:
     items = senses(200)
-    asked = queries("test", among=items)[:20]
-    topics = pd.DataFrame({"qid": map(str, range(len(asked))), "query": [query.text for query in asked]})
-    judged = topics[["qid"]].assign(docno=[query.sense for query in asked], label=1)
+    test_queries = queries("test", among=items)[:20]
+    topics = pd.DataFrame({"qid": map(str, range(len(test_queries))), "query": [query.text for query in test_queries]})
+    qrels = topics[["qid"]].assign(docno=[query.sense for query in test_queries], label=1)
     searcher = ck.Searcher(items, scorer=ck.CrossEncoder("embedded"), encoder=ck.SentenceEncoder("embedded"))
     retrievers = [CrossKnnRetriever(searcher, k=10, budget=budget) for budget in BUDGETS]
     names = [f"{budget} calls" for budget in BUDGETS]
-    print(pt.Experiment(retrievers, topics, judged, ["P_1", "recip_rank"], names=names).to_string(index=False))
+    print(pt.Experiment(retrievers, topics, qrels, ["P_1", "recip_rank"], names=names).to_string(index=False))
 
 
 if __name__ == "__main__":

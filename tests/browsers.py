@@ -1,4 +1,4 @@
-"""A real browser for tests of pages."""
+"""Headless Chromium for tests of pages."""
 
 import shutil
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ FLAGS = [
 
 @contextmanager
 def open_browser() -> Iterator[Browser]:
-    """An installed Chromium, else playwright's own. While it lives, its thread can run no other event loop."""
+    """The installed Chromium, else playwright's own. Its thread can run no other event loop while it is open."""
     with sync_playwright() as playwright:
         installed = next(filter(None, map(shutil.which, BROWSERS)), playwright.chromium.executable_path)
         if not Path(installed).exists():

@@ -1,1 +1,1 @@
-"""crossknn inside other libraries: a module each, named after the library, which must be installed to import it."""
+"""Integrations with other libraries: one module per library, which must be installed to import it."""

@@ -1,47 +1,30 @@
-"""BEIR: a search model for its `EvaluateRetrieval`. It needs nothing of BEIR to be imported."""
+"""BEIR: a search model for its `EvaluateRetrieval`. Importing it does not need BEIR."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from crossknn.integrations.conversion import check_scorer
-from crossknn.integrations.conversion import Run, search_all
+from crossknn.integrations.conversion import BenchmarkSearch, Run
 from crossknn.items.items import Items
 from crossknn.search.searcher import Searcher
-from crossknn.strategies.base import Strategy
-from crossknn.types import Encoder, Scorer
 
 
-class CrossKnnSearch:
+class CrossKnnSearch(BenchmarkSearch):
     """`EvaluateRetrieval(CrossKnnSearch(scorer, encoder=encoder)).retrieve(corpus, queries)`.
 
-    `budget` and `strategy` are those of `Searcher.search`. A query gets at most as many items as it may have calls,
-    whatever `top_k` BEIR asks for.
+    `budget` and `strategy` are those of `Searcher.search`. A query gets at most as many items as it has calls, even
+    where BEIR's `top_k` is larger.
     """
-
-    def __init__(
-        self,
-        scorer: Scorer,
-        *,
-        encoder: Encoder | None = None,
-        budget: int | None = None,
-        strategy: Strategy | None = None,
-    ) -> None:
-        self.scorer = check_scorer(scorer)
-        self.encoder = encoder
-        self.budget = budget
-        self.strategy = strategy
 
     def search(
         self,
         corpus: Mapping[str, Mapping[str, str]],
         queries: Mapping[str, str],
         top_k: int,
-        score_function: str | None = None,  # BEIR gives it; a cross-encoder has a score of its own
+        score_function: str | None = None,  # passed by BEIR; a cross-encoder has its own score
         **_: Any,
     ) -> Run:
-        """For each query id the scores of the best items by their ids. The item is its title and text, as in BEIR."""
+        """For each query id the scores of the best items by item id. An item's text is its title and text."""
         items = Items.from_records({"_id": id_, **record} for id_, record in corpus.items())
-        searcher = Searcher(items, scorer=self.scorer, encoder=self.encoder)
-        return search_all(searcher, queries, top_k=top_k, budget=self.budget, strategy=self.strategy)
+        return self._search_all(Searcher(items, scorer=self.scorer, encoder=self.encoder), queries, top_k)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from threading import Lock
-from typing import Any, Final, Self
+from typing import Any, Generic, Self, TypeVar
 
 from crossknn._checks import check_positive
 from crossknn._imports import missing_extra
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index
-from crossknn.integrations.conversion import document_of, how_found
-from crossknn.integrations.conversion import best_texts, check_scorer
+from crossknn.integrations.conversion import check_scorer, document_of, provenance, rerank_texts
 from crossknn.items.items import Items
 from crossknn.scorers.cross_encoder import CrossEncoder
-from crossknn.search.results import Hit, Hits
+from crossknn.search.results import Hit
 from crossknn.search.searcher import Filter, Searcher
 from crossknn.strategies.base import Strategy
-from crossknn.strategies.registry import STRATEGIES
+from crossknn.strategies.registry import strategy_from_dict, strategy_to_dict
 from crossknn.types import Encoder, Scorer
 
 try:
@@ -29,34 +28,48 @@ try:
 except ImportError as error:
     raise missing_extra("haystack", error, extra="haystack") from error
 
-KINDS: Final = {STRATEGIES[name].__name__: STRATEGIES[name] for name in sorted(STRATEGIES)}  # as files name them
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class SavedIndex:
-    """An index folder and the names of its models: what a pipeline file can hold of a searcher."""
+    """The folder of an index and the names of its models: a searcher that a pipeline file can describe."""
 
     index: str
     scorer: str
     encoder: str | None = None
 
     def open(self) -> Searcher:
-        """A searcher of the index, with its models loaded."""
+        """Load the index and its models."""
         encoder = None if self.encoder is None else SentenceEncoder(self.encoder)
         return Searcher(Index.load(self.index), scorer=CrossEncoder(self.scorer), encoder=encoder)
 
 
+class _Lazy(Generic[T]):
+    """A value that is loaded once, by whichever thread needs it first."""
+
+    def __init__(self, load: Callable[[], T]) -> None:
+        self._load = load
+        self._values: list[T] = []
+        self._lock = Lock()
+
+    def get(self) -> T:
+        with self._lock:
+            if not self._values:
+                self._values.append(self._load())
+            return self._values[0]
+
+
 @component
 class CrossKnnRetriever:
-    """The best items of a searcher as `Document`s with their scores; round and proposer are in their meta.
+    """Returns the best items as `Document`s with scores; round and proposer are in their meta.
 
-    searcher   what is searched: a `Searcher`; or a `SavedIndex`, which is opened when the pipeline warms up and which
-               `Pipeline.dumps` can write down
-    documents  by id the documents that the items stand for, copies of which come back and whose meta `filters` test;
-               `from_documents` sets it
-    top_k      k of `Searcher.search`
-    budget, strategy, filter, deadline
-               as in `Searcher.search`
+    Args:
+        searcher: A `Searcher`, or a `SavedIndex`, which is loaded when the pipeline warms up and can be serialized.
+        documents: The items' documents by id, copies of which are returned and whose meta `filters` test;
+            `from_documents` sets it.
+        top_k: Number of documents, `k` of `Searcher.search`.
+        budget, strategy, filter, deadline: As in `Searcher.search`.
     """
 
     def __init__(
@@ -78,8 +91,7 @@ class CrossKnnRetriever:
         self.strategy = strategy
         self.filter = filter
         self.deadline = deadline
-        self._opened = None if isinstance(searcher, SavedIndex) else searcher
-        self._opening = Lock()
+        self._searcher = _Lazy(lambda: searcher.open() if isinstance(searcher, SavedIndex) else searcher)
 
     @classmethod
     def from_documents(
@@ -91,104 +103,102 @@ class CrossKnnRetriever:
         return cls(searcher, documents=dict(zip(items.ids, documents, strict=True)), **settings)
 
     def warm_up(self) -> None:
-        """Open a saved index and load its models; called by the pipeline, and by the first run."""
-        self._ready()
+        """Load a saved index and its models; called by the pipeline."""
+        self._searcher.get()
 
     @component.output_types(documents=list[Document])
     def run(
         self, query: str, filters: dict[str, Any] | None = None, top_k: int | None = None
     ) -> dict[str, list[Document]]:
         """The best documents for a query. `filters` are Haystack's, on the documents' meta."""
-        searcher = self._ready()
-        return self._output(searcher, searcher.search(query, **self._options(filters, top_k)))
+        hits = self._searcher.get().search(query, **self._options(filters, top_k))
+        return {"documents": [self._as_document(hit) for hit in hits]}
 
     @component.output_types(documents=list[Document])
     async def run_async(
         self, query: str, filters: dict[str, Any] | None = None, top_k: int | None = None
     ) -> dict[str, list[Document]]:
         """`run` without blocking the event loop."""
-        searcher = await asyncio.to_thread(self._ready)
-        return self._output(searcher, await searcher.asearch(query, **self._options(filters, top_k)))
+        searcher = await asyncio.to_thread(self._searcher.get)
+        hits = await searcher.asearch(query, **self._options(filters, top_k))
+        return {"documents": [self._as_document(hit) for hit in hits]}
 
     def to_dict(self) -> dict[str, Any]:
-        """What `from_dict` makes the same component of; possible with a `SavedIndex` alone."""
+        """Serialize the component; needs a `SavedIndex`."""
         if not isinstance(self.searcher, SavedIndex) or self.documents is not None:
             raise InputError(
-                "a searcher and documents in memory cannot be written down. "
+                "a searcher and documents in memory cannot be serialized. "
                 "Save the index and use CrossKnnRetriever(SavedIndex(folder, scorer=…, encoder=…))."
             )
+        if callable(self.filter):
+            raise InputError("a `filter` that is a function cannot be serialized. Use a list of ids.")
         return default_to_dict(
             self,
             searcher=asdict(self.searcher),
             top_k=self.top_k,
             budget=self.budget,
-            strategy=_strategy_as_dict(self.strategy),
-            filter=_filter_as_list(self.filter),
+            strategy=None if self.strategy is None else strategy_to_dict(self.strategy),
+            filter=None if self.filter is None else sorted(self.filter),
             deadline=self.deadline,
         )
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The component that `to_dict` described."""
+        """The component that `to_dict` serialized."""
         settings = dict(data["init_parameters"])
         settings["searcher"] = SavedIndex(**settings["searcher"])
-        settings["strategy"] = _strategy_from_dict(settings.get("strategy"))
+        if settings.get("strategy") is not None:
+            settings["strategy"] = strategy_from_dict(settings["strategy"])
         return default_from_dict(cls, {**data, "init_parameters": settings})
-
-    def _ready(self) -> Searcher:
-        with self._opening:
-            if self._opened is None:
-                assert isinstance(self.searcher, SavedIndex)
-                self._opened = self.searcher.open()
-            return self._opened
 
     def _options(self, filters: dict[str, Any] | None, top_k: int | None) -> dict[str, Any]:
         return {
             "k": self.top_k if top_k is None else top_k,
             "budget": self.budget,
             "strategy": self.strategy,
-            "filter": self.filter if not filters else self._matching(filters),
+            "filter": self._matching_ids(filters) if filters else self.filter,
             "deadline": self.deadline,
         }
 
-    def _matching(self, filters: dict[str, Any]) -> set[str]:
-        """The ids of the documents that Haystack's filters and the component's own let through."""
+    def _matching_ids(self, filters: dict[str, Any]) -> set[str]:
+        """Ids of the documents that pass both Haystack's filters and the component's own."""
         if self.documents is None:
-            raise InputError("filters test the meta of documents: make the retriever with documents={id: document, …}.")
-        matching = {id_ for id_, one in self.documents.items() if document_matches_filter(filters, one)}
+            raise InputError("`filters` test the meta of documents: create the retriever with `documents`.")
+        matching = {id_ for id_, document in self.documents.items() if document_matches_filter(filters, document)}
         if self.filter is None:
             return matching
         return set(filter(self.filter, matching)) if callable(self.filter) else matching.intersection(self.filter)
 
-    def _output(self, searcher: Searcher, hits: Hits) -> dict[str, list[Document]]:
-        return {"documents": [self._as_document(searcher, hit) for hit in hits]}
-
-    def _as_document(self, searcher: Searcher, hit: Hit) -> Document:
+    def _as_document(self, hit: Hit) -> Document:
         if self.documents is None:
-            return Document(id=hit.id, content=searcher.items.text(hit.row), score=hit.score, meta=how_found(hit))
+            text = self._searcher.get().items.text(hit.row)
+            return Document(id=hit.id, content=text, score=hit.score, meta=provenance(hit))
         document = document_of(hit, self.documents)
-        return replace(document, score=hit.score, meta={**document.meta, **how_found(hit)})
+        return replace(document, score=hit.score, meta={**document.meta, **provenance(hit)})
 
 
 @component
 class CrossKnnRanker:
-    """Scores the documents it is given, one call each, and keeps the best `top_k`, highest score first; None keeps all.
+    """Reranks documents, one call each, and keeps the best `top_k` (None for all), highest score first.
 
-    `scorer` is any `Scorer`; or the name of a `CrossEncoder`, which is loaded when the pipeline warms up and which
-    `Pipeline.dumps` can write down.
+    Args:
+        scorer: Any `Scorer`, or the name of a `CrossEncoder`, which is loaded when the pipeline warms up and can be
+            serialized.
+        top_k: Number of documents to keep.
     """
 
     def __init__(self, scorer: Scorer | str, *, top_k: int | None = 10) -> None:
         if top_k is not None:
             check_positive("top_k", top_k)
+        if not isinstance(scorer, str):
+            check_scorer(scorer)
         self.scorer = scorer
         self.top_k = top_k
-        self._loaded = None if isinstance(scorer, str) else check_scorer(scorer)
-        self._loading = Lock()
+        self._scorer: _Lazy[Scorer] = _Lazy(lambda: CrossEncoder(scorer) if isinstance(scorer, str) else scorer)
 
     def warm_up(self) -> None:
-        """Load the scorer; called by the pipeline, and by the first run."""
-        self._ready()
+        """Load the scorer; called by the pipeline."""
+        self._scorer.get()
 
     @component.output_types(documents=list[Document])
     def run(self, query: str, documents: list[Document], top_k: int | None = None) -> dict[str, list[Document]]:
@@ -196,7 +206,7 @@ class CrossKnnRanker:
         k = self.top_k if top_k is None else top_k
         if k is not None:
             check_positive("top_k", k)
-        best = best_texts(self._ready(), query, [_content_of(document) for document in documents], k=k)
+        best = rerank_texts(self._scorer.get(), query, [_content_of(document) for document in documents], k=k)
         return {"documents": [replace(documents[place], score=score) for place, score in best]}
 
     @component.output_types(documents=list[Document])
@@ -207,55 +217,21 @@ class CrossKnnRanker:
         return await asyncio.to_thread(self.run, query, documents, top_k)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `from_dict` makes the same component of; possible where the scorer was given by name."""
+        """Serialize the component; needs a scorer that was given by name."""
         if not isinstance(self.scorer, str):
             raise InputError(
-                "a scorer in memory cannot be written down. Give the name or folder of a CrossEncoder instead: "
+                "a scorer in memory cannot be serialized. Use the name or folder of a CrossEncoder: "
                 'CrossKnnRanker("cross-encoder/ms-marco-MiniLM-L6-v2").'
             )
         return default_to_dict(self, scorer=self.scorer, top_k=self.top_k)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The component that `to_dict` described."""
+        """The component that `to_dict` serialized."""
         return default_from_dict(cls, data)
-
-    def _ready(self) -> Scorer:
-        with self._loading:
-            if self._loaded is None:
-                assert isinstance(self.scorer, str)
-                self._loaded = CrossEncoder(self.scorer)
-            return self._loaded
 
 
 def _content_of(document: Document) -> str:
     if document.content is None:
-        raise InputError(f"only documents with a text can be scored. Document {document.id!r} has no content.")
+        raise InputError(f"only documents with a text can be scored, but document {document.id!r} has no content.")
     return document.content
-
-
-def _strategy_as_dict(strategy: Strategy | None) -> dict[str, Any] | None:
-    if strategy is None:
-        return None
-    if type(strategy) not in KINDS.values():
-        raise InputError(f"only crossknn's own strategies can be written down. Got {strategy!r}.")
-    return {"name": type(strategy).__name__, **asdict(strategy)}  # type: ignore[call-overload]
-
-
-def _strategy_from_dict(data: dict[str, Any] | None) -> Strategy | None:
-    if data is None:
-        return None
-    settings = dict(data)
-    name = settings.pop("name", None)
-    if name not in KINDS:
-        raise InputError(f"strategy must have a name, one of {', '.join(KINDS)}. Got {name!r} instead.")
-    strategy: Strategy = KINDS[name](**settings)
-    return strategy
-
-
-def _filter_as_list(filter: Filter | None) -> list[str] | None:
-    if filter is None:
-        return None
-    if callable(filter):
-        raise InputError("a filter that is a function cannot be written down. Give a list of ids instead.")
-    return sorted(filter)

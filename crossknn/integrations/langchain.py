@@ -7,20 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
 from crossknn._imports import missing_extra
-from crossknn.integrations.conversion import document_of, how_found
-from crossknn.integrations.conversion import best_texts, check_scorer
+from crossknn.integrations.conversion import check_scorer, document_of, provenance, rerank_texts
 from crossknn.items.items import Items
-from crossknn.search.results import Hit, Hits
+from crossknn.search.results import Hit
 from crossknn.search.searcher import Filter, Searcher
 from crossknn.strategies.base import Strategy
 from crossknn.types import Encoder, Scorer
 
 try:
-    from langchain_core.callbacks import (
-        AsyncCallbackManagerForRetrieverRun,
-        CallbackManagerForRetrieverRun,
-        Callbacks,
-    )
+    from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun, Callbacks
     from langchain_core.documents import BaseDocumentCompressor, Document
     from langchain_core.retrievers import BaseRetriever
     from pydantic import ConfigDict, Field, SkipValidation, field_validator
@@ -29,12 +24,12 @@ except ImportError as error:
 
 
 class CrossKnnRetriever(BaseRetriever):
-    """The best items of a searcher as `Document`s, with their score, round and proposer in the metadata.
+    """Returns the best items as `Document`s, with score, round and proposer in their metadata.
 
-    searcher   what is searched
-    documents  by id the documents that the items stand for, whose metadata come back; `from_documents` sets it
-    k, budget, strategy, filter, deadline
-               as in `Searcher.search`; each can be given to `invoke` and `ainvoke`, too
+    Args:
+        searcher: What is searched.
+        documents: The items' documents by id, whose metadata is returned; `from_documents` sets it.
+        k, budget, strategy, filter, deadline: As in `Searcher.search`; `invoke` and `ainvoke` accept them as well.
     """
 
     searcher: Searcher
@@ -49,7 +44,7 @@ class CrossKnnRetriever(BaseRetriever):
     def from_documents(
         cls, documents: Sequence[Document], *, scorer: Scorer, encoder: Encoder | None = None, **settings: Any
     ) -> Self:
-        """A retriever of these documents. Their ids are kept; where no document has one, they are numbered from 0."""
+        """A retriever of these documents by their ids; if no document has an id, they are numbered from 0."""
         ids = [document.id for document in documents]
         texts = [document.page_content for document in documents]
         items = Items(texts, ids=None if set(ids) == {None} else cast("list[str]", ids))
@@ -59,32 +54,29 @@ class CrossKnnRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:
-        return self._as_documents(self.searcher.search(query, **{**self._options, **options}))
+        return list(map(self._as_document, self.searcher.search(query, **{**self._options, **options})))
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:
-        return self._as_documents(await self.searcher.asearch(query, **{**self._options, **options}))
+        return list(map(self._as_document, await self.searcher.asearch(query, **{**self._options, **options})))
 
     @property
     def _options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("k", "budget", "strategy", "filter", "deadline")}
 
-    def _as_documents(self, hits: Hits) -> list[Document]:
-        return [self._as_document(hit) for hit in hits]
-
     def _as_document(self, hit: Hit) -> Document:
-        found = {"score": hit.score, **how_found(hit)}
+        metadata = {"score": hit.score, **provenance(hit)}
         if self.documents is None:
-            return Document(self.searcher.items.text(hit.row), id=hit.id, metadata=found)
+            return Document(self.searcher.items.text(hit.row), id=hit.id, metadata=metadata)
         document = document_of(hit, self.documents)
-        return document.model_copy(update={"id": hit.id, "metadata": {**document.metadata, **found}})
+        return document.model_copy(update={"id": hit.id, "metadata": {**document.metadata, **metadata}})
 
 
 class CrossKnnCompressor(BaseDocumentCompressor):
-    """Scores the documents it is given, one call each, and keeps the best `k`, highest score first; None keeps all.
+    """Reranks documents, one call each, and keeps the best `k` (None for all), highest score first.
 
-    The score is put into the metadata of a copy; the documents themselves are not changed.
+    Returns copies with the score in their metadata.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -94,20 +86,19 @@ class CrossKnnCompressor(BaseDocumentCompressor):
 
     @field_validator("scorer")
     @classmethod
-    def _can_score(cls, scorer: Scorer) -> Scorer:
+    def _check_scorer(cls, scorer: Scorer) -> Scorer:
         return check_scorer(scorer)
 
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
-        best = best_texts(self.scorer, query, [document.page_content for document in documents], k=self.k)
-        return [_with_score(documents[place], score) for place, score in best]
+        best = rerank_texts(self.scorer, query, [document.page_content for document in documents], k=self.k)
+        return [
+            documents[place].model_copy(update={"metadata": {**documents[place].metadata, "score": score}})
+            for place, score in best
+        ]
 
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
         return await asyncio.to_thread(self.compress_documents, documents, query, callbacks)
-
-
-def _with_score(document: Document, score: float) -> Document:
-    return document.model_copy(update={"metadata": {**document.metadata, "score": score}})

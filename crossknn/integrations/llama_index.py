@@ -8,10 +8,9 @@ from typing import Any, Self
 from crossknn._checks import check_positive
 from crossknn._imports import missing_extra
 from crossknn.errors import InputError
-from crossknn.integrations.conversion import document_of, how_found
-from crossknn.integrations.conversion import best_texts, check_scorer
+from crossknn.integrations.conversion import check_scorer, document_of, provenance, rerank_texts
 from crossknn.items.items import Items
-from crossknn.search.results import Hit, Hits
+from crossknn.search.results import Hit
 from crossknn.search.searcher import Filter, Searcher
 from crossknn.strategies.base import Strategy
 from crossknn.types import Encoder, Scorer
@@ -27,14 +26,13 @@ except ImportError as error:
 
 
 class CrossKnnRetriever(BaseRetriever):
-    """The best items of a searcher as nodes with their scores.
+    """Returns the best items as nodes with scores; round and proposer are metadata hidden from LLMs and encoders.
 
-    searcher   what is searched
-    nodes      by id the nodes that the items stand for, copies of which come back; `from_nodes` sets it
-    k, budget, strategy, filter, deadline
-               as in `Searcher.search`
-
-    The round and the proposer of a hit are in its node's metadata, hidden from language models and encoders.
+    Args:
+        searcher: What is searched.
+        nodes: The items' nodes by id, copies of which are returned; `from_nodes` sets it.
+        k, budget, strategy, filter, deadline: As in `Searcher.search`.
+        callback_manager: LlamaIndex's own.
     """
 
     def __init__(
@@ -53,52 +51,42 @@ class CrossKnnRetriever(BaseRetriever):
         super().__init__(callback_manager=callback_manager)
         self.searcher = searcher
         self.nodes = nodes
-        self._options: dict[str, Any] = {
-            "k": k,
-            "budget": budget,
-            "strategy": strategy,
-            "filter": filter,
-            "deadline": deadline,
-        }
+        self._options: dict[str, Any] = {"k": k, "budget": budget, "strategy": strategy}
+        self._options |= {"filter": filter, "deadline": deadline}
 
     @classmethod
     def from_nodes(
         cls, nodes: Sequence[BaseNode], *, scorer: Scorer, encoder: Encoder | None = None, **settings: Any
     ) -> Self:
-        """A retriever of these nodes, by the text that an encoder is to see of them (`MetadataMode.EMBED`)."""
+        """A retriever of these nodes by their ids and texts for embedding (`MetadataMode.EMBED`)."""
         items = Items(map(_text_of, nodes), ids=[node.node_id for node in nodes])
         searcher = Searcher(items, scorer=scorer, encoder=encoder)
         return cls(searcher, nodes=dict(zip(items.ids, nodes, strict=True)), **settings)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return self._as_nodes(self.searcher.search(query_bundle.query_str, **self._options))
+        return list(map(self._as_node, self.searcher.search(query_bundle.query_str, **self._options)))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return self._as_nodes(await self.searcher.asearch(query_bundle.query_str, **self._options))
+        return list(map(self._as_node, await self.searcher.asearch(query_bundle.query_str, **self._options)))
 
-    def _as_nodes(self, hits: Hits) -> list[NodeWithScore]:
-        return [NodeWithScore(node=self._as_node(hit), score=hit.score) for hit in hits]
-
-    def _as_node(self, hit: Hit) -> BaseNode:
-        found = how_found(hit)
+    def _as_node(self, hit: Hit) -> NodeWithScore:
+        metadata = provenance(hit)
         if self.nodes is None:
             node: BaseNode = TextNode(id_=hit.id, text=self.searcher.items.text(hit.row))
         else:
             node = document_of(hit, self.nodes)
-        return node.model_copy(
-            update={
-                "metadata": {**node.metadata, **found},
-                "excluded_embed_metadata_keys": [*node.excluded_embed_metadata_keys, *found],
-                "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, *found],
-            }
-        )
+        update = {
+            "metadata": {**node.metadata, **metadata},
+            "excluded_embed_metadata_keys": [*node.excluded_embed_metadata_keys, *metadata],
+            "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, *metadata],
+        }
+        return NodeWithScore(node=node.model_copy(update=update), score=hit.score)
 
 
 class CrossKnnPostprocessor(BaseNodePostprocessor):
-    """Scores the nodes it is given, one call each, and keeps the best `k`, highest score first; None keeps all.
+    """Reranks nodes by their texts for embedding, one call each, and keeps the best `k` (None for all).
 
-    A node is scored by the text that an encoder is to see of it (`MetadataMode.EMBED`). The nodes come back as they
-    are, beside new scores. `to_dict` leaves the scorer out: `from_dict(data, scorer=…)`.
+    `to_dict` leaves the scorer out: read it back with `from_dict(data, scorer=…)`.
     """
 
     scorer: SkipValidation[Scorer] = Field(exclude=True)
@@ -106,7 +94,7 @@ class CrossKnnPostprocessor(BaseNodePostprocessor):
 
     @field_validator("scorer")
     @classmethod
-    def _can_score(cls, scorer: Scorer) -> Scorer:
+    def _check_scorer(cls, scorer: Scorer) -> Scorer:
         return check_scorer(scorer)
 
     @classmethod
@@ -117,8 +105,8 @@ class CrossKnnPostprocessor(BaseNodePostprocessor):
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
         if query_bundle is None:
-            raise InputError("nodes are scored for a query: give query_str or query_bundle.")
-        best = best_texts(self.scorer, query_bundle.query_str, [_text_of(node.node) for node in nodes], k=self.k)
+            raise InputError("nodes are reranked for a query: give `query_str` or `query_bundle`.")
+        best = rerank_texts(self.scorer, query_bundle.query_str, [_text_of(node.node) for node in nodes], k=self.k)
         return [NodeWithScore(node=nodes[place].node, score=score) for place, score in best]
 
 

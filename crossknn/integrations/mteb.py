@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossknn._imports import missing_extra
 from crossknn.errors import InputError
-from crossknn.integrations.conversion import check_scorer
-from crossknn.integrations.conversion import Run, search_all
+from crossknn.integrations.conversion import BenchmarkSearch, Run
 from crossknn.items.items import Items
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Strategy
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-class CrossKnnSearch:
+class CrossKnnSearch(BenchmarkSearch):
     """`mteb.evaluate(CrossKnnSearch(scorer, encoder=encoder), tasks)`.
 
     `budget` and `strategy` are those of `Searcher.search`. In a retrieval task a query gets at most as many items as it
-    may have calls, whatever `top_k` the task asks for; in a reranking task all its candidates are scored. Results are
-    kept by MTEB under `name` and a revision that changes with the models and with how they search.
+    has calls, even where the task's `top_k` is larger; in a reranking task all its candidates are scored. MTEB caches
+    results under `name` and a revision that changes with the models, the budget and the strategy.
     """
 
     def __init__(
@@ -42,22 +41,19 @@ class CrossKnnSearch:
         strategy: Strategy | None = None,
         name: str = "crossknn/search",
     ) -> None:
-        self.scorer = check_scorer(scorer)
-        self.encoder = encoder
-        self.budget = budget
-        self.strategy = strategy
+        super().__init__(scorer, encoder=encoder, budget=budget, strategy=strategy)
         self.name = name
         self._searcher: Searcher | None = None
 
     @property
     def mteb_model_meta(self) -> ModelMeta:
-        """What MTEB knows of this model."""
+        """The model's name and revision for MTEB."""
         parts = [self.scorer.fingerprint, self.encoder and self.encoder.fingerprint, self.budget, self.strategy]
         revision = blake2b(repr(parts).encode(), digest_size=8).hexdigest()
         return ModelMeta.create_empty({"name": self.name, "revision": revision, "model_type": ["cross-encoder"]})
 
     def index(self, corpus: Dataset, **_: Any) -> None:
-        """Take the corpus of a task: title and text of each item."""
+        """Set the corpus of a task; an item's text is its title and text."""
         _check_texts(corpus, "items")
         fields = [name for name in ("title", "text") if name in corpus.features]
         items = Items.from_records(corpus, id="id", text=fields)
@@ -66,27 +62,26 @@ class CrossKnnSearch:
     def search(
         self, queries: Dataset, *, top_k: int, top_ranked: Mapping[str, Sequence[str]] | None = None, **_: Any
     ) -> Run:
-        """For each query id the scores of the best items by their ids; of its candidates, where there are any."""
+        """For each query id the scores of the best items (of its candidates, if the task has some) by item id."""
         if self._searcher is None:
-            raise InputError("index(corpus) comes before search(queries).")
+            raise InputError("call index(corpus) before search(queries).")
         texts = _query_texts(queries)
         if top_ranked is None:
-            return search_all(self._searcher, texts, top_k=top_k, budget=self.budget, strategy=self.strategy)
-        candidates = {id_: top_ranked.get(id_, ()) for id_ in texts}
-        return {id_: self._rerank(texts[id_], ids, top_k) for id_, ids in candidates.items()}
+            return self._search_all(self._searcher, texts, top_k)
+        return {id_: _rerank(self._searcher, text, top_ranked.get(id_, ()), top_k) for id_, text in texts.items()}
 
-    def _rerank(self, query: str, ids: Sequence[str], k: int) -> dict[str, float]:
-        assert self._searcher is not None
-        self._searcher.items.rows_of(ids)  # an error where one of them is unknown
-        return {hit.id: hit.score for hit in self._searcher.search(query, k=k, filter=ids, strategy=Exact())}
+
+def _rerank(searcher: Searcher, query: str, ids: Sequence[str], k: int) -> dict[str, float]:
+    searcher.items.rows_of(ids)  # raises an error for unknown ids
+    return {hit.id: hit.score for hit in searcher.search(query, k=k, filter=ids, strategy=Exact())}
 
 
 def _query_texts(queries: Dataset) -> dict[str, str]:
-    """By id the text of each query, followed by its instruction where the task has them."""
+    """The text of each query by id, followed by its instruction if the task has instructions."""
     _check_texts(queries, "queries")
     return {str(one["id"]): " ".join(filter(None, [one["text"], one.get("instruction")])) for one in queries}
 
 
-def _check_texts(dataset: Dataset, what: str) -> None:
+def _check_texts(dataset: Dataset, kind: str) -> None:
     if getattr(dataset.features.get("text"), "dtype", None) not in ("string", "large_string"):
-        raise InputError(f"crossknn searches texts. The {what} of this task have none, or conversations instead.")
+        raise InputError(f"crossknn searches texts, but the {kind} of this task have no text, or conversations.")

@@ -1,4 +1,4 @@
-"""PyTerrier: a transformer from queries to results with a `Searcher`, and one that reranks results with a `Scorer`."""
+"""PyTerrier: a retriever that searches with a `Searcher`, and a reranker of results with a `Scorer`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ try:
 except ImportError as error:
     raise missing_extra("pyterrier", error, extra="pyterrier") from error
 
-FOUND = ("docno", "score", "rank", "text")  # columns that a search adds
+ADDED_COLUMNS = ("docno", "score", "rank", "text")  # columns that a search adds
 
 
 class CrossKnnRetriever(pt.Transformer):
-    """For every query the best `k` items: a frame with docno, score, rank (from 0) and text beside the query's columns.
+    """Adds the best `k` items of every query to its columns: docno, score, rank (from 0) and text.
 
-    searcher    what is searched
-    k, budget, strategy, filter
-                as in `Searcher.search_many`
-    batch_size  how many queries are searched side by side, with one scorer call per round
+    Args:
+        searcher: What is searched.
+        k, budget, strategy, filter: As in `Searcher.search_many`.
+        batch_size: Queries that are searched together, with one scorer call per round.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class CrossKnnRetriever(pt.Transformer):
         return self._frame(queries, hits)
 
     def _frame(self, queries: pd.DataFrame, found: list[Hits]) -> pd.DataFrame:
-        """A line for each hit, with the columns of its query."""
+        """A row for each hit, with the columns of its query."""
         places = [place for place, hits in enumerate(found) for _ in hits]
-        results = queries.iloc[places].drop(columns=[name for name in FOUND if name in queries]).reset_index(drop=True)
+        kept = [name for name in queries.columns if name not in ADDED_COLUMNS]
         hits = [(rank, hit) for hits in found for rank, hit in enumerate(hits)]
         columns: dict[str, Any] = {
             "docno": pd.Series([hit.id for _, hit in hits], dtype=str),
@@ -73,13 +73,13 @@ class CrossKnnRetriever(pt.Transformer):
             "rank": pd.Series([rank for rank, _ in hits], dtype=int),
             "text": pd.Series(self.searcher.items.texts_of([hit.row for _, hit in hits]), dtype=str),
         }
-        return results.assign(**columns)
+        return queries.iloc[places][kept].reset_index(drop=True).assign(**columns)
 
 
 class CrossKnnReranker(pt.Transformer):
-    """The results it is given with the cross-encoder's scores, one call each, and ranks that follow them.
+    """Replaces scores and ranks of results by those of the cross-encoder, one call per result.
 
-    Where results have no text, PyTerrier adds it: `retriever >> pt.text.get_text(index) >> reranker`.
+    PyTerrier can add missing texts: `retriever >> pt.text.get_text(index) >> reranker`.
     """
 
     def __init__(self, scorer: Scorer) -> None:

@@ -1,1 +1,1 @@
-"""Search and scores over HTTP: `crossknn serve`. Needs the extra `serve`."""
+"""HTTP service: search, scores and reranking over HTTP, for `crossknn serve`. Needs the extra `serve`."""

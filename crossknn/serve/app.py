@@ -1,4 +1,4 @@
-"""The HTTP API of a service."""
+"""The HTTP API of a service, as a FastAPI app."""
 
 from __future__ import annotations
 
@@ -16,53 +16,36 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
 from crossknn import __version__
-from crossknn.serve.docs_page import write_docs
+from crossknn.serve import schemas
+from crossknn.serve.docs_page import docs_html
 from crossknn.serve.http_errors import HttpError
-from crossknn.serve.middleware import RequestMiddleware
-from crossknn.serve.schemas import (
-    RERANK_EXAMPLES,
-    SCORE_EXAMPLES,
-    SEARCH_EXAMPLES,
-    RerankRequest,
-    ScoreRequest,
-    SearchRequest,
-)
-from crossknn.serve.schemas import (
-    DocumentsRanked,
-    ErrorAnswer,
-    Info,
-    ScoreAnswer,
-    SearchAnswer,
-    TextRanked,
-    rerank_answer,
-)
+from crossknn.serve.middleware import Exchange, RequestMiddleware
 from crossknn.serve.service import Service
 from crossknn.types import Scores
 
 PAGE: Final = Path(__file__).parent / "page"
 PAGE_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+PROMETHEUS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    status: {"model": ErrorAnswer, "description": what}
-    for status, what in {
-        400: "A request that cannot be used.",
-        401: "A missing or wrong API key.",
-        413: "A body or text past its limit.",
-        421: "A name that the server is not called by.",
-        422: "A body of another shape.",
-        429: "Too many requests: come back after Retry-After seconds.",
+    status: {"model": schemas.ErrorResponse, "description": description}
+    for status, description in {
+        400: "Invalid request.",
+        401: "Missing or wrong API key.",
+        413: "Body, text or list above its limit.",
+        421: "Host name that the server does not answer to.",
+        422: "Missing or unknown field, or a value of the wrong type.",
+        429: "Too many requests. Retry after Retry-After seconds.",
         500: "The scorer failed on this request.",
-        503: "Not ready: come back after Retry-After seconds.",
+        503: "Not ready. Retry after Retry-After seconds.",
     }.items()
 }
-KINDS: Final = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
 
 
 def make_app(service: Service) -> FastAPI:
-    """The API as an ASGI app; the service is started with it and closed at its end."""
+    """The API as an ASGI app, which starts the service at its startup and closes it at its shutdown."""
 
     @asynccontextmanager
-    async def live(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.start()
         yield
         service.close()
@@ -70,160 +53,135 @@ def make_app(service: Service) -> FastAPI:
     app = FastAPI(
         title="crossknn",
         version=__version__,
-        description="k-nearest-neighbour search when the similarity is a cross-encoder.",
-        lifespan=live,
+        description="k-nearest-neighbor search when the similarity is a cross-encoder.",
+        lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
     )
     app.add_middleware(RequestMiddleware, settings=service.settings, metrics=service.metrics)
-    app.add_exception_handler(RequestValidationError, _refuse_shape)
-    app.add_exception_handler(HTTPException, _refuse_http)
+    for kind in (RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _raise_to_middleware)
     _add_search(app, service)
     _add_scores(app, service)
-    _add_reports(app, service)
-    _add_page(app)
+    _add_status(app, service)
+    _add_pages(app)
     return app
 
 
-def _add_search(app: FastAPI, service: Service) -> None:
-    @app.post("/search", response_model=SearchAnswer, responses=ERRORS)
-    async def search(
-        request: Request, body: Annotated[SearchRequest, Body(openapi_examples=SEARCH_EXAMPLES)]
-    ) -> Response:
-        """The items of highest score for each query, within a budget of calls."""
-        began, passage = time.monotonic(), request.scope["passage"]
-        passage.texts["queries"] = body.asked
+async def _raise_to_middleware(_: Request, error: Exception) -> Response:
+    """In place of FastAPI's own error responses: the middleware turns every exception into a response."""
+    raise error
 
-        def work(cancelled: Event) -> SearchAnswer:
-            results, strategy, current = service.search(body, began=began, cancelled=cancelled)
-            passage.facts["calls"] = sum(result["calls"] for result in results)
-            passage.facts["stopped"] = results[0]["stopped"]
+
+def _add_search(app: FastAPI, service: Service) -> None:
+    @app.post("/search", response_model=schemas.SearchResponse, responses=ERRORS)
+    async def search(
+        request: Request, body: Annotated[schemas.SearchRequest, Body(openapi_examples=schemas.SEARCH_EXAMPLES)]
+    ) -> Response:
+        """Find the items of highest cross-encoder score for each query, within a budget of calls."""
+        start = time.monotonic()
+        exchange: Exchange = request.scope["exchange"]
+        exchange.private_log_fields["queries"] = body.all_queries
+
+        def work(cancelled: Event) -> schemas.SearchResponse:
+            results, strategy, index = service.search(body, start=start, cancelled=cancelled)
+            exchange.log_fields["calls"] = sum(result["calls"] for result in results)
+            exchange.log_fields["stopped"] = results[0]["stopped"]
             return {
                 "results": results,
                 "strategy": repr(strategy),
-                "index": current.identity,
-                "request_id": passage.request_id,
+                "index": index.identity,
+                "request_id": exchange.request_id,
             }
 
-        return await _answer(service, request, work)
+        return await _respond(service, request, work)
 
 
 def _add_scores(app: FastAPI, service: Service) -> None:
-    async def score_texts(
-        request: Request, queries: list[str], items: list[str], shape: Callable[[Scores, str], object]
+    async def score_pairs(
+        request: Request, queries: list[str], items: list[str], response: Callable[[Scores, str], object]
     ) -> Response:
-        """The scores of pairs, in the shape that `shape(scores, request_id)` gives them."""
-        passage = request.scope["passage"]
-        passage.texts["queries"] = list(dict.fromkeys(queries))
-        passage.facts["calls"] = len(items)
-        return await _answer(
-            service,
-            request,
-            lambda cancelled: shape(service.score(queries, items, cancelled=cancelled), passage.request_id),
-        )
+        """Score pairs and respond with `response(scores, request_id)`."""
+        exchange: Exchange = request.scope["exchange"]
+        exchange.private_log_fields["queries"] = list(dict.fromkeys(queries))
+        exchange.log_fields["calls"] = len(items)
 
-    @app.post("/score", response_model=ScoreAnswer, responses=ERRORS)
-    async def score(request: Request, body: Annotated[ScoreRequest, Body(openapi_examples=SCORE_EXAMPLES)]) -> Response:
-        """The raw scores of pairs, in the order given."""
-        return await score_texts(
-            request, *body.both_sides, lambda scores, id_: {"scores": scores.tolist(), "request_id": id_}
+        def work(cancelled: Event) -> object:
+            return response(service.score(queries, items, cancelled=cancelled), exchange.request_id)
+
+        return await _respond(service, request, work)
+
+    @app.post("/score", response_model=schemas.ScoreResponse, responses=ERRORS)
+    async def score(
+        request: Request, body: Annotated[schemas.ScoreRequest, Body(openapi_examples=schemas.SCORE_EXAMPLES)]
+    ) -> Response:
+        """Score pairs; the raw scores come back in the order given."""
+        return await score_pairs(
+            request, *body.queries_and_items, lambda scores, id_: {"scores": scores.tolist(), "request_id": id_}
         )
 
     async def rerank(
-        request: Request, body: Annotated[RerankRequest, Body(openapi_examples=RERANK_EXAMPLES)]
+        request: Request, body: Annotated[schemas.RerankRequest, Body(openapi_examples=schemas.RERANK_EXAMPLES)]
     ) -> Response:
-        """Texts by their score, as rerank servers answer: text-embeddings-inference, Jina, Cohere and vLLM."""
+        """Rank texts by score, in the formats of text-embeddings-inference, Jina, Cohere and vLLM."""
         queries, model = [body.query] * len(body.items), service.scorer.fingerprint
-        return await score_texts(
-            request, queries, body.items, lambda scores, id_: rerank_answer(body, scores, request_id=id_, model=model)
+        return await score_pairs(
+            request, queries, body.items, lambda scores, id_: body.response(scores, request_id=id_, model=model)
         )
 
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-        app.post(path, response_model=list[TextRanked] | DocumentsRanked, responses=ERRORS)(rerank)
+        app.post(path, response_model=list[schemas.RankedText] | schemas.RankedDocuments, responses=ERRORS)(rerank)
 
 
-def _add_reports(app: FastAPI, service: Service) -> None:
-    """The routes that tell about the server."""
-
+def _add_status(app: FastAPI, service: Service) -> None:
     @app.get("/healthz", response_model=dict[str, str])
     async def healthz() -> Response:
-        """Whether the process lives."""
+        """Liveness: the process is running."""
         return JSONResponse({"status": "alive"})
 
     @app.get("/readyz", response_model=dict[str, str], responses={503: ERRORS[503]})
     async def readyz() -> Response:
-        """Whether requests are answered."""
+        """Readiness: requests are answered."""
         service.check_ready()
         return JSONResponse({"status": "ready"})
 
-    @app.get("/info", response_model=Info, responses={401: ERRORS[401]})
+    @app.get("/info", response_model=schemas.Info, responses={401: ERRORS[401]})
     def info() -> Response:
-        """What is served, and what may be asked."""
+        """The index and models that are served, the strategies on offer, limits and defaults."""
         return JSONResponse(service.info())
 
     @app.get("/metrics", responses={200: {"content": {"text/plain": {}}}, 401: ERRORS[401]})
     def metrics() -> Response:
-        """Numbers for Prometheus."""
-        return Response(service.metrics.as_text(), media_type=METRICS_TYPE)
+        """Prometheus metrics."""
+        return Response(service.metrics.as_text(), media_type=PROMETHEUS_TYPE)
 
 
-def _add_page(app: FastAPI) -> None:
-    """The pages for people."""
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return _page_file("index.html")
-
+def _add_pages(app: FastAPI) -> None:
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return HTMLResponse(write_docs(app.openapi()))
+        return HTMLResponse(docs_html(app.openapi()))
+
+    @app.get("/", include_in_schema=False)
+    async def search_page() -> Response:
+        return await page_file("index.html")
 
     @app.get("/page/{name}", include_in_schema=False)
     async def page_file(name: str) -> Response:
-        return _page_file(name)
+        path = PAGE / name
+        if path.suffix not in PAGE_TYPES or path.parent != PAGE or not path.is_file():
+            raise HttpError(404, "not_found", "no such page.")
+        return FileResponse(path, media_type=PAGE_TYPES[path.suffix], headers={"Cache-Control": "no-cache"})
 
 
-def _page_file(name: str) -> Response:
-    path = PAGE / name
-    if path.suffix not in PAGE_TYPES or path.parent != PAGE or not path.is_file():
-        raise HttpError(404, "not_found", "there is no such page.")
-    return FileResponse(path, media_type=PAGE_TYPES[path.suffix], headers={"Cache-Control": "no-cache"})
-
-
-async def _answer(service: Service, request: Request, work: Callable[[Event], Any]) -> Response:
-    """What `work` gives, as JSON, when its turn has come; it ends early where the client leaves."""
+async def _respond(service: Service, request: Request, work: Callable[[Event], Any]) -> Response:
+    """Run `work` from the queue and respond with its result as JSON; it is cancelled if the client disconnects."""
     service.check_ready()
 
-    async def left() -> None:
+    async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
     def write(cancelled: Event) -> bytes:
         return json.dumps(work(cancelled), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
-    return Response(await service.queue.run(write, left), media_type="application/json")
-
-
-async def _refuse_shape(request: Request, error: Exception) -> Response:
-    """What is wrong with a body: the field, what was wanted, what came."""
-    problems = error.errors() if isinstance(error, RequestValidationError) else []
-    refusal = HttpError(422, "bad_shape", "; ".join(map(_describe, problems[:3])) or "the body cannot be read.")
-    return _refused(request, refusal)
-
-
-def _describe(problem: dict[str, Any]) -> str:
-    place = ".".join(str(part) for part in problem["loc"] if part != "body") or "the body"
-    given = problem.get("input")
-    came = f". Got {given!a:.80}" if isinstance(given, str | int | float | bool | None) else ""
-    return f"{place}: {problem['msg']}{came}"
-
-
-async def _refuse_http(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    detail = str(error.detail) if isinstance(error, HTTPException) else ""
-    return _refused(request, HttpError(status, KINDS.get(status, "bad_request"), detail))
-
-
-def _refused(request: Request, refusal: HttpError) -> Response:
-    body = refusal.body(request.scope["passage"].request_id)
-    return JSONResponse(body, refusal.status, refusal.headers)
+    return Response(await service.queue.run(write, disconnected), media_type="application/json")

@@ -1,4 +1,4 @@
-"""One scorer for many callers: what they ask for at the same time is scored in shared batches."""
+"""Dynamic batching: a scorer for many threads that merges their concurrent calls into shared batches."""
 
 from __future__ import annotations
 
@@ -7,96 +7,92 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
-from crossknn._checks import check_positive
+from crossknn._checks import check_number, check_positive
 from crossknn.errors import InputError, ScorerError, TooLate
 from crossknn.scorers.base import score_pairs
 from crossknn.types import Scorer, Scores
 
-MAX_PAIRS = 512  # of a batch
-TIMEOUT = 60.0  # seconds after which a scorer counts as stalled
-LATE = 1.0  # seconds after its caller's deadline that a score may come
-TICK = 0.1  # seconds between two looks of a waiting caller at what might end its wait
+DEADLINE_GRACE_SECONDS = 1.0  # a score may arrive this late after its caller's deadline
+WAIT_CHECK_SECONDS = 0.1  # how often a waiting caller checks for cancellation, deadline and stall
 
 log = logging.getLogger(__name__)
 
 
 class ScorerUnavailable(ScorerError):
-    """The scorer has not answered for too long, or the service ends: try again later."""
+    """The scorer is closed or stalled: retry later."""
 
 
 class CallCancelled(ScorerError):
-    """Nobody waits for these scores any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchReport:
-    """One call of the real scorer: its pairs, the callers they belong to, and its seconds."""
-
-    pairs: int
-    callers: int
-    seconds: float
+    """The caller does not wait for these scores anymore."""
 
 
 class BatchingScorer:
-    """`scorer`, called by one thread with batches merged from the calls of many.
+    """Calls `scorer` from one thread, with batches merged from the calls of many.
 
-    Whoever has asked is in the next batch, with an equal share of its `max_pairs`; what is left of them goes to those
-    who asked first. So nobody waits for the end of another's call, only for the batch in flight. A batch that fails is
-    scored again caller by caller, so that only those fail whose pairs are to blame. A scorer that does not answer
-    within `timeout` seconds is `stalled`: who waits for it gets an error, and so does who asks, until it answers.
+    Every queued call takes part in the next batch with a fair share of its `max_pairs`, so no call waits for the end of
+    another one, only for the batch in flight. A batch that fails is scored again call by call, so that only the calls
+    with faulty pairs fail.
 
-    `on_batch` is called after each call of the scorer, and `on_wait` with the seconds that a caller waited in all.
+    Args:
+        scorer: Any scorer.
+        max_pairs: Maximum number of pairs in a batch.
+        timeout: Seconds after which a scorer that does not answer counts as stalled: queued and new calls fail with
+            `ScorerUnavailable` until it answers.
+        on_batch: Called after each batch with its pairs, the number of callers they belong to, and its seconds.
+        on_wait: Called with the total seconds that a caller waited.
     """
 
     def __init__(
         self,
         scorer: Scorer,
         *,
-        max_pairs: int = MAX_PAIRS,
-        timeout: float = TIMEOUT,
-        on_batch: Callable[[BatchReport], None] = lambda _: None,
+        max_pairs: int = 512,
+        timeout: float = 60.0,
+        on_batch: Callable[[int, int, float], None] = lambda *_: None,
         on_wait: Callable[[float], None] = lambda _: None,
     ) -> None:
         check_positive("max_pairs", max_pairs)
-        if not timeout > 0:
-            raise InputError(f"timeout must be a positive number of seconds. Got {timeout!r} instead.")
+        check_number("timeout", timeout)
         self.scorer = scorer
         self.max_pairs = max_pairs
         self.timeout = timeout
         self._on_batch = on_batch
         self._on_wait = on_wait
         self._changed = threading.Condition()
-        self._asks: list[_Ask] = []  # the oldest first
-        self._began: float | None = None  # when the call in flight began
+        self._queue: list[_Call] = []  # oldest first
+        self._batch_start: float | None = None  # of the batch in flight
         self._closed = False
-        # A daemon, so that a program can end though its scorer never answers.
-        self._worker = threading.Thread(target=self._work, name="scorer", daemon=True)
+        # A daemon, so that a program can exit although its scorer never answers.
+        self._worker = threading.Thread(target=self._score_batches, name="scorer", daemon=True)
         self._worker.start()
 
     @property
     def fingerprint(self) -> str:
-        """The scorer's own: merging changes no score."""
+        """The scorer's own: batching changes no score."""
         return self.scorer.fingerprint
 
     @property
-    def waiting_pairs(self) -> int:
-        """Pairs that were asked for and have no score yet."""
+    def queued_pairs(self) -> int:
+        """Pairs that have no score yet."""
         with self._changed:
-            return sum(len(ask.queries) - ask.scored for ask in self._asks)
+            return sum(call.unscored for call in self._queue)
 
     @property
-    def stalled(self) -> bool:
-        """Whether the call in flight takes longer than the timeout."""
-        began = self._began
-        return began is not None and time.monotonic() - began > self.timeout
+    def unavailable(self) -> str | None:
+        """Why calls would fail now: the scorer is closed, or the batch in flight takes longer than the timeout."""
+        start = self._batch_start
+        if self._closed:
+            return "the server is shutting down."
+        if start is not None and time.monotonic() - start > self.timeout:
+            return f"the scorer has not answered for more than {self.timeout:g} seconds."
+        return None
 
     def for_caller(self, cancelled: threading.Event | None = None, ends: float | None = None) -> Scorer:
-        """The scorer of one caller; its pairs leave the queue once `cancelled` is set, or a second after `ends`."""
-        return _Caller(self, cancelled, ends)
+        """A scorer whose pairs leave the queue once `cancelled` is set, or soon after the deadline `ends`."""
+        return _CallerScorer(self, cancelled, ends)
 
     def score(
         self,
@@ -106,176 +102,154 @@ class BatchingScorer:
         cancelled: threading.Event | None = None,
         ends: float | None = None,
     ) -> Scores:
-        """The scores of the pairs, when all of them are there."""
+        """Queue the pairs and wait for their scores."""
         if len(queries) != len(items):
-            raise InputError(f"queries and items must pair up. Got {len(queries)} and {len(items)} instead.")
+            raise InputError(f"`queries` and `items` must have the same length, got {len(queries)} and {len(items)}.")
         if not len(queries):
             return np.empty(0, np.float32)
-        self._check(cancelled, ends)
-        ask = _Ask(queries, items)
+        self._check_waiting(cancelled, ends)
+        call = _Call(queries, items)
         with self._changed:
-            self._asks.append(ask)
+            self._queue.append(call)
             self._changed.notify()
         try:
-            while not ask.done.wait(TICK):
-                self._check(cancelled, ends)
+            while not call.done.wait(WAIT_CHECK_SECONDS):
+                self._check_waiting(cancelled, ends)
         finally:
-            self._withdraw(ask)
-            self._on_wait(time.monotonic() - ask.began)
-        if ask.error is not None:
-            raise ask.error
-        return ask.scores
+            with self._changed:
+                if call in self._queue:
+                    self._queue.remove(call)
+            self._on_wait(time.monotonic() - call.start)
+        if call.error is not None:
+            raise call.error
+        return call.scores
 
     def close(self) -> None:
-        """End the work; who still waits gets an error."""
+        """Stop scoring; queued calls fail."""
         with self._changed:
             self._closed = True
             self._changed.notify()
 
-    def _check(self, cancelled: threading.Event | None, ends: float | None) -> None:
-        """An error where waiting is in vain."""
+    def _check_waiting(self, cancelled: threading.Event | None, ends: float | None) -> None:
+        """Raise the error of a call that should not wait for its scores (any longer)."""
         if cancelled is not None and cancelled.is_set():
-            raise CallCancelled("the caller has left.")
-        if self._closed:
-            raise ScorerUnavailable("the service ends.")
-        if ends is not None and time.monotonic() > ends + LATE:
-            raise TooLate("the scores did not come in time.")
-        if self.stalled:
-            raise ScorerUnavailable(f"the scorer has not answered for more than {self.timeout:g} seconds.")
+            raise CallCancelled("the call was cancelled.")
+        if ends is not None and time.monotonic() > ends + DEADLINE_GRACE_SECONDS:
+            raise TooLate("the scores did not arrive before the deadline.")
+        if (reason := self.unavailable) is not None:
+            raise ScorerUnavailable(reason)
 
-    def _withdraw(self, ask: _Ask) -> None:
-        with self._changed:
-            if ask in self._asks:
-                self._asks.remove(ask)
-
-    def _work(self) -> None:
-        while batch := self._take():
+    def _score_batches(self) -> None:
+        while batch := self._next_batch():
             try:
-                self._score_together(batch)
+                self._score(batch)
             except BaseException as error:
-                # One by one, so that only those fail that are to blame.
-                self._score_apart(batch, error)
+                self._score_individually(batch, error)
             with self._changed:
-                self._asks = [ask for ask in self._asks if not ask.done.is_set()]
+                self._queue = [call for call in self._queue if not call.done.is_set()]
 
-    def _take(self) -> list[_Part]:
-        """The next batch; none at the end."""
+    def _next_batch(self) -> Batch:
+        """A fair share of every queued call; empty after `close`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._asks or self._closed)
+            self._changed.wait_for(lambda: self._queue or self._closed)
             if self._closed:
                 return []
-            shares = share_out(self.max_pairs, [len(ask.queries) - ask.scored for ask in self._asks])
-            return [
-                _Part(ask, ask.scored, ask.scored + share)
-                for ask, share in zip(self._asks, shares, strict=True)
-                if share
-            ]
+            shares = fair_shares(self.max_pairs, [call.unscored for call in self._queue])
+            return [(call, share) for call, share in zip(self._queue, shares, strict=True) if share]
 
-    def _score_together(self, batch: list[_Part]) -> None:
-        scores = self._call(batch)
-        ends = np.cumsum([0, *(part.end - part.start for part in batch)]).tolist()
-        for part, (start, end) in zip(batch, pairwise(ends), strict=True):
-            part.give(scores[start:end])
-
-    def _score_apart(self, batch: list[_Part], error: BaseException) -> None:
-        """Each part by itself, as long as the timeout lasts: a scorer that always fails may take its time for it."""
-        log.warning("a batch failed", extra={"error": type(error).__name__, "callers": len(batch)})
-        ends = time.monotonic() + self.timeout
-        for part in batch:
-            if len(batch) > 1 and time.monotonic() < ends:
-                try:
-                    part.give(self._call([part]))
-                except BaseException as own:
-                    part.ask.fail(own)
-            else:
-                part.ask.fail(error)
-
-    def _call(self, parts: list[_Part]) -> Scores:
-        queries = [query for part in parts for query in part.queries]
-        items = [item for part in parts for item in part.items]
-        self._began = start = time.monotonic()
+    def _score(self, batch: Batch) -> None:
+        """Score a batch, or raise before any of its calls has a result."""
+        queries = [query for call, size in batch for query in call.queries[call.scored : call.scored + size]]
+        items = [item for call, size in batch for item in call.items[call.scored : call.scored + size]]
+        self._batch_start = start = time.monotonic()
         try:
-            return score_pairs(self.scorer, queries, items)
+            scores = score_pairs(self.scorer, queries, items)
         finally:
-            self._began = None
-            self._on_batch(BatchReport(len(queries), len(parts), time.monotonic() - start))
+            self._batch_start = None
+            self._on_batch(len(queries), len(batch), time.monotonic() - start)
+        first = 0
+        for call, size in batch:
+            call.add_scores(scores[first : first + size])
+            first += size
+
+    def _score_individually(self, batch: Batch, error: BaseException) -> None:
+        """Score each call's part of a failed batch by itself, for at most `timeout` seconds."""
+        log.warning("batch failed", extra={"error": type(error).__name__, "callers": len(batch)})
+        ends = time.monotonic() + self.timeout
+        for call, size in batch:
+            if len(batch) == 1 or time.monotonic() >= ends:
+                call.fail(error)
+                continue
+            try:
+                self._score([(call, size)])
+            except BaseException as own_error:
+                call.fail(own_error)
 
 
-def share_out(room: int, wanted: Sequence[int]) -> list[int]:
-    """How much of `room` each gets: an equal share, as far as wanted; what is left goes to the first."""
-    fair = max(1, room // max(1, len(wanted)))
+def fair_shares(capacity: int, demands: Sequence[int]) -> list[int]:
+    """Split `capacity`: an equal share for each, at most its demand; the remainder goes to the first in the queue."""
+    fair = max(1, capacity // max(1, len(demands)))
     shares = []
-    for want in wanted:
-        shares.append(min(want, fair, room))
-        room -= shares[-1]
-    for place, want in enumerate(wanted):
-        more = min(want - shares[place], room)
-        shares[place] += more
-        room -= more
+    for demand in demands:
+        shares.append(min(demand, fair, capacity))
+        capacity -= shares[-1]
+    for place, demand in enumerate(demands):
+        extra = min(demand - shares[place], capacity)
+        shares[place] += extra
+        capacity -= extra
     return shares
 
 
 @dataclass(eq=False, slots=True)
-class _Ask:
-    """One call of a caller."""
+class _Call:
+    """A queued call of `score`; `scored` counts its pairs that have a score, in order."""
 
     queries: Sequence[str]
     items: Sequence[str]
     scores: Scores = field(init=False)
-    scored: int = 0  # pairs, from the first
+    scored: int = 0
     error: Exception | None = None
     done: threading.Event = field(default_factory=threading.Event)
-    began: float = field(default_factory=time.monotonic)
+    start: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.scores = np.empty(len(self.queries), np.float32)
 
+    @property
+    def unscored(self) -> int:
+        return len(self.queries) - self.scored
+
+    def add_scores(self, scores: Scores) -> None:
+        self.scores[self.scored : self.scored + len(scores)] = scores
+        self.scored += len(scores)
+        if not self.unscored:
+            self.done.set()
+
     def fail(self, error: BaseException) -> None:
-        self.error = error if isinstance(error, ScorerError) else _foreign(error)
+        """Errors other than `ScorerError` lose their message, which may contain anything."""
+        if isinstance(error, ScorerError):
+            self.error = error
+        else:
+            self.error = ScorerError(f"the scorer raised {type(error).__name__}.")
+            self.error.__cause__ = error
         self.done.set()
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What one batch holds of an ask."""
-
-    ask: _Ask
-    start: int
-    end: int
-
-    @property
-    def queries(self) -> Sequence[str]:
-        return self.ask.queries[self.start : self.end]
-
-    @property
-    def items(self) -> Sequence[str]:
-        return self.ask.items[self.start : self.end]
-
-    def give(self, scores: Scores) -> None:
-        self.ask.scores[self.start : self.end] = scores
-        self.ask.scored = self.end
-        if self.end == len(self.ask.queries):
-            self.ask.done.set()
+Batch = list[tuple[_Call, int]]
+"""Calls, each with how many of its next pairs are in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Caller:
-    """A `BatchingScorer` as one caller sees it."""
+class _CallerScorer:
+    """A `BatchingScorer` with the cancellation and deadline of one caller."""
 
-    merging: BatchingScorer
+    batching: BatchingScorer
     cancelled: threading.Event | None
     ends: float | None
 
     @property
     def fingerprint(self) -> str:
-        return self.merging.fingerprint
+        return self.batching.fingerprint
 
     def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
-        return self.merging.score(queries, items, cancelled=self.cancelled, ends=self.ends)
-
-
-def _foreign(error: BaseException) -> ScorerError:
-    """An error that is not about a pair, without its message: nobody knows what stands in there."""
-    wrapped = ScorerError(f"the scorer raised {type(error).__name__}.")
-    wrapped.__cause__ = error
-    return wrapped
+        return self.batching.score(queries, items, cancelled=self.cancelled, ends=self.ends)

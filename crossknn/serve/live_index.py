@@ -1,4 +1,4 @@
-"""The index that requests are answered from, and its exchange for a newer one while they are."""
+"""Hot reload: the index that requests are answered from, replaced while the server runs."""
 
 from __future__ import annotations
 
@@ -18,64 +18,66 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """A searcher that is ready, and the identity of what it searches."""
+class LoadedIndex:
+    """A searcher that is ready, and the identity of the index or items that it searches."""
 
     searcher: Searcher
     identity: str
 
 
 class LiveIndex:
-    """Holds what is searched now. Take `current` once per request: the next request may find another one.
+    """Holds the index of now. Read `current` once per request: the next request may get another one.
 
-    `source` is the folder of an index, an `Index` or `Items`; `open` makes a searcher of it. Only a folder can be
-    replaced. A newer index that cannot be used is refused with a line in the log, and the old one stays.
+    Args:
+        source: The folder of an index, which is reloaded when it is replaced; or an `Index` or `Items`.
+        open: Makes a searcher of an index or items.
     """
 
     def __init__(self, source: Path | Index | Items, open: Callable[[Index | Items], Searcher]) -> None:
         self._folder = source if isinstance(source, Path) else None
         self._open = open
-        self._swapping = threading.Lock()
-        self._refused: tuple[int, int] | None = None  # the stamp of an index that cannot be used
-        self.swaps = 0
-        self.refusals = 0
-        self.current = self._prepare(Index.load(source) if isinstance(source, Path) else source)
+        self._reloading = threading.Lock()
+        self._rejected: tuple[int, int] | None = None  # manifest stamp of an index that cannot be used
+        self.reloads = 0
+        self.failed_reloads = 0
+        self.current = self._load(Index.load(source) if isinstance(source, Path) else source)
 
-    def refresh(self, *, again: bool = False) -> bool:
-        """Take the folder's index if it is another one; whether it was taken.
+    def reload(self, *, retry: bool = False) -> bool:
+        """Load the folder's index if it has changed, and return whether it was replaced.
 
-        One that was refused is looked at once more only if it has changed, or if `again` says so.
+        An index that cannot be used is rejected with an error in the log, and the old one stays. It is loaded again
+        only when its manifest changes, or with `retry`.
         """
-        with self._swapping:
+        with self._reloading:
             index = self.current.searcher.index
             if self._folder is None or index is None or index.is_current():
                 return False
-            stamp = _stamp(self._folder)
-            if stamp == self._refused and not again:
+            stamp = _manifest_stamp(self._folder)
+            if stamp == self._rejected and not retry:
                 return False
             try:
                 fresh = Index.load(self._folder)
                 fresh.verify()
-                self.current = self._prepare(fresh)
+                self.current = self._load(fresh)
             except (CrossKnnError, OSError) as error:
-                self._refused = stamp
-                self.refusals += 1
-                log.error("index refused", extra={"reason": str(error)})
+                self._rejected = stamp
+                self.failed_reloads += 1
+                log.error("index reload failed", extra={"reason": str(error)})
                 return False
-            self.swaps += 1
-            log.info("index replaced", extra={"index": self.current.identity, "items": len(fresh)})
+            self.reloads += 1
+            log.info("index reloaded", extra={"index": self.current.identity, "items": len(fresh)})
             return True
 
-    def _prepare(self, source: Index | Items) -> Loaded:
-        """A searcher that has done what the first search would do, so that no request waits for it."""
+    def _load(self, source: Index | Items) -> LoadedIndex:
+        """A searcher whose retrievers and vectors are ready, so that the first request is not slower."""
         searcher = self._open(source)
         searcher.prepare()
         identity = source.identity if isinstance(source, Index) else None
-        return Loaded(searcher, identity or searcher.items.fingerprint)
+        return LoadedIndex(searcher, identity or searcher.items.fingerprint)
 
 
-def _stamp(folder: Path) -> tuple[int, int]:
-    """Another one for another manifest; nothing but zeros where there is none."""
+def _manifest_stamp(folder: Path) -> tuple[int, int]:
+    """Inode and modification time of the manifest; zeros where it is missing."""
     try:
         status = (folder / MANIFEST).stat()
     except OSError:
@@ -83,14 +85,14 @@ def _stamp(folder: Path) -> tuple[int, int]:
     return status.st_ino, status.st_mtime_ns
 
 
-class Watcher:
-    """A thread that refreshes a shelf every `seconds`, and at once when it is woken."""
+class IndexWatcher:
+    """A thread that reloads a live index every `seconds` where it has changed, and immediately after `wake`."""
 
-    def __init__(self, shelf: LiveIndex, seconds: float) -> None:
-        self._shelf = shelf
+    def __init__(self, live_index: LiveIndex, seconds: float) -> None:
+        self._live_index = live_index
         self._seconds = seconds
         self._woken = threading.Event()
-        self._ended = False
+        self._stopped = False
         self._thread = threading.Thread(target=self._watch, name="index watcher", daemon=True)
 
     def start(self) -> None:
@@ -100,14 +102,14 @@ class Watcher:
         self._woken.set()
 
     def stop(self) -> None:
-        self._ended = True
+        self._stopped = True
         self.wake()
 
     def _watch(self) -> None:
-        while not self._ended:
+        while not self._stopped:
             woken = self._woken.wait(self._seconds)
             self._woken.clear()
             try:
-                self._shelf.refresh(again=woken)
-            except Exception:  # the next look may fare better
-                log.exception("the index could not be looked at")
+                self._live_index.reload(retry=woken)
+            except Exception:  # the next check may succeed
+                log.exception("index check failed")

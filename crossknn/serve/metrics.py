@@ -1,4 +1,4 @@
-"""What a server counts, as Prometheus reads it."""
+"""Prometheus metrics of a service."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from prometheus_client.registry import Collector
 
 from crossknn.scorers.cached import Cached
 from crossknn.search.results import Hits
-from crossknn.serve.dynamic_batching import BatchReport
 from crossknn.types import Scorer
 
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -19,86 +18,64 @@ PAIRS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 class Metrics:
-    """The numbers of one service; each service has its own."""
+    """The metrics of one service, in a registry of its own."""
 
     def __init__(self) -> None:
-        registry = self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "crossknn_requests", "Requests by route and status.", ["route", "status"], registry=registry
+        self._registry = CollectorRegistry()
+        self._requests = self._counter("requests", "Requests by route and status.", "route", "status")
+        self._request_seconds = self._histogram("request_seconds", "Duration of requests.", SECONDS, "route")
+        self._steps = self._histogram(
+            "search_seconds", "Duration of searches by step: scorer, solve and total.", SECONDS, "step"
         )
-        self._request_seconds = Histogram(
-            "crossknn_request_seconds", "Whole requests.", ["route"], buckets=SECONDS, registry=registry
-        )
-        self._steps = Histogram(
-            "crossknn_search_seconds",
-            "Searches by step: scorer, solve and total.",
-            ["step"],
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self._calls = Counter("crossknn_calls", "Scores that requests were given.", registry=registry)
-        self._batch_pairs = Histogram(
-            "crossknn_batch_pairs", "Pairs of a scorer's batch.", buckets=PAIRS, registry=registry
-        )
-        self._batch_callers = Histogram(
-            "crossknn_batch_requests", "Requests in a scorer's batch.", buckets=PAIRS[:8], registry=registry
-        )
-        self._batch_seconds = Histogram(
-            "crossknn_batch_seconds", "A scorer's batches.", buckets=SECONDS, registry=registry
-        )
-        self._waits = Histogram(
-            "crossknn_scorer_wait_seconds",
-            "From asking for scores to having them.",
-            buckets=SECONDS,
-            registry=registry,
-        )
+        self.calls = self._counter("calls", "Cross-encoder scores returned to requests.")
+        self._batch_pairs = self._histogram("batch_pairs", "Pairs per scorer batch.", PAIRS)
+        self._batch_callers = self._histogram("batch_requests", "Requests per scorer batch.", PAIRS[:8])
+        self._batch_seconds = self._histogram("batch_seconds", "Duration of scorer batches.", SECONDS)
+        self.scorer_wait = self._histogram("scorer_wait_seconds", "Time from queueing pairs to their scores.", SECONDS)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()
         self._request_seconds.labels(route).observe(seconds)
 
-    def count_search(self, found: Sequence[Hits]) -> None:
-        self.count_calls(sum(hits.calls for hits in found))
-        for one in found[:1]:  # queries searched together share their times
-            for step, seconds in (
-                ("scorer", one.score_seconds),
-                ("solve", one.solve_seconds),
-                ("total", one.seconds),
-            ):
-                self._steps.labels(step).observe(seconds)
+    def count_search(self, results: Sequence[Hits]) -> None:
+        self.calls.inc(sum(hits.calls for hits in results))
+        for hits in results[:1]:  # queries of one search share their times
+            self._steps.labels("scorer").observe(hits.score_seconds)
+            self._steps.labels("solve").observe(hits.solve_seconds)
+            self._steps.labels("total").observe(hits.seconds)
 
-    def count_calls(self, calls: int) -> None:
-        self._calls.inc(calls)
+    def count_batch(self, pairs: int, callers: int, seconds: float) -> None:
+        self._batch_pairs.observe(pairs)
+        self._batch_callers.observe(callers)
+        self._batch_seconds.observe(seconds)
 
-    def count_batch(self, report: BatchReport) -> None:
-        self._batch_pairs.observe(report.pairs)
-        self._batch_callers.observe(report.callers)
-        self._batch_seconds.observe(report.seconds)
+    def add_gauge(self, name: str, description: str, value: Callable[[], float]) -> None:
+        """A number that is read whenever the metrics are."""
+        Gauge(f"crossknn_{name}", description, registry=self._registry).set_function(value)
 
-    def count_wait(self, seconds: float) -> None:
-        self._waits.observe(seconds)
+    def add_total(self, name: str, description: str, value: Callable[[], float]) -> None:
+        """A counter that is kept elsewhere and read whenever the metrics are."""
+        self._registry.register(_Total(f"crossknn_{name}", description, value))
 
-    def watch(self, name: str, what: str, value: Callable[[], float]) -> None:
-        """A number that is read when somebody asks for it."""
-        Gauge(f"crossknn_{name}", what, registry=self._registry).set_function(value)
-
-    def watch_total(self, name: str, what: str, value: Callable[[], float]) -> None:
-        """A number that only grows."""
-        self._registry.register(_Total(f"crossknn_{name}", what, value))
-
-    def watch_cache(self, scorer: Scorer) -> None:
-        """The hits of a scorer that keeps its scores."""
+    def add_cache(self, scorer: Scorer) -> None:
+        """Hits and misses of a scorer that caches its scores."""
         if isinstance(scorer, Cached):
-            self.watch_total("cache_hits", "Scores that were read back.", lambda: scorer.hits)
-            self.watch_total("cache_misses", "Scores that the scorer was asked for.", lambda: scorer.misses)
+            self.add_total("cache_hits", "Scores read from the cache.", lambda: scorer.hits)
+            self.add_total("cache_misses", "Scores that the scorer had to compute.", lambda: scorer.misses)
 
     def as_text(self) -> bytes:
         return generate_latest(self._registry)
 
+    def _counter(self, name: str, description: str, *labels: str) -> Counter:
+        return Counter(f"crossknn_{name}", description, labels, registry=self._registry)
+
+    def _histogram(self, name: str, description: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(f"crossknn_{name}", description, labels, buckets=buckets, registry=self._registry)
+
 
 class _Total(Collector):
-    def __init__(self, name: str, what: str, value: Callable[[], float]) -> None:
-        self._name, self._what, self._value = name, what, value
+    def __init__(self, name: str, description: str, value: Callable[[], float]) -> None:
+        self._name, self._description, self._value = name, description, value
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        yield CounterMetricFamily(self._name, self._what, value=self._value())
+        yield CounterMetricFamily(self._name, self._description, value=self._value())

@@ -1,4 +1,4 @@
-"""What every request passes: its id, the key, the size of its body; and what is logged and counted of it."""
+"""Request middleware: request ids, host and key checks, body limits, error responses, logs and metrics."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from crossknn.serve.backpressure import ClientDisconnected
-from crossknn.serve.http_errors import HttpError, http_error_of, too_large
-from crossknn.serve.logs import place_of
+from crossknn.serve.http_errors import HttpError, http_error_of, not_ready, too_large
+from crossknn.serve.logs import error_location
 from crossknn.serve.metrics import Metrics
 from crossknn.serve.settings import Settings
 
-SANE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+VALID_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 PORT: Final = re.compile(r":\d*$")
-OPEN: Final = ("/", "/healthz", "/readyz", "/docs", "/openapi.json")
-LEFT: Final = 499  # logged where a client did not wait for its answer
-POLICY: Final = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+PUBLIC_PATHS: Final = ("/", "/healthz", "/readyz", "/docs", "/openapi.json")
+CLIENT_CLOSED_REQUEST: Final = 499  # nginx's status for a client that disconnected before its response
+CONTENT_SECURITY_POLICY: Final = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 
 log = logging.getLogger(__name__)
 
 
 class RequestMiddleware:
-    """An ASGI app around another."""
+    """An ASGI middleware; the app finds the state of its request in `scope["exchange"]`."""
 
     def __init__(self, app: ASGIApp, *, settings: Settings, metrics: Metrics) -> None:
         self._app = app
@@ -44,84 +44,86 @@ class RequestMiddleware:
             return
         start = time.monotonic()
         headers = Headers(scope=scope)
-        passage = _Passage(send, _choose_id(headers))
-        scope["passage"] = passage
+        exchange = scope["exchange"] = Exchange(send, _request_id(headers))
         try:
             self._check_host(headers)
             self._check_key(scope["method"], scope["path"], headers)
-            await self._app(scope, self._limited(headers, receive), passage.send)
+            await self._app(scope, self._limit_body(headers, receive), exchange.send)
         except ClientDisconnected:
-            passage.status = LEFT
-        except asyncio.CancelledError:  # the server has no more time for it
-            await passage.refuse(HttpError(503, "not_ready", "the service ends.", retry_after=5), scope, receive)
+            exchange.status = CLIENT_CLOSED_REQUEST
+        except asyncio.CancelledError:  # the grace period of the shutdown is over
+            await exchange.send_error(not_ready("the server is shutting down."), scope, receive)
         except Exception as error:
-            await passage.refuse(error, scope, receive)
+            await exchange.send_error(error, scope, receive)
         finally:
-            self._record(scope, passage, time.monotonic() - start)
+            self._record(scope, exchange, time.monotonic() - start)
 
     def _check_host(self, headers: Headers) -> None:
         name = PORT.sub("", headers.get("host", "")).lower()
         if self._settings.hosts is not None and name not in self._settings.hosts:
-            raise HttpError(421, "wrong_host", f"this server is not called {name!a:.80}: see --allow-host.")
+            raise HttpError(421, "wrong_host", f"unknown host {name!a:.80}. Allow it with --allow-host.")
 
     def _check_key(self, method: str, path: str, headers: Headers) -> None:
         key = self._settings.api_key
-        is_open = path in OPEN or path.startswith("/page/")
-        is_open |= self._settings.public_info and path in ("/info", "/metrics")
-        if key is None or (is_open and method in ("GET", "HEAD")):
+        public = path in PUBLIC_PATHS or path.startswith("/page/")
+        public |= self._settings.public_info and path in ("/info", "/metrics")
+        if key is None or (public and method in ("GET", "HEAD")):
             return
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
-            raise HttpError(401, "unauthorized", "an API key is needed: send the header Authorization: Bearer KEY.")
+            raise HttpError(401, "unauthorized", "missing or wrong API key. Send the header Authorization: Bearer KEY.")
 
-    def _limited(self, headers: Headers, receive: Receive) -> Receive:
-        """`receive`, with an error where a body grows past its limit, whatever its headers say."""
+    def _limit_body(self, headers: Headers, receive: Receive) -> Receive:
+        """`receive` with an error where the body exceeds its limit, whatever its Content-Length says."""
         limit = self._settings.limits.body_bytes
-        told = headers.get("content-length", "")
-        if told.isdecimal() and int(told) > limit:
-            raise too_large("the body", limit, got=int(told))
-        size = 0
+        declared = headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > limit:
+            raise too_large("the body", limit, size=int(declared))
+        received = 0
 
-        async def receive_some() -> Message:
-            nonlocal size
+        async def receive_limited() -> Message:
+            nonlocal received
             message = await receive()
-            size += len(message.get("body", b""))
-            if size > limit:
-                raise HTTPException(413, too_large("the body", limit).message)
+            received += len(message.get("body", b""))
+            if received > limit:
+                raise HTTPException(413, too_large("the body", limit).message)  # FastAPI replaces other exceptions
             return message
 
-        return receive_some
+        return receive_limited
 
-    def _record(self, scope: Scope, passage: _Passage, seconds: float) -> None:
+    def _record(self, scope: Scope, exchange: Exchange, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
-        self._metrics.count_request(route, passage.status, seconds)
-        facts = {
-            "request_id": passage.request_id,
+        self._metrics.count_request(route, exchange.status, seconds)
+        fields = {
+            "request_id": exchange.request_id,
             "method": scope["method"],
             "route": route,
-            "status": passage.status,
+            "status": exchange.status,
             "seconds": round(seconds, 6),
-            **passage.facts,
+            **exchange.log_fields,
         }
         if self._settings.log_queries:
-            facts |= passage.texts
-        quiet = route in ("/healthz", "/readyz", "/metrics") and passage.status == 200
-        log.log(logging.DEBUG if quiet else logging.INFO, "request", extra=facts)
+            fields |= exchange.private_log_fields
+        quiet = route in ("/healthz", "/readyz", "/metrics") and exchange.status == 200
+        log.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)
 
 
-class _Passage:
-    """One request on its way: its id, how it was answered, and what the log may say about it.
+class Exchange:
+    """One request and its response.
 
-    facts  for every log
-    texts  only where texts may be logged
+    Attributes:
+        request_id: The client's own, or a new one.
+        status: Of the response; 0 before it.
+        log_fields: Written to the log.
+        private_log_fields: Written to the log only where it may contain queries.
     """
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
         self.request_id = request_id
         self.status = 0
-        self.facts: dict[str, Any] = {}
-        self.texts: dict[str, Any] = {}
+        self.log_fields: dict[str, Any] = {}
+        self.private_log_fields: dict[str, Any] = {}
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -129,27 +131,21 @@ class _Passage:
             headers = MutableHeaders(scope=message)
             headers["X-Request-Id"] = self.request_id
             headers["X-Content-Type-Options"] = "nosniff"
-            headers["Content-Security-Policy"] = POLICY
+            headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
         await self._send(message)
 
-    def note_error(self, error: Exception) -> None:
-        """Errors of the server are told by type and place; their messages may hold texts."""
-        self.facts["error"] = place_of(error)
-        self.texts["detail"] = str(error)
-
-    async def refuse(self, error: Exception, scope: Scope, receive: Receive) -> None:
-        """Answer with an error, unless an answer has begun."""
-        if self.status:
-            self.note_error(error)
-            return
-        refusal = http_error_of(error)
-        if refusal.status >= 500:
-            self.note_error(error)
-        response = JSONResponse(refusal.body(self.request_id), refusal.status, refusal.headers)
-        await response(scope, receive, self.send)
+    async def send_error(self, error: Exception, scope: Scope, receive: Receive) -> None:
+        """Respond with an error, unless the response has begun; errors of the server are logged."""
+        failure = http_error_of(error)
+        if self.status or failure.status >= 500:
+            self.log_fields["error"] = error_location(error)
+            self.private_log_fields["detail"] = str(error)
+        if not self.status:
+            response = JSONResponse(failure.body(self.request_id), failure.status, failure.headers)
+            await response(scope, receive, self.send)
 
 
-def _choose_id(headers: Headers) -> str:
-    """The client's own, if it is sane."""
+def _request_id(headers: Headers) -> str:
+    """The client's own if it is valid, else a random one."""
     given = headers.get("x-request-id", "")
-    return given if SANE_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if VALID_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""A service on a socket, until a signal ends it."""
+"""The HTTP server of a service: sockets, startup, signals and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from crossknn.errors import InputError
 from crossknn.serve.app import make_app
 from crossknn.serve.service import Service
 
-BACKLOG = 2048
+BACKLOG = 2048  # connections that may wait to be accepted
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at this address, which takes no connection yet; port 0 is any that is free."""
+    """A socket bound to this address, which accepts no connection yet; port 0 picks a free one."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
@@ -24,7 +24,7 @@ def bind(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         raise InputError(
-            f"the address {host}:{port} cannot be used ({error.strerror or error}). Give another --host or --port."
+            f"the address {host}:{port} cannot be used ({error.strerror or error}). Choose another `host` or `port`."
         ) from error
     return bound
 
@@ -40,7 +40,7 @@ def is_loopback(bound: socket.socket) -> bool:
 
 
 class Server(uvicorn.Server):
-    """The HTTP server of a service, for `run(sockets=[…])`; `on_start` is called once it takes connections."""
+    """The HTTP server of a service, for `run(sockets=[…])`; `on_start` is called once it accepts connections."""
 
     def __init__(self, service: Service, *, on_start: Callable[[], None] = lambda: None) -> None:
         config = uvicorn.Config(
@@ -60,8 +60,8 @@ class Server(uvicorn.Server):
 
 
 def run(service: Service, bound: socket.socket, *, on_start: Callable[[], None]) -> None:
-    """Serve until SIGTERM or SIGINT; what runs then has the settings' grace to end. SIGHUP looks for a newer index."""
-    signal.signal(signal.SIGTERM, lambda *_: None)  # the server raises it again at its end, which is no failure
+    """Serve until SIGTERM or SIGINT, with a graceful shutdown. SIGHUP checks for a newer index."""
+    signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again after a clean shutdown
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, lambda *_: service.watcher.wake())
     Server(service, on_start=on_start).run(sockets=[bound])

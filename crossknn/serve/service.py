@@ -1,4 +1,4 @@
-"""The service without HTTP: a scorer and an encoder for many threads, the index of now, and what a request may ask."""
+"""The service without HTTP: models shared by many threads, a live index, limits, and the work behind each route."""
 
 from __future__ import annotations
 
@@ -6,41 +6,44 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from crossknn import __version__
+from crossknn._checks import invalid
 from crossknn.encoders.cached import SharedEncoder
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
 from crossknn.search.searcher import Filter, Searcher
-from crossknn.serve.backpressure import Admission
+from crossknn.serve.backpressure import RequestQueue
 from crossknn.serve.dynamic_batching import BatchingScorer
-from crossknn.serve.http_errors import HttpError, too_large
-from crossknn.serve.live_index import LiveIndex, Loaded, Watcher
+from crossknn.serve.http_errors import not_ready, too_large
+from crossknn.serve.live_index import IndexWatcher, LiveIndex, LoadedIndex
 from crossknn.serve.metrics import Metrics
-from crossknn.serve.schemas import SearchRequest
-from crossknn.serve.schemas import Info, ResultAnswer, result_answer
+from crossknn.serve.schemas import Info, QueryResponse, SearchRequest, query_response
 from crossknn.serve.settings import Settings
-from crossknn.serve.strategies import make_strategy, offered
+from crossknn.serve.strategies import offered_strategies, requested_strategy
 from crossknn.strategies.base import Strategy
+from crossknn.strategies.registry import strategy_to_dict
 from crossknn.types import Encoder, Progress, Scorer, Scores, Vectors
 
-K, BUDGET = 10, 100  # of a search that sets none
-AT_ONCE = 1e-6  # seconds left to a search whose deadline passed while it waited
+DEFAULT_K, DEFAULT_BUDGET = 10, 100
+MIN_DEADLINE = 1e-6  # seconds for a search whose deadline passed while it was queued
 
 
 class Service:
-    """Answers requests from many threads at once.
+    """Answers requests from many threads.
 
-    source        the folder of an index, which is taken anew when it is replaced; or an `Index` or `Items`
-    scorer        called by one thread, with batches merged from all requests
-    encoder       called by one thread at a time; None where there is none
-    vectors       of `Items`, if you have them
-    device        where item vectors are searched: "cpu" (default) or "cuda"
-    check_models  refuse an index that these models did not build
-    progress      called as `progress(step, done, total)` while items are encoded
+    Args:
+        source: The folder of an index, which is reloaded when it is replaced; or an `Index` or `Items`.
+        scorer: Any scorer; called from one thread, with batches merged from all requests.
+        encoder: Any encoder, if there is one; called by one thread at a time.
+        settings: Limits, concurrency, access and logging.
+        vectors: The item vectors of `Items`, if you have them.
+        device: Where item vectors are searched: "cpu" (default) or "cuda".
+        check_models: Reject an index that was built with other models.
+        progress: Called as `progress(step, done, total)` while items are encoded.
     """
 
     def __init__(
@@ -63,85 +66,83 @@ class Service:
             max_pairs=self.settings.batch_pairs,
             timeout=self.settings.scorer_timeout,
             on_batch=self.metrics.count_batch,
-            on_wait=self.metrics.count_wait,
+            on_wait=self.metrics.scorer_wait.observe,
         )
-
-        def open_(found: Index | Items) -> Searcher:
-            return Searcher(
-                found,
-                scorer=self.scorer,
-                encoder=self._encoder,
-                vectors=vectors,
-                device=device,
-                check_models=check_models,
-                progress=progress,
-            )
-
-        self.shelf = LiveIndex(Path(source) if isinstance(source, str) else source, open_)
-        self.admission = Admission(running=self.settings.running, waiting=self.settings.waiting)
-        self.watcher = Watcher(self.shelf, self.settings.poll)
-        self.ending = False
-        self._watch_numbers()
+        open_searcher = partial(
+            Searcher,
+            scorer=self.scorer,
+            encoder=self._encoder,
+            vectors=vectors,
+            device=device,
+            check_models=check_models,
+            progress=progress,
+        )
+        self.live_index = LiveIndex(Path(source) if isinstance(source, str) else source, open_searcher)
+        self.watcher = IndexWatcher(self.live_index, self.settings.poll)
+        self.queue = RequestQueue(max_running=self.settings.running, max_queued=self.settings.waiting)
+        self._add_metrics()
 
     def start(self) -> None:
-        """Look for newer indexes from now on."""
+        """Start to watch for newer indexes."""
         self.watcher.start()
 
     def close(self) -> None:
-        """End at once; let requests end before."""
-        self.ending = True
+        """Stop at once; requests that still run fail."""
         self.watcher.stop()
-        self.admission.close()
+        self.queue.close()
         self.scorer.close()
 
-    def why_not_ready(self) -> str | None:
-        """Why requests would fail now; None where they would not."""
-        if self.ending:
-            return "the service ends."
-        if self.scorer.stalled:
-            return f"the scorer has not answered for more than {self.scorer.timeout:g} seconds."
-        return None
+    def check_ready(self) -> None:
+        """Raise `HttpError` 503 unless requests can be answered."""
+        if (reason := self.scorer.unavailable) is not None:
+            raise not_ready(reason)
 
     def search(
-        self, request: SearchRequest, *, began: float, cancelled: threading.Event
-    ) -> tuple[list[ResultAnswer], Strategy, Loaded]:
-        """The results of a search that began then by `time.monotonic`, and what found them, from what."""
-        current = self.shelf.current
-        searcher = current.searcher
-        k, budget = self._sizes(request.k, request.budget)
-        strategy = self._choose(request, searcher, budget)
-        self._check_search(request)
-        found = searcher.search_many(
-            request.asked,
+        self, request: SearchRequest, *, start: float, cancelled: threading.Event
+    ) -> tuple[list[QueryResponse], Strategy, LoadedIndex]:
+        """Search for a request that arrived at `start` (of `time.monotonic`).
+
+        Returns:
+            The results, the strategy that found them, and the index that was searched.
+        """
+        index = self.live_index.current
+        k, budget = self._k_and_budget(request.k, request.budget)
+        strategy = self._strategy(request, index.searcher, budget)
+        self._check_sizes(request)
+        found = index.searcher.search_many(
+            request.all_queries,
             k=k,
             strategy=strategy,
             filter=_filter_of(request),
-            deadline=max(self._deadline(request) - (time.monotonic() - began), AT_ONCE),
+            deadline=max(self._deadline(request) - (time.monotonic() - start), MIN_DEADLINE),
             rank_by=request.rank_by,
             stop_at=request.stop_at,
             cancelled=cancelled,
         )
         self.metrics.count_search(found)
-        results = [result_answer(hits, searcher.items, explain=request.explain, texts=request.texts) for hits in found]
-        return results, strategy, current
+        items = index.searcher.items
+        results = [query_response(hits, items, explain=request.explain, texts=request.texts) for hits in found]
+        return results, strategy, index
 
     def score(self, queries: Sequence[str], items: Sequence[str], *, cancelled: threading.Event) -> Scores:
-        """The scores of pairs that a client gave."""
+        """The raw scores of pairs."""
         limit = self.settings.limits.pairs
         if len(items) > limit:
-            raise too_large("a request for scores", limit, "pairs", got=len(items))
+            raise too_large("a request for scores", limit, "pairs", size=len(items))
         self._check_texts("query", queries)
         self._check_texts("item", items)
         scores = self.scorer.score(queries, items, cancelled=cancelled)
-        self.metrics.count_calls(len(scores))
+        self.metrics.calls.inc(len(scores))
         return scores
 
     def info(self) -> Info:
-        """What is served, what may be asked, and what is done unless told otherwise."""
-        current = self.shelf.current
+        """The index and models that are served, the strategies on offer, limits and defaults."""
+        current = self.live_index.current
         searcher, index = current.searcher, current.searcher.index
         factors = None if index is None else index.factors
         limits = self.settings.limits
+        k, budget = self._k_and_budget(None, None)
+        default = strategy_to_dict(searcher.default_strategy(budget))["name"]
         return {
             "version": __version__,
             "items": len(searcher.items),
@@ -154,74 +155,64 @@ class Service:
             },
             "scorer": self.scorer.fingerprint,
             "encoder": None if self._encoder is None else self._encoder.fingerprint,
-            "strategies": offered(searcher, limits.budget),
+            "strategies": offered_strategies(searcher, limits.budget),
             "limits": asdict(limits),
-            "defaults": self._defaults(searcher),
+            "defaults": {"k": k, "budget": budget, "strategy": default},
         }
 
-    def _defaults(self, searcher: Searcher) -> dict[str, Any]:
-        k, budget = self._sizes(None, None)
-        return {"k": k, "budget": budget, "strategy": type(searcher.default_strategy(budget)).__name__.lower()}
-
-    def _sizes(self, k: int | None, budget: int | None) -> tuple[int, int]:
-        """What was asked for, if it is allowed; for None the default."""
+    def _k_and_budget(self, k: int | None, budget: int | None) -> tuple[int, int]:
+        """Both checked against the limits; None stands for the default."""
         limits = self.settings.limits
-        for name, value, most in (("k", k, limits.k), ("budget", budget, limits.budget)):
-            if value is not None and value > most:
-                raise InputError(f"{name} must be at most {most} here. Got {value} instead.")
-        calls = budget or min(BUDGET, limits.budget)
-        return k or min(K, limits.k, calls), calls
+        for name, value, limit in (("k", k, limits.k), ("budget", budget, limits.budget)):
+            if value is not None and value > limit:
+                raise invalid(name, f"at most {limit} on this server", value)
+        calls = budget or min(DEFAULT_BUDGET, limits.budget)
+        return k or min(DEFAULT_K, limits.k, calls), calls
 
-    def _choose(self, request: SearchRequest, searcher: Searcher, budget: int) -> Strategy:
-        most = self.settings.limits.budget
-        if request.named is None:
+    def _strategy(self, request: SearchRequest, searcher: Searcher, budget: int) -> Strategy:
+        limit = self.settings.limits.budget
+        if request.strategy_and_settings is None:
             return searcher.default_strategy(budget)
-        strategy = make_strategy(*request.named, budget=budget, most=most)
-        if strategy.budget is None and len(searcher.items) > most:
+        strategy = requested_strategy(*request.strategy_and_settings, budget=budget, max_budget=limit)
+        if strategy.budget is None and len(searcher.items) > limit:
             raise InputError(
-                f"exact search would take {len(searcher.items):,} calls per query, and {most:,} are allowed. "
-                "Choose another strategy."
+                f"exact search needs {len(searcher.items):,} calls per query, more than this server's limit of "
+                f"{limit:,}. Choose another strategy."
             )
         return strategy
 
-    def _check_search(self, request: SearchRequest) -> None:
-        limits = self.settings.limits
-        if len(request.asked) > limits.queries:
-            raise too_large("a search", limits.queries, "queries", got=len(request.asked))
-        self._check_texts("query", request.asked)
+    def _deadline(self, request: SearchRequest) -> float:
+        limit = self.settings.limits.deadline
+        if request.deadline is not None and request.deadline > limit:
+            raise invalid("deadline", f"at most {limit:g} seconds on this server", request.deadline)
+        return limit if request.deadline is None else request.deadline
+
+    def _check_sizes(self, request: SearchRequest) -> None:
+        limits, queries = self.settings.limits, request.all_queries
+        if len(queries) > limits.queries:
+            raise too_large("a search", limits.queries, "queries", size=len(queries))
+        self._check_texts("query", queries)
         ids = () if request.filter is None else request.filter.ids or ()
         if len(ids) > limits.filter_ids:
-            raise too_large("a filter", limits.filter_ids, "ids", got=len(ids))
+            raise too_large("a filter", limits.filter_ids, "ids", size=len(ids))
 
-    def _check_texts(self, what: str, texts: Sequence[str]) -> None:
+    def _check_texts(self, kind: str, texts: Sequence[str]) -> None:
         limit = self.settings.limits.text_bytes
         for place, text in enumerate(texts):
             size = len(text.encode())
             if size > limit:
-                raise too_large(f"{what} {place}", limit, got=size)
+                raise too_large(f"{kind} {place}", limit, size=size)
 
-    def _deadline(self, request: SearchRequest) -> float:
-        most = self.settings.limits.deadline
-        if request.deadline is not None and request.deadline > most:
-            raise InputError(f"deadline must be at most {most:g} seconds here. Got {request.deadline:g} instead.")
-        return most if request.deadline is None else request.deadline
-
-    def _watch_numbers(self) -> None:
-        watch, total = self.metrics.watch, self.metrics.watch_total
-        watch("running", "Requests that are worked on.", lambda: self.admission.running)
-        watch("waiting", "Requests that wait for their turn.", lambda: self.admission.waiting)
-        watch("waiting_pairs", "Pairs that wait for their scores.", lambda: self.scorer.waiting_pairs)
-        watch("ready", "1 where requests are answered.", lambda: self.why_not_ready() is None)
-        watch("items", "Items of the index.", lambda: len(self.shelf.current.searcher.items))
-        total("index_swaps", "Newer indexes that were taken.", lambda: self.shelf.swaps)
-        total("index_refusals", "Newer indexes that were refused.", lambda: self.shelf.refusals)
-        self.metrics.watch_cache(self.scorer.scorer)
-
-    def check_ready(self) -> None:
-        """A refusal where the service is not ready."""
-        reason = self.why_not_ready()
-        if reason is not None:
-            raise HttpError(503, "not_ready", reason, retry_after=5)
+    def _add_metrics(self) -> None:
+        gauge, total = self.metrics.add_gauge, self.metrics.add_total
+        gauge("running", "Requests that are running.", lambda: self.queue.running)
+        gauge("waiting", "Requests in the queue.", lambda: self.queue.queued)
+        gauge("waiting_pairs", "Pairs that wait for their scores.", lambda: self.scorer.queued_pairs)
+        gauge("ready", "1 if requests are answered, else 0.", lambda: self.scorer.unavailable is None)
+        gauge("items", "Items in the index.", lambda: len(self.live_index.current.searcher.items))
+        total("index_swaps", "Reloads of a newer index.", lambda: self.live_index.reloads)
+        total("index_refusals", "Newer indexes that could not be used.", lambda: self.live_index.failed_reloads)
+        self.metrics.add_cache(self.scorer.scorer)
 
 
 def _filter_of(request: SearchRequest) -> Filter | None:

@@ -1,25 +1,26 @@
-"""What a server allows, and how it behaves."""
+"""Limits on requests, and the settings of a server."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 
-from crossknn._checks import check_positive
+from crossknn._checks import check_number, check_positive, invalid
 from crossknn.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that one request may ask for.
+    """Upper limits of what one request may ask for.
 
-    k           hits per query
-    budget      calls per query
-    queries     of one search
-    pairs       of one request for scores
-    filter_ids  ids of a filter
-    text_bytes  of one text
-    body_bytes  of a whole request
-    deadline    seconds; also that of a request that sets none
+    Args:
+        k: Hits per query.
+        budget: Cross-encoder calls per query.
+        queries: Queries per search.
+        pairs: Pairs per request for scores.
+        filter_ids: Ids in a filter.
+        text_bytes: Size of one text.
+        body_bytes: Size of a request body.
+        deadline: Seconds; also the deadline of a search that sets none.
     """
 
     k: int = 1_000
@@ -32,27 +33,27 @@ class Limits:
     deadline: float = 60.0
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            if one.name != "deadline":
-                check_positive(one.name, getattr(self, one.name))
-        check_seconds("deadline", self.deadline)
+        for name, value in asdict(self).items():
+            (check_number if name == "deadline" else check_positive)(name, value)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a server behaves.
+    """Settings of a server.
 
-    running         requests that are worked on at once
-    waiting         requests that may wait for their turn; more are told to come back later
-    batch_pairs     most pairs of a scorer's batch
-    scorer_timeout  seconds after which a scorer that does not answer counts as stalled
-    poll            seconds between two looks whether the index was replaced
-    grace           seconds that running requests have to end when the server does
-    api_key         what clients must send, if anything
-    public_info     whether /info and /metrics need no key
-    hosts           names by which clients may call the server (their header Host); None is any. Without a key this
-                    keeps web pages of others out, which may have a name of theirs lead to this machine
-    log_queries     whether logs hold queries and the messages of errors, which may name texts
+    Args:
+        limits: Upper limits of what one request may ask for.
+        running: Requests that run at the same time.
+        waiting: Requests that may be queued; any more are rejected with status 429.
+        batch_pairs: Maximum number of pairs in a scorer batch.
+        scorer_timeout: Seconds after which a scorer that does not answer counts as stalled.
+        poll: Seconds between two checks for a newer index.
+        grace: Seconds that running requests have to finish at shutdown.
+        api_key: The key that clients must send; None for no key.
+        public_info: Whether /info and /metrics need no key.
+        hosts: Host names that clients may use (their header `Host`); None allows any. Without a key this protects
+            against DNS rebinding: pages of other sites whose names resolve to this machine.
+        log_queries: Whether logs may contain queries and error messages, which may quote texts.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -71,14 +72,8 @@ class Settings:
         check_positive("running", self.running)
         check_positive("batch_pairs", self.batch_pairs)
         if not isinstance(self.waiting, int) or self.waiting < 0:
-            raise InputError(f"waiting must be a whole number of at least 0. Got {self.waiting!r} instead.")
+            raise invalid("waiting", "a nonnegative integer", self.waiting)
         for name in ("scorer_timeout", "poll", "grace"):
-            check_seconds(name, getattr(self, name))
+            check_number(name, getattr(self, name))
         if self.api_key is not None and (not self.api_key or not self.api_key.isascii() or " " in self.api_key):
-            raise InputError("an API key must be plain characters without spaces, at least one.")
-
-
-def check_seconds(name: str, value: float) -> None:
-    """An error unless it is a positive number of seconds."""
-    if not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise InputError(f"{name} must be a positive number of seconds. Got {value!r} instead.")
+            raise InputError("`api_key` must be a nonempty string of ASCII characters without spaces.")

@@ -1,96 +1,57 @@
-"""Strategies as requests name them, and what a server says about those it offers."""
+"""Strategies of requests: those that /info offers, and the one that a request names."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from types import NoneType
-from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Final
 
+from crossknn._checks import invalid
 from crossknn.errors import InputError
 from crossknn.search.searcher import Searcher
-from crossknn.serve.schemas import StrategyName
 from crossknn.strategies.base import Strategy
-from crossknn.strategies.exact import Exact
-from crossknn.strategies.registry import STRATEGIES
+from crossknn.strategies.registry import STRATEGIES, Setting, make_strategy, requirements_of, settings_of
 
-# A request has fields of its own for two of these, and a wild learning rate leads to numbers past all bounds.
-HIDDEN: Final = ("budget", "estimates", "stop_at", "learning_rate")
-TYPES: Final[Mapping[type, str]] = {int: "integer", float: "number", str: "string", bool: "boolean"}
+# Requests have fields of their own for budget and stop_at, and an extreme learning rate makes numbers overflow.
+HIDDEN_SETTINGS: Final = ("budget", "estimates", "stop_at", "learning_rate")
 
 
-class Setting(NamedTuple):
-    """What a strategy's setting takes."""
-
-    default: Any
-    type: type
-    optional: bool
-
-    def check(self, name: str, value: object) -> None:
-        """An error unless it takes this value."""
-        wanted: tuple[type, ...] = (int, float) if self.type is float else (self.type,)
-        if value is None and self.optional:
-            return
-        fits = isinstance(value, wanted) and (self.type is bool or not isinstance(value, bool))
-        if not fits or (isinstance(value, float) and not math.isfinite(value)):
-            or_null = " or null" * self.optional
-            raise InputError(f"{name} must be of type {TYPES[self.type]}{or_null}. Got {value!r:.80} instead.")
-
-
-def settings_of(kind: Any) -> dict[str, Setting]:
-    """The settings that a request may give."""
-    if not is_dataclass(kind):
-        return {}
-    hints = get_type_hints(kind)
-    return {f.name: Setting(f.default, *_read(hints[f.name])) for f in fields(kind) if f.name not in HIDDEN}
-
-
-def _read(hint: Any) -> tuple[type, bool]:
-    """The type of a setting, and whether it may be None."""
-    if get_origin(hint) is Literal:
-        return type(get_args(hint)[0]), False
-    options = get_args(hint) or (hint,)
-    return next(option for option in options if option is not NoneType), NoneType in options
-
-
-def make_strategy(name: StrategyName, given: Mapping[str, Any], *, budget: int, most: int) -> Strategy:
-    """The strategy of this name; no number of neighbours is above `most`, the largest budget."""
+def request_settings(name: str) -> dict[str, Setting]:
+    """The settings of a strategy that a request may set."""
     known = settings_of(STRATEGIES[name])
-    for setting, value in given.items():
+    return {setting: about for setting, about in known.items() if setting not in HIDDEN_SETTINGS}
+
+
+def requested_strategy(name: str, settings: Mapping[str, Any], *, budget: int, max_budget: int) -> Strategy:
+    """The strategy that a request names, with its settings checked."""
+    known = request_settings(name)
+    for setting in settings:
         if setting not in known:
-            takes = f"takes {', '.join(known)}" if known else "takes no settings"
-            raise InputError(f"the strategy {name} {takes}. Got {setting!r:.80} instead.")
-        known[setting].check(setting, value)
-    if given.get("neighbours", 0) > most:
-        raise InputError(f"neighbours must be at most {most}. Got {given['neighbours']} instead.")
-    if name == "exact":
-        return Exact()
-    rounds = {"rounds": min(known["rounds"].default, budget)} if "rounds" in known else {}
-    strategy: Strategy = STRATEGIES[name](budget=budget, **{**rounds, **given})
+            takes = f"its settings are {', '.join(known)}" if known else "it has no settings"
+            raise InputError(f"the strategy {name!r} has no setting {setting!r:.80}; {takes}.")
+    strategy = make_strategy(name, settings, budget=budget)
+    if settings.get("neighbors", 0) > max_budget:
+        raise invalid("neighbors", f"at most {max_budget}", settings["neighbors"])
     return strategy
 
 
-def offered(searcher: Searcher, most: int) -> list[dict[str, Any]]:
-    """The strategies that this searcher can run with budgets of at most `most`, as /info tells them."""
+def offered_strategies(searcher: Searcher, max_budget: int) -> list[dict[str, Any]]:
+    """The strategies that a searcher can run within the largest budget, as /info lists them."""
     factors = None if searcher.index is None else searcher.index.factors
-    has_cur = factors is not None and factors.kind == "cur"
-    fits = {
-        "rerank": True,
-        "gar": searcher.index is not None or searcher.encoder is not None,
-        "exact": len(searcher.items) <= most,
-        "posterior": searcher.has_query_vectors,
-        "axn": searcher.has_query_vectors,
-        "tour": searcher.has_query_vectors,
-        "anncur": has_cur,
-        "adacur": has_cur,
+    available = {
+        "query_vectors": searcher.has_query_vectors,
+        "item_vectors": searcher.index is not None or searcher.encoder is not None,
+        "cur_factors": factors is not None and factors.kind == "cur",
     }
     return [
-        {"name": name, "title": kind.__name__, "settings": _told(kind)}
+        {
+            "name": name,
+            "title": kind.__name__,
+            "settings": {
+                setting: {"default": about.default, "type": about.type_name}
+                for setting, about in request_settings(name).items()
+            },
+        }
         for name, kind in STRATEGIES.items()
-        if fits[name]
+        if all(available[requirement] for requirement in requirements_of(kind))
+        and ("budget" in settings_of(kind) or len(searcher.items) <= max_budget)
     ]
-
-
-def _told(kind: Any) -> dict[str, dict[str, Any]]:
-    return {name: {"default": one.default, "type": TYPES[one.type]} for name, one in settings_of(kind).items()}

@@ -26,7 +26,7 @@ class Gar(Settings):
 
     budget      calls per query, spread evenly over the rounds
     rounds      with one round this is `Rerank`
-    neighbours  nearest items, by inner product of item vectors, that each item has in the graph. They are searched
+    neighbors   nearest items, by inner product of item vectors, that each item has in the graph. They are searched
                 when first needed, among what the filter allows, and once for all queries of a search
     first       the name of the ranking's retriever; None is the searcher's default. A query for which it proposes
                 nothing finds nothing
@@ -36,17 +36,17 @@ class Gar(Settings):
 
     budget: int = 100
     rounds: int = 10
-    neighbours: int = 8
+    neighbors: int = 8
     first: str | None = None
 
     def __post_init__(self) -> None:
         check_rounds(self.budget, self.rounds)
-        check_positive("neighbours", self.neighbours)
+        check_positive("neighbors", self.neighbors)
 
     def flow(self, space: SearchContext) -> Flow:
         name, rankings = space.propose(self.first, self.budget)
         scored = [Observations() for _ in range(space.queries)]
-        graph = _Graph(space, self.neighbours)
+        graph = _Graph(space, self.neighbors)
         later = [Proposal(ranking.rows, np.full(len(ranking), np.nan, np.float32)) for ranking in rankings]
 
         def take_turns(number: int) -> Round:
@@ -71,9 +71,9 @@ class Gar(Settings):
 class _Graph:
     """Every item's nearest items, found when first asked for."""
 
-    def __init__(self, space: SearchContext, neighbours: int) -> None:
+    def __init__(self, space: SearchContext, neighbors: int) -> None:
         self._space = space
-        self._neighbours = neighbours
+        self._neighbors = neighbors
         self._known: dict[int, Rows] = {}
 
     def frontiers(self, scored: list[Observations], wanted: list[int]) -> list[Proposal]:
@@ -83,7 +83,7 @@ class _Graph:
         too few.
         """
         sources = [order_rows(one.rows, one.scores) for one in scored]
-        reach = [-(-n // self._neighbours) for n in wanted]  # rows that are enough if all their neighbours are new
+        reach = [-(-n // self._neighbors) for n in wanted]  # rows that are enough if all their neighbours are new
         while True:
             self._find({int(row) for best, n in zip(sources, reach, strict=True) for row in best.rows[:n]})
             frontiers = [
@@ -112,7 +112,7 @@ class _Graph:
             return
         items = self._space.item_vectors()
         found = items.search(
-            items.take(missing), self._neighbours, exclude=list(missing[:, None]), allowed=self._space.allowed
+            items.take(missing), self._neighbors, exclude=list(missing[:, None]), allowed=self._space.allowed
         )
         self._known.update(zip(missing.tolist(), (proposal.rows for proposal in found), strict=True))
 

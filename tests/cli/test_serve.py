@@ -76,12 +76,12 @@ def test_what_cannot_be_served_is_said(monkeypatch, capsys, corpus, tmp_path):
     code, message = fail(monkeypatch, capsys, corpus, "--any-model", "--port", 0)
     assert (code, "--any-model goes with an index only" in message) == (2, True)
     code, message = fail(monkeypatch, capsys, corpus, "--poll", 0)
-    assert (code, "poll must be a positive number of seconds" in message) == (2, True)
+    assert (code, "poll" in message) == (2, True)
     code, message = fail(monkeypatch, capsys, corpus, "--api-key", "two words")
     assert (code, "without spaces" in message) == (2, True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code, message = fail(monkeypatch, capsys, corpus, "--port", taken.getsockname()[1])
-        assert (code, "cannot be used (Address already in use). Give another --host or --port" in message) == (2, True)
+        assert (code, "Address already in use" in message) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ CORPUS = {id_: {"title": text.split()[0], "text": text.partition(" ")[2]} for id
 QUERIES = {"q1": QUERY, "q2": "warm bread"}
 
 
-def test_titles_and_texts_are_searched_and_scores_come_back_by_id():
+def test_titles_and_texts_are_searched_and_scores_returned_by_id():
     scorer = make_scorer()
     run = CrossKnnSearch(scorer, encoder=make_encoder(), strategy=ck.Exact()).search(CORPUS, QUERIES, 3)
     assert list(run) == ["q1", "q2"]
@@ -18,7 +18,7 @@ def test_titles_and_texts_are_searched_and_scores_come_back_by_id():
     assert scorer.calls == [12]
 
 
-def test_no_more_calls_than_the_budget_whatever_beir_asks_for():
+def test_the_budget_limits_the_calls_whatever_top_k_beir_uses():
     scorer = make_scorer()
     run = CrossKnnSearch(scorer, encoder=make_encoder(), budget=4).search(CORPUS, QUERIES, 1001, "cos_sim")
     assert [len(found) for found in run.values()] == [4, 4]
@@ -34,12 +34,12 @@ def test_beir_evaluates_it():
     assert (ndcg["NDCG@3"], recall["Recall@3"], recall["Recall@1"]) == (1.0, 1.0, 0.75)
 
 
-def test_what_cannot_be_used_is_said_before_a_call_is_made():
+def test_invalid_arguments_are_rejected_before_any_call():
     scorer = make_scorer()
-    with pytest.raises(ck.InputError, match="scorer must be a Scorer such as CrossEncoder"):
+    with pytest.raises(ck.InputError, match="`scorer` must be a Scorer"):
         CrossKnnSearch("a name")
-    with pytest.raises(ck.InputError, match="a query must be a string with something in it"):
+    with pytest.raises(ck.InputError, match="query"):
         CrossKnnSearch(scorer).search(CORPUS, {"q1": ""}, 3)
-    with pytest.raises(ck.InputError, match="k must be a whole number of at least 1"):
+    with pytest.raises(ck.InputError, match="`k` must be"):
         CrossKnnSearch(scorer).search(CORPUS, QUERIES, 0)
     assert scorer.calls == []

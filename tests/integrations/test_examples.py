@@ -1,4 +1,4 @@
-"""The examples of the integrations, run as they stand: the real libraries with the embedded models."""
+"""The examples of the integrations, run with the real libraries and the embedded models."""
 
 import re
 import runpy
@@ -9,12 +9,12 @@ import pytest
 from tests.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
-FOUND = r" +-?\d+\.\d\d  {}  \S.* \((?:noun|verb|adjective|adverb)\): .+\n"
+RESULT_LINE = r" +-?\d+\.\d\d  {}  \S.* \((?:noun|verb|adjective|adverb)\): .+\n"
 
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """What an example prints."""
+    """Runs an example and returns its output."""
 
     def run_example(name, library, *arguments):
         pytest.importorskip(library, reason=f"{library} is not installed")
@@ -33,11 +33,11 @@ def run(monkeypatch, capsys):
         ("with_haystack", "haystack", ["the [head] of the hammer"], "head.n.29"),
     ],
 )
-def test_searching(run, name, library, arguments, best):
-    assert re.fullmatch(FOUND.format(best) + FOUND.format(r"\S+") * 2, run(name, library, *arguments))
+def test_search_examples(run, name, library, arguments, best):
+    assert re.fullmatch(RESULT_LINE.format(best) + RESULT_LINE.format(r"\S+") * 2, run(name, library, *arguments))
 
 
-def test_an_experiment_of_pyterrier(run):
+def test_the_pyterrier_example(run):
     lines = run("with_pyterrier", "pyterrier").splitlines()[1:]
     assert [line.split("calls")[0].strip() for line in lines] == ["10", "40"]
     figures = [float(figure) for line in lines for figure in line.split("calls")[1].split()]

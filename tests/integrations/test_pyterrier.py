@@ -26,7 +26,7 @@ def docnos(results, qid="q1"):
     return mine["docno"].tolist()
 
 
-def test_the_retriever_gives_the_hits_of_its_searcher():
+def test_the_retriever_returns_the_hits_of_its_searcher():
     searcher = make_searcher()
     results = CrossKnnRetriever(searcher, k=3, budget=5)(QUERIES)
     assert list(results.columns) == COLUMNS
@@ -57,10 +57,10 @@ def test_columns_of_the_queries_are_kept_and_no_query_gives_an_empty_frame():
     assert docnos(retriever.search(QUERY), "1") == best_ids()[:2]
 
 
-def test_the_reranker_scores_what_it_is_given():
+def test_the_reranker_replaces_scores_and_ranks():
     scorer = make_scorer()
-    lines = [["q1", QUERY, id_, 0.0, 0, text] for id_, text in reversed(TEXTS.items())]
-    first = pt.Transformer.from_df(pd.DataFrame(lines, columns=COLUMNS))
+    rows = [["q1", QUERY, id_, 0.0, 0, text] for id_, text in reversed(TEXTS.items())]
+    first = pt.Transformer.from_df(pd.DataFrame(rows, columns=COLUMNS))
     results = (first >> CrossKnnReranker(scorer))(QUERIES.iloc[:1])
     assert docnos(results) == results["docno"].tolist() == best_ids()
     assert results["score"].tolist() == pytest.approx([score_of(id_) for id_ in best_ids()])
@@ -68,7 +68,7 @@ def test_the_reranker_scores_what_it_is_given():
     assert len(CrossKnnReranker(scorer)(first(QUERIES.iloc[:0]))) == 0
 
 
-def test_they_are_composed_with_operators():
+def test_transformers_compose_with_operators():
     cold = CrossKnnRetriever(make_searcher(), k=3, filter={"ice", "snow", "lake"})
     warm = CrossKnnRetriever(make_searcher(), k=3, filter={"bread", "flour", "sun"})
     assert docnos((cold >> CrossKnnReranker(make_scorer()))(QUERIES)) == docnos(cold(QUERIES))
@@ -79,28 +79,28 @@ def test_they_are_composed_with_operators():
     assert doubled["score"].max() == pytest.approx(2 * cold(QUERIES)["score"].max())
 
 
-def test_an_experiment_of_pyterrier_measures_them():
+def test_pyterrier_experiments_measure_the_retriever():
     qrels = pd.DataFrame([["q1", "ice", 1], ["q2", "bread", 1], ["q3", "sun", 1]], columns=["qid", "docno", "label"])
     table = pt.Experiment([CrossKnnRetriever(make_searcher(), k=3)], QUERIES, qrels, ["P_1", "recip_rank"])
     assert table.loc[0, ["P_1", "recip_rank"]].tolist() == [1.0, 1.0]
 
 
-def test_pyterrier_can_inspect_them():
+def test_pyterrier_can_inspect_the_transformers():
     retriever, reranker = CrossKnnRetriever(make_searcher()), CrossKnnReranker(make_scorer())
     assert pt.inspect.transformer_outputs(retriever, ["qid", "query"]) == COLUMNS
     assert set(pt.inspect.transformer_outputs(retriever >> reranker, ["qid", "query"])) == set(COLUMNS)
 
 
-def test_what_cannot_be_used_is_said_before_a_call_is_made():
+def test_invalid_arguments_are_rejected_before_any_call():
     searcher = make_searcher()
-    with pytest.raises(ck.InputError, match=r"k must be a whole number of at least 1. Got 0 instead."):
+    with pytest.raises(ck.InputError, match="`k` must be a positive integer, got 0"):
         CrossKnnRetriever(searcher, k=0)
-    with pytest.raises(ck.InputError, match="batch_size must be a whole number of at least 1"):
+    with pytest.raises(ck.InputError, match="`batch_size` must be"):
         CrossKnnRetriever(searcher, batch_size=0)
     with pytest.raises(pt.validate.InputValidationError, match=r"missing_columns=\['query'\]"):
         CrossKnnRetriever(searcher)(QUERIES[["qid"]])
     with pytest.raises(pt.validate.InputValidationError, match=r"missing_columns=\['text'\]"):
         CrossKnnReranker(searcher.scorer)(pd.DataFrame(columns=["qid", "query", "docno", "score", "rank"]))
-    with pytest.raises(ck.InputError, match="scorer must be a Scorer such as CrossEncoder"):
+    with pytest.raises(ck.InputError, match="`scorer` must be a Scorer"):
         CrossKnnReranker("a name")
     assert searcher.scorer.calls == []

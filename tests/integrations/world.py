@@ -1,4 +1,4 @@
-"""A handful of texts, and small functions in place of the models, for the tests of all integrations."""
+"""A few texts, and simple functions in place of models, for the tests of all integrations."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ QUERY = "cold winter water"
 
 
 def count_shared_words(pairs):
-    """How many words a query shares with an item, and a little for its length, so that there are no ties."""
+    """The number of words that query and item share, plus a bit for the item's length to avoid ties."""
     return [len(set(query.split()) & set(item.split())) + len(item) / 1000 for query, item in pairs]
 
 
@@ -25,8 +25,8 @@ def count_words(texts):
     return np.array([[text.split().count(word) + 0.01 for word in WORDS] for text in texts], np.float32)
 
 
-class Counting:
-    """A scorer that remembers how many pairs it was called with each time."""
+class CountingScorer:
+    """A scorer that records the number of pairs of each call."""
 
     fingerprint = "shared words"
 
@@ -39,7 +39,7 @@ class Counting:
 
 
 def make_scorer():
-    return Counting()
+    return CountingScorer()
 
 
 def make_encoder():
@@ -51,7 +51,7 @@ def make_searcher(**options):
 
 
 def best_ids(query=QUERY, among=TEXTS):
-    """The ids of these texts, best first, by all their scores."""
+    """The ids of these texts by score, highest first."""
     scores = dict(zip(among, count_shared_words((query, TEXTS[id_]) for id_ in among), strict=True))
     return sorted(among, key=lambda id_: -scores[id_])
 

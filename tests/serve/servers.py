@@ -1,4 +1,4 @@
-"""A small world with exact scores, a scorer that can be made to misbehave, and servers on loopback for tests."""
+"""A small corpus with exact scores, a scorer with faults, and servers on loopback for tests."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ WORDS = [
     *("flour", "kettle", "stone", "tiger", "mouse", "road", "wheel", "paper", "song", "night", "garden"),
 ]
 RNG = np.random.default_rng(0)
-MEANT = dict(zip(WORDS, RNG.normal(size=(len(WORDS), 8)), strict=True))  # vectors of words: the cross-encoder's
-HEARD = {word: vector + 0.5 * RNG.normal(size=8) for word, vector in MEANT.items()}  # and the encoder's, a little off
+SCORER_VECTORS = dict(zip(WORDS, RNG.normal(size=(len(WORDS), 8)), strict=True))  # of words
+ENCODER_VECTORS = {word: vector + 0.5 * RNG.normal(size=8) for word, vector in SCORER_VECTORS.items()}  # with noise
 TEXTS = [f"{a} {b} and {c}" for a in WORDS for b in WORDS[:5] for c in WORDS[5:8] if a != b]
 ITEMS = Items(TEXTS, ids=[f"{text[0]}{row}" for row, text in enumerate(TEXTS)])
 QUERIES = [f"{a} {b}" for a in WORDS[:8] for b in WORDS[8:16]]
 
 
-def mean_of(words: dict[str, np.ndarray], text: str) -> np.ndarray:
+def sum_vectors(words: dict[str, np.ndarray], text: str) -> np.ndarray:
     return np.sum([words[word] for word in text.split() if word in words] or [np.full(8, 0.01)], axis=0)
 
 
 def true_score(query: str, item: str) -> float:
-    """Of one pair alone, so that it is the same in every batch."""
-    return round(float(mean_of(MEANT, query) @ mean_of(MEANT, item)), 4)
+    """Computed pair by pair, so that it is the same in every batch."""
+    return round(float(sum_vectors(SCORER_VECTORS, query) @ sum_vectors(SCORER_VECTORS, item)), 4)
 
 
-ENCODER = function_encoder(lambda texts: [mean_of(HEARD, text) for text in texts], fingerprint="heard")
+ENCODER = function_encoder(lambda texts: [sum_vectors(ENCODER_VECTORS, text) for text in texts], fingerprint="noisy")
 
 
 class WatchedScorer:
-    """True scores, one batch at a time: what it was asked is remembered, and it waits where it is told to.
+    """True scores; records its batches, and hangs while `open` is cleared.
 
-    A query with one of these words in it goes wrong: "raise", "nan", "few".
+    A query that contains one of these words fails: "raise", "nan", "few".
     """
 
-    fingerprint = "meant"
+    fingerprint = "true"
 
     def __init__(self, *, seconds: float = 0.0) -> None:
         self.seconds = seconds  # per batch
         self.batches: list[list[tuple[str, str]]] = []
-        self.open = threading.Event()  # cleared: it hangs
+        self.open = threading.Event()  # cleared, it hangs
         self.open.set()
 
     def score(self, queries, items):
@@ -69,7 +69,7 @@ class WatchedScorer:
 
 @contextmanager
 def opened(source=ITEMS, *, scorer=None, encoder=ENCODER, **settings) -> Iterator[Service]:
-    """A service that is not on a socket."""
+    """A service without a server."""
     service = Service(source, scorer=scorer or WatchedScorer(), encoder=encoder, settings=Settings(**settings))
     try:
         yield service
@@ -94,8 +94,8 @@ def serving(service: Service) -> Iterator[str]:
 
 
 def wait_until(holds: Callable[[], object], *, seconds: float = 10.0) -> None:
-    """Look again and again whether it holds."""
-    ends = time.monotonic() + seconds
+    """Wait until a condition holds."""
+    end = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < ends, "it did not come true in time"
+        assert time.monotonic() < end, "timeout"
         time.sleep(0.005)

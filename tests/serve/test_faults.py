@@ -1,4 +1,4 @@
-"""What goes wrong in a service, and what the others notice of it: nothing."""
+"""Faults of a service: each one affects only its own request."""
 
 import socket
 import time
@@ -22,19 +22,19 @@ def post(url, path="/search", timeout=20, **body):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("raise", "the scorer raised RuntimeError."),
-        ("nan", "the scorer returned nan for query 'nan ice'"),
-        ("few", "the scorer returned 9 scores for 10 pairs"),
+        ("raise", "RuntimeError"),
+        ("nan", "nan ice"),
+        ("few", "10 pairs"),
     ],
 )
-def test_only_the_request_of_a_bad_pair_fails(scorer, word, message):
+def test_only_the_request_with_a_faulty_pair_fails(scorer, word, message):
     with opened(scorer=scorer) as service, serving(service) as url, ThreadPoolExecutor(9) as threads:
         scorer.open.clear()
         first = threads.submit(post, url, "/score", query="ice", items=["snow"])
         wait_until(lambda: scorer.batches)
         bad = threads.submit(post, url, query=f"{word} ice", budget=100)
         good = [threads.submit(post, url, query=query, budget=40) for query in QUERIES[:6]]
-        wait_until(lambda: service.scorer.waiting_pairs == 1 + 10 + 6 * 4)  # all in one batch
+        wait_until(lambda: service.scorer.queued_pairs == 1 + 10 + 6 * 4)  # all in one batch
         scorer.open.set()
         assert first.result().status_code == 200
         for query, future in zip(QUERIES, good, strict=False):
@@ -44,11 +44,11 @@ def test_only_the_request_of_a_bad_pair_fails(scorer, word, message):
         assert bad.result().status_code == 500
         error = bad.result().json()["error"]
         assert error["type"] == "scorer_failed"
-        assert error["message"].startswith(message)
+        assert message in error["message"]
         assert httpx.get(f"{url}/readyz").status_code == 200
 
 
-def test_a_scorer_that_hangs_makes_the_service_unready_until_it_answers(scorer):
+def test_a_stalled_scorer_makes_the_service_unready_until_it_answers(scorer):
     with (
         opened(scorer=scorer, scorer_timeout=0.4) as service,
         serving(service) as url,
@@ -62,11 +62,11 @@ def test_a_scorer_that_hangs_makes_the_service_unready_until_it_answers(scorer):
             assert one.result().headers["retry-after"] == "5"
         answer = httpx.get(f"{url}/readyz")
         assert answer.status_code == 503
-        assert "the scorer has not answered for more than 0.4 seconds" in answer.json()["error"]["message"]
+        assert "0.4 seconds" in answer.json()["error"]["message"]
         assert httpx.get(f"{url}/healthz").status_code == 200
         start = time.monotonic()
         assert post(url, query="ice").status_code == 503
-        assert time.monotonic() - start < 0.4  # at once
+        assert time.monotonic() - start < 0.4  # without waiting
         scorer.open.set()
         wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 200)
         assert post(url, query="ice").status_code == 200
@@ -79,7 +79,7 @@ class HangsAfterItsFirstBatch(WatchedScorer):
         return super().score(queries, items)
 
 
-def test_a_deadline_holds_though_the_scorer_hangs():
+def test_a_deadline_holds_while_the_scorer_hangs():
     scorer = HangsAfterItsFirstBatch()
     with opened(scorer=scorer) as service, serving(service) as url:
         start = time.monotonic()
@@ -88,11 +88,11 @@ def test_a_deadline_holds_though_the_scorer_hangs():
         (result,) = answer.json()["results"]
         assert (answer.status_code, result["stopped"], result["calls"]) == (200, "deadline", 10)
         assert len(result["hits"]) == 10
-        assert service.scorer.waiting_pairs == 0
+        assert service.scorer.queued_pairs == 0
         scorer.open.set()
 
 
-def test_too_many_requests_are_told_when_to_come_back(scorer):
+def test_back_pressure_rejects_requests_with_retry_after(scorer):
     with (
         opened(scorer=scorer, running=2, waiting=1) as service,
         serving(service) as url,
@@ -100,13 +100,13 @@ def test_too_many_requests_are_told_when_to_come_back(scorer):
     ):
         scorer.open.clear()
         inside = [threads.submit(post, url, query=query) for query in QUERIES[:3]]
-        wait_until(lambda: service.queue.waiting == 1)
+        wait_until(lambda: service.queue.queued == 1)
         answer = post(url, query="ice")
         assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) >= 1
-        message = "2 requests run and 1 wait, which is the most. Come back later."
-        assert answer.json()["error"]["message"] == message
-        assert httpx.get(f"{url}/readyz").status_code == 200  # others than searches are answered
+        assert answer.json()["error"]["type"] == "busy"
+        assert "2 running, 1 queued" in answer.json()["error"]["message"]
+        assert httpx.get(f"{url}/readyz").status_code == 200  # other routes are answered
         metrics = httpx.get(f"{url}/metrics").text
         assert "crossknn_running 2.0" in metrics
         assert "crossknn_waiting 1.0" in metrics
@@ -115,38 +115,43 @@ def test_too_many_requests_are_told_when_to_come_back(scorer):
         assert post(url, query="ice").status_code == 200
 
 
-def leave(url, body):
-    """Send a search and hang up without waiting for its answer."""
+def send_search(url, body):
+    """A connection that has sent a search and not read its response."""
     host, port = url.removeprefix("http://").split(":")
-    line = socket.create_connection((host, int(port)))
-    lines = ["POST /search HTTP/1.1", f"Host: {host}", "Content-Type: application/json", f"Content-Length: {len(body)}"]
-    line.sendall("\r\n".join([*lines, "", ""]).encode() + body)
-    return line
+    connection = socket.create_connection((host, int(port)))
+    headers = [
+        "POST /search HTTP/1.1",
+        f"Host: {host}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    ]
+    connection.sendall("\r\n".join([*headers, "", ""]).encode() + body)
+    return connection
 
 
-def test_a_client_that_leaves_frees_its_work(scorer, caplog):
+def test_a_disconnected_client_frees_its_place(scorer, caplog):
     caplog.set_level("INFO")
     with opened(scorer=scorer, running=1, waiting=1) as service, serving(service) as url:
         scorer.open.clear()
-        running = leave(url, b'{"query": "river ice", "budget": 100}')
+        running = send_search(url, b'{"query": "river ice", "budget": 100}')
         wait_until(lambda: scorer.batches)
-        waiting = leave(url, b'{"query": "lake top"}')
-        wait_until(lambda: service.queue.waiting == 1)
+        waiting = send_search(url, b'{"query": "lake top"}')
+        wait_until(lambda: service.queue.queued == 1)
         waiting.close()
-        wait_until(lambda: service.queue.waiting == 0)
+        wait_until(lambda: service.queue.queued == 0)
         running.close()
         wait_until(lambda: service.queue.running == 0)
-        assert service.scorer.waiting_pairs == 0
+        assert service.scorer.queued_pairs == 0
         scorer.open.set()
         assert post(url, query="night song", budget=20).status_code == 200
-        asked = {query for batch in scorer.batches for query, _ in batch}
-        assert asked == {"river ice", "night song"}  # the one that waited never began
-        assert sum(map(len, scorer.batches)) == 10 + 20  # and the one that ran ended after its batch
+        scored = {query for batch in scorer.batches for query, _ in batch}
+        assert scored == {"river ice", "night song"}  # the queued search never started
+        assert sum(map(len, scorer.batches)) == 10 + 20  # the running search stopped after its batch
     statuses = [vars(record)["status"] for record in caplog.records if record.getMessage() == "request"]
     assert sorted(statuses) == [200, 499, 499]
 
 
-def test_a_deadline_gives_the_best_so_far():
+def test_a_deadline_returns_the_best_hits_so_far():
     scorer = WatchedScorer(seconds=0.05)
     with opened(scorer=scorer) as service, serving(service) as url:
         start = time.monotonic()
@@ -159,13 +164,13 @@ def test_a_deadline_gives_the_best_so_far():
     assert took < 1.5
 
 
-def test_time_spent_waiting_counts_towards_the_deadline(scorer):
+def test_time_in_the_queue_counts_towards_the_deadline(scorer):
     with opened(scorer=scorer, running=1) as service, serving(service) as url, ThreadPoolExecutor(2) as threads:
         scorer.open.clear()
         first = threads.submit(post, url, query="river ice")
         wait_until(lambda: scorer.batches)
         second = threads.submit(post, url, query="lake top", deadline=0.2)
-        wait_until(lambda: service.queue.waiting == 1)
+        wait_until(lambda: service.queue.queued == 1)
         time.sleep(0.25)
         scorer.open.set()
         assert first.result().json()["results"][0]["stopped"] is None
@@ -173,7 +178,7 @@ def test_time_spent_waiting_counts_towards_the_deadline(scorer):
         assert (late["stopped"], late["calls"], late["hits"]) == ("deadline", 0, [])
 
 
-def test_many_clients_at_once_get_what_each_gets_alone():
+def test_concurrent_requests_get_the_same_results():
     scorer = WatchedScorer()
     with opened(scorer=scorer) as service, serving(service) as url, httpx.Client(base_url=url, timeout=30) as client:
 
@@ -183,15 +188,15 @@ def test_many_clients_at_once_get_what_each_gets_alone():
 
         alone = [ask(query) for query in QUERIES[:24]]
         scorer.batches.clear()
-        scorer.seconds = 0.04  # of a batch: the others come meanwhile
+        scorer.seconds = 0.04  # per batch, so that other calls queue up
         with ThreadPoolExecutor(24) as threads:
             together = list(threads.map(ask, QUERIES[:24]))
     assert together == alone
     assert sum(map(len, scorer.batches)) == 50 * 24
-    assert len(scorer.batches) < 10 * 24 / 2  # alone each search has ten batches
+    assert len(scorer.batches) < 10 * 24 / 2  # without sharing, each search has ten batches
 
 
-def test_a_slow_client_holds_up_nobody(scorer):
+def test_a_slow_client_does_not_delay_others(scorer):
     with opened(scorer=scorer, running=1) as service, serving(service) as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as slow:
@@ -201,19 +206,19 @@ def test_a_slow_client_holds_up_nobody(scorer):
             assert post(url, query="ice").status_code == 200
 
 
-def test_an_error_nobody_foresaw_is_told_without_its_words(scorer, monkeypatch):
-    def break_down(*args, **options):
+def test_an_unexpected_error_hides_its_message(scorer, monkeypatch):
+    def fail(*args, **options):
         raise ZeroDivisionError("a secret path")
 
     with opened(scorer=scorer) as service, serving(service) as url:
-        monkeypatch.setattr(service.live_index.current.searcher, "search_many", break_down)
+        monkeypatch.setattr(service.live_index.current.searcher, "search_many", fail)
         answer = post(url, query="ice")
         assert answer.status_code == 500
         assert answer.json()["error"]["type"] == "internal"
         assert "secret" not in answer.text
 
 
-def test_closing_ends_requests_that_wait_for_a_scorer_that_hangs(scorer):
+def test_closing_fails_requests_that_wait_for_a_stalled_scorer(scorer):
     with ThreadPoolExecutor(1) as threads:
         with opened(scorer=scorer, grace=1) as service:
             with serving(service) as url:
@@ -222,5 +227,5 @@ def test_closing_ends_requests_that_wait_for_a_scorer_that_hangs(scorer):
                 wait_until(lambda: scorer.batches)
             wait_until(lambda: service.queue.running == 0)  # no thread is left behind
         assert waiting.result().status_code == 503
-        assert waiting.result().json()["error"]["message"] == "the service ends."
+        assert waiting.result().json()["error"]["type"] == "not_ready"
         scorer.open.set()

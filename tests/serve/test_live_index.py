@@ -1,4 +1,4 @@
-"""An index replaced under a running service: no request is lost, and nothing that cannot be used is taken."""
+"""Hot reload of an index: no request fails, and an unusable index is rejected."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
 from crossknn.scorers.function import function_scorer
-from crossknn.serve.live_index import Watcher
+from crossknn.serve.live_index import IndexWatcher
 from tests.serve.servers import ENCODER, QUERIES, TEXTS, WatchedScorer, opened, serving, wait_until
 
 
@@ -25,7 +25,7 @@ def build(prefix, *, scorer=None):
 
 @pytest.fixture(scope="module")
 def indexes(tmp_path_factory):
-    """Two folders, of which the second is to take the place of the first."""
+    """Two folders with different indexes of the same texts."""
     folder = tmp_path_factory.mktemp("indexes")
     for name in ("old", "new"):
         build(name).save(folder / name)
@@ -45,11 +45,11 @@ def search(url, query="river ice"):
     return found["index"], {hit["id"][:3] for hit in found["results"][0]["hits"]}
 
 
-def refusals(caplog):
-    return [vars(record)["reason"] for record in caplog.records if record.getMessage() == "index refused"]
+def reload_errors(caplog):
+    return [vars(record)["reason"] for record in caplog.records if record.getMessage() == "index reload failed"]
 
 
-def test_a_request_in_flight_ends_with_the_old_index_and_the_next_has_the_new(indexes, folder):
+def test_a_running_request_keeps_the_old_index_and_the_next_gets_the_new_one(indexes, folder):
     scorer, fresh = WatchedScorer(), Index.load(indexes / "new")
     with opened(folder, scorer=scorer, poll=0.05) as service, serving(service) as url, ThreadPoolExecutor(1) as threads:
         old = service.live_index.current.identity
@@ -65,7 +65,7 @@ def test_a_request_in_flight_ends_with_the_old_index_and_the_next_has_the_new(in
         assert "crossknn_index_swaps_total 1.0" in httpx.get(f"{url}/metrics").text
 
 
-def test_no_request_is_lost_while_indexes_come_and_go(indexes, folder):
+def test_no_request_fails_while_the_index_is_replaced(indexes, folder):
     both = [Index.load(indexes / name) for name in ("new", "old")]
     answers, ended = [], threading.Event()
     with opened(folder, poll=0.02) as service, serving(service) as url, ThreadPoolExecutor(3) as threads:
@@ -89,28 +89,28 @@ def test_no_request_is_lost_while_indexes_come_and_go(indexes, folder):
 
 
 @pytest.mark.parametrize("damage", ["manifest", "vectors", "missing", "foreign"])
-def test_an_index_that_cannot_be_used_is_refused_once_and_the_old_one_stays(indexes, folder, caplog, damage):
+def test_an_unusable_index_is_rejected_once_and_the_old_one_stays(indexes, folder, caplog, damage):
     with opened(folder, poll=0.02) as service, serving(service) as url:
         old = service.live_index.current.identity
         if damage == "manifest":
             (folder / "index.json").write_text("{")
         elif damage == "vectors":
-            spoil(indexes / "new", folder)
+            write_damaged(indexes / "new", folder)
         elif damage == "missing":
             shutil.rmtree(folder)
         else:
             build("x", scorer=function_scorer(lambda pairs: [len(i) for _, i in pairs], fingerprint="other")).save(
                 folder
             )
-        wait_until(lambda: service.live_index.refusals)
+        wait_until(lambda: service.live_index.failed_reloads)
         for _ in range(3):
             assert search(url) == (old, {"old"})
-        (reason,) = refusals(caplog)
-        wanted = {"manifest": "damaged", "vectors": "damaged", "missing": "there is no such folder"}
-        assert wanted.get(damage, "the index was built with another scorer") in reason
+        (reason,) = reload_errors(caplog)
+        expected = {"manifest": "damaged", "vectors": "damaged", "missing": "folder"}
+        assert expected.get(damage, "scorer") in reason
         fresh = Index.load(indexes / "new")
         if damage == "vectors":
-            shutil.rmtree(folder)  # its files have the names of the good ones
+            shutil.rmtree(folder)  # its files have the same names
         elif damage == "manifest":
             (folder / "index.json").unlink()
         fresh.save(folder)
@@ -118,8 +118,8 @@ def test_an_index_that_cannot_be_used_is_refused_once_and_the_old_one_stays(inde
         assert search(url) == (fresh.identity, {"new"})
 
 
-def spoil(good, folder):
-    """Put an index there whose vectors have the right length and a wrong byte."""
+def write_damaged(good, folder):
+    """Write an index whose vectors have the right length and one wrong byte."""
     for path in good.iterdir():
         content = bytearray(path.read_bytes())
         if path.name.startswith("vectors"):
@@ -131,28 +131,28 @@ def spoil(good, folder):
     fresh.replace(folder / "index.json")
 
 
-def test_a_refused_index_is_looked_at_again_only_when_asked(indexes, folder):
+def test_a_rejected_index_is_loaded_again_only_on_retry(indexes, folder):
     with opened(folder) as service:
-        spoil(indexes / "new", folder)
-        assert not service.live_index.refresh()
+        write_damaged(indexes / "new", folder)
+        assert not service.live_index.reload()
         (vectors,) = (path for path in (indexes / "new").iterdir() if path.name.startswith("vectors"))
-        shutil.copy(vectors, folder)  # mended, but its manifest is as it was
-        assert not service.live_index.refresh()
-        assert service.live_index.refusals == 1
-        assert service.live_index.refresh(again=True)
+        shutil.copy(vectors, folder)  # repaired, but its manifest has not changed
+        assert not service.live_index.reload()
+        assert service.live_index.failed_reloads == 1
+        assert service.live_index.reload(retry=True)
 
 
-def test_the_folder_of_a_start_must_be_good(folder, tmp_path):
-    with pytest.raises(InputError, match="there is no such folder"), opened(tmp_path / "nothing"):
+def test_the_index_must_be_usable_at_startup(folder, tmp_path):
+    with pytest.raises(InputError, match="folder"), opened(tmp_path / "nothing"):
         pass
     other = function_scorer(lambda pairs: [0.0] * len(pairs), fingerprint="other")
-    with pytest.raises(InputError, match="built with another scorer"), opened(folder, scorer=other):
+    with pytest.raises(InputError, match="scorer"), opened(folder, scorer=other):
         pass
 
 
-def test_a_woken_watcher_looks_at_once(indexes, folder):
+def test_a_woken_watcher_reloads_immediately(indexes, folder):
     with opened(folder) as service:
-        watcher = Watcher(service.live_index, 60)
+        watcher = IndexWatcher(service.live_index, 60)
         watcher.start()
         Index.load(indexes / "new").save(folder)
         old = service.live_index.current.identity

@@ -1,4 +1,4 @@
-"""The page of the service, in a real browser against a real server."""
+"""The search page in a real browser against a real server."""
 
 import threading
 from collections.abc import Iterator
@@ -17,19 +17,19 @@ from tests.serve.servers import opened, serving
 from tests.worlds import World
 
 QUERIES = ["how rivers freeze", "why ice is slippery", "held back"]
-ASKED, OTHER, HELD = QUERIES
+QUERY, OTHER_QUERY, HELD_QUERY = QUERIES
 MARKUP = "<img src=x onerror=alert(1)> & <b>bold</b> <script>alert(2)</script>"
 LONG = "water " * 120 + "x" * 300
 K, BUDGET = 10, 100
-PAPERS = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 24, 31)"}
+BACKGROUNDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 24, 31)"}
 TEXT_CONTRAST, MARK_CONTRAST = 4.5, 3.0  # of WCAG 2, level AA
-PATIENCE = 15_000  # milliseconds; a busy machine takes its time
+TIMEOUT = 15_000  # milliseconds, for a busy machine
 
-expect.set_options(timeout=PATIENCE)
+expect.set_options(timeout=TIMEOUT)
 
 
 class HeldScorer(MatrixScorer):
-    """It answers `HELD` only while it is `free`."""
+    """A scorer that hangs on `HELD_QUERY` until `free` is set."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -37,14 +37,14 @@ class HeldScorer(MatrixScorer):
         self.free.set()
 
     def score(self, queries, items):
-        if HELD in queries:
+        if HELD_QUERY in queries:
             self.free.wait(30)
         return super().score(queries, items)
 
 
 @pytest.fixture(scope="module")
 def searcher() -> ck.Searcher:
-    """600 items whose best a retriever does not find; the two best for `ASKED` are hard to show."""
+    """600 items whose best ones no retriever finds; the two best for `QUERY` have difficult texts."""
     world = World.low_rank(queries=len(QUERIES), items=600, noise=3.0)
     texts = [f"item {row} about ice" if row % 3 else f"item {row} about rivers that freeze" for row in range(600)]
     first, second = world.scores[0].argsort()[:-3:-1]
@@ -56,7 +56,7 @@ def searcher() -> ck.Searcher:
 
 @contextmanager
 def served(searcher, **settings) -> Iterator[str]:
-    """The address of a server with the models and items of this searcher."""
+    """The URL of a server with the models and items of this searcher."""
     models = {"scorer": searcher.scorer, "encoder": searcher.encoder}
     with opened(searcher.items, **models, **settings) as service, serving(service) as address:
         yield address
@@ -76,7 +76,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def held(searcher) -> Iterator[threading.Event]:
-    """Lets the scorer answer `HELD` once it is set."""
+    """An event that lets the scorer answer `HELD_QUERY`."""
     free = searcher.scorer.free
     free.clear()
     yield free
@@ -85,63 +85,63 @@ def held(searcher) -> Iterator[threading.Event]:
 
 @contextmanager
 def visit(browser, address, *, expected="the server responded with a status of", **options) -> Iterator[Page]:
-    """The page; anything that it complains about fails the test, but what is expected."""
+    """The page; messages in its console other than the expected ones fail the test."""
     page = browser.new_page(viewport={"width": 1280, "height": 800}, **options)
-    page.set_default_timeout(PATIENCE)
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.set_default_timeout(TIMEOUT)
+    messages: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
     page.goto(address)
     yield page
     page.close()
-    assert [said for said in complaints if expected not in said] == []
+    assert [text for text in messages if expected not in text] == []
 
 
-def asking(address, query=ASKED, *strategies, **settings) -> str:
-    """The address of a search."""
-    told = {"q": query, "k": K, "budget": BUDGET, **settings}
-    pairs = [*told.items(), *(("strategy", name) for name in strategies)]
+def search_url(address, query=QUERY, *strategies, **settings) -> str:
+    """The URL of a search."""
+    fields = {"q": query, "k": K, "budget": BUDGET, **settings}
+    pairs = [*fields.items(), *(("strategy", name) for name in strategies)]
     return f"{address}/?" + "&".join(f"{name}={value}" for name, value in pairs).replace(" ", "+")
 
 
-def wait_for(page, query=ASKED) -> None:
+def wait_for(page, query=QUERY) -> None:
     expect(page.locator("#status")).to_have_text(f"Results for “{query}”")
 
 
-def shown(page, selector) -> list[str]:
+def texts_of(page, selector) -> list[str]:
     return page.locator(selector).all_inner_texts()
 
 
-def test_a_search_needs_only_the_keyboard(browser, address, searcher):
+def test_search_with_the_keyboard(browser, address, searcher):
     with visit(browser, address) as page:
         expect(page.locator("#query")).to_be_focused()
-        page.keyboard.type(ASKED)
+        page.keyboard.type(QUERY)
         page.keyboard.press("Enter")
         wait_for(page)
-        hits = searcher.search(ASKED, k=K, budget=BUDGET)
+        hits = searcher.search(QUERY, k=K, budget=BUDGET)
         assert page.locator("article .score").all_text_contents() == [
             f"score {hit.score:.2f}".replace("-", "−") for hit in hits
         ]
-        best = " ".join(shown(page, "article li:first-child .origin")[0].split())
-        assert best.startswith(f"round {hits[0].round} ")
-        assert all(f"{name} {rank or '–'}" in best for name, rank in hits[0].ranks.items())
+        best = " ".join(texts_of(page, "article li:first-child .origin")[0].split())
+        assert f"round {hits[0].round} " in best
+        assert all(f"{name} rank {rank or '–'}" in best for name, rank in hits[0].ranks.items())
         page.keyboard.press("Tab")
         expect(page.locator("#query")).not_to_be_focused()
         page.keyboard.press("/")
         expect(page.locator("#query")).to_be_focused()
-        page.keyboard.type(OTHER)
+        page.keyboard.type(OTHER_QUERY)
         page.keyboard.press("Enter")
-        wait_for(page, OTHER)
+        wait_for(page, OTHER_QUERY)
 
 
-def test_strategies_stand_side_by_side_with_what_only_one_found(browser, address, searcher):
-    found = [searcher.search(ASKED, k=K, strategy=one) for one in (ck.Posterior(BUDGET), ck.Rerank(BUDGET))]
+def test_strategies_are_compared_side_by_side(browser, address, searcher):
+    found = [searcher.search(QUERY, k=K, strategy=one) for one in (ck.Posterior(BUDGET), ck.Rerank(BUDGET))]
     scored = [{hit.id: hit.score for hit in hits.trace} for hits in found]
     known = scored[0] | scored[1]
     best = sorted(known, key=known.get, reverse=True)[:K]
     only = [sum(hit.id not in other for hit in hits) for hits, other in zip(found, reversed(scored), strict=True)]
-    assert sum(only) > 0, "the world shows no difference"
-    with visit(browser, asking(address, ASKED, "posterior")) as page:
+    assert sum(only) > 0, "the strategies find the same hits"
+    with visit(browser, search_url(address, QUERY, "posterior")) as page:
         wait_for(page)
         expect(page.locator("article")).to_have_count(1)
         page.get_by_label("Rerank").press("Space")
@@ -149,31 +149,27 @@ def test_strategies_stand_side_by_side_with_what_only_one_found(browser, address
         wait_for(page)
         assert [page.locator("article").nth(place).locator(".only").count() for place in (0, 1)] == only
         cells = "tbody tr:first-child td:nth-child"
-        assert shown(page, f"{cells}(2)") == [f"{sum(one in mine for one in best)} of {K}" for mine in scored]
-        assert shown(page, f"{cells}(3)") == [str(hits.calls) for hits in found]
-        assert shown(page, f"{cells}(4)") == [f"{hits[0].score:.2f}" for hits in found]
-        assert shown(page, f"{cells}(5)")[1] == "–"
-        left, right = (page.locator("article").nth(place).bounding_box() for place in (0, 1))
-        assert left["y"] == right["y"]
-        page.set_viewport_size({"width": 360, "height": 800})
-        upper, lower = (page.locator("article").nth(place).bounding_box() for place in (0, 1))
-        assert upper["y"] + upper["height"] <= lower["y"]
+        assert texts_of(page, f"{cells}(2)") == [f"{sum(one in mine for one in best)} of {K}" for mine in scored]
+        assert texts_of(page, f"{cells}(3)") == [str(hits.calls) for hits in found]
+        assert texts_of(page, f"{cells}(4)") == [str(hits.rounds) for hits in found]
+        assert texts_of(page, f"{cells}(5)") == [f"{hits[0].score:.2f}" for hits in found]
+        assert texts_of(page, f"{cells}(6)")[1] == "–"
 
 
-def test_what_a_larger_budget_found_is_remembered(browser, address, searcher):
-    large, small = (searcher.search(ASKED, k=K, strategy=ck.Rerank(budget)) for budget in (500, 25))
+def test_items_found_with_a_larger_budget_are_remembered(browser, address, searcher):
+    large, small = (searcher.search(QUERY, k=K, strategy=ck.Rerank(budget)) for budget in (500, 25))
     found = len({hit.id for hit in large} & {hit.id for hit in small.trace})
     assert found < K, "25 calls find all"
-    with visit(browser, asking(address, ASKED, "rerank")) as page:
-        for key, calls, said in (("End", 500, f"{K} of {K}"), ("Home", 25, f"{found} of {K}")):
+    with visit(browser, search_url(address, QUERY, "rerank")) as page:
+        for key, calls, expected in (("End", 500, f"{K} of {K}"), ("Home", 25, f"{found} of {K}")):
             wait_for(page)
             page.locator("#budget").press(key)
             expect(page.locator(".point")).to_have_count(calls)
-            assert shown(page, "tbody tr:first-child td:nth-child(2)") == [said]
+            assert texts_of(page, "tbody tr:first-child td:nth-child(2)") == [expected]
 
 
-def test_the_slider_changes_how_many_calls_are_made(browser, address):
-    with visit(browser, asking(address)) as page:
+def test_the_slider_sets_the_budget(browser, address):
+    with visit(browser, search_url(address)) as page:
         wait_for(page)
         page.locator("#budget").press("ArrowRight")
         expect(page.locator("#calls")).to_have_text("125 calls")
@@ -191,46 +187,46 @@ OUTSIDE = """() => {
 }"""
 
 
-def test_it_never_scrolls_sideways_light_or_dark(browser, address):
-    with visit(browser, asking(address, ASKED, "posterior", "rerank", "axn")) as page:
+def test_no_horizontal_scrolling_in_light_and_dark_mode(browser, address):
+    with visit(browser, search_url(address, QUERY, "posterior", "rerank", "axn")) as page:
         wait_for(page)
         page.locator("summary").first.click()
-        for width, (scheme, paper) in product((360, 700, 1280), PAPERS.items()):
+        for width, (scheme, background) in product((360, 700, 1280), BACKGROUNDS.items()):
             page.set_viewport_size({"width": width, "height": 800})
             page.emulate_media(color_scheme=scheme)
             expect(page.locator(".point")).to_have_count(3 * BUDGET)
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert page.evaluate(OUTSIDE) == []
-            assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
+            assert page.evaluate("getComputedStyle(document.body).backgroundColor") == background
 
 
-def test_it_asks_nobody_but_its_server(browser, address):
+def test_no_external_requests(browser, address):
     with visit(browser, address, expected="Content Security Policy") as page:
-        asked = []
-        page.on("requestfinished", lambda request: asked.append(request.url))
-        page.goto(asking(address))
+        requested = []
+        page.on("requestfinished", lambda request: requested.append(request.url))
+        page.goto(search_url(address))
         wait_for(page)
         page.evaluate(
             "document.body.append(Object.assign(new Image(), {id: 'alien', src: 'http://127.0.0.1:9/x.png'}))"
         )
-        refused = "image => image.decode().then(() => false, () => true)"
-        assert page.locator("#alien").evaluate(refused)
-        assert f"{address}/search" in asked
-        assert all(url.startswith(address) for url in asked)
+        is_blocked = "image => image.decode().then(() => false, () => true)"
+        assert page.locator("#alien").evaluate(is_blocked)
+        assert f"{address}/search" in requested
+        assert all(url.startswith(address) for url in requested)
 
 
-def test_a_text_with_html_stays_text(browser, address):
-    with visit(browser, asking(address)) as page:
+def test_html_in_texts_is_shown_as_text(browser, address):
+    with visit(browser, search_url(address)) as page:
         wait_for(page)
-        assert shown(page, "article li:first-child .text") == [MARKUP]
+        assert texts_of(page, "article li:first-child .text") == [MARKUP]
         page.locator(".point.hit").first.focus()
         page.locator("summary").click()
         expect(page.locator("table.calls")).to_contain_text(MARKUP)
         assert page.locator("img, main script, article b:text('bold')").count() == 0
 
 
-def test_a_long_text_is_cut_until_asked_for(browser, address):
-    with visit(browser, asking(address)) as page:
+def test_long_texts_are_cut_off_until_show_all(browser, address):
+    with visit(browser, search_url(address)) as page:
         wait_for(page)
         text = page.locator("article li:nth-child(2) .text")
         before = text.bounding_box()["height"]
@@ -240,66 +236,66 @@ def test_a_long_text_is_cut_until_asked_for(browser, address):
         assert text.bounding_box()["height"] == before
 
 
-def test_what_the_server_refuses_is_said(browser, address):
-    with visit(browser, asking(address, "never encoded")) as page:
+def test_errors_of_the_server_are_shown(browser, address):
+    with visit(browser, search_url(address, "never encoded")) as page:
         expect(page.locator("article .problem")).to_contain_text("never encoded")
         expect(page.locator("#summary")).to_be_hidden()
-        page.locator("#query").fill(ASKED)
+        page.locator("#query").fill(QUERY)
         page.locator("#query").press("Enter")
         wait_for(page)
         expect(page.locator(".problem:visible")).to_have_count(0)
 
 
-def test_a_deadline_that_leaves_no_time_is_said(browser, searcher):
+def test_a_search_without_time_shows_why_it_has_no_results(browser, searcher):
     with (
         served(searcher, limits=Limits(deadline=1e-6)) as address,
-        visit(browser, asking(address)) as page,
+        visit(browser, search_url(address)) as page,
     ):
         wait_for(page)
-        assert shown(page, "article p") == ["Nothing was found."]
-        expect(page.locator("#summary")).to_contain_text("ended early: deadline")
-        expect(page.locator("#pictures")).to_be_hidden()
+        assert texts_of(page, "article p") == ["No results."]
+        expect(page.locator("#summary")).to_contain_text("stopped early: deadline")
+        expect(page.locator("#plots")).to_be_hidden()
 
 
-def test_a_busy_server_says_when_to_come_back(browser, searcher, held):
+def test_a_busy_server_shows_when_to_retry(browser, searcher, held):
     with (
         served(searcher, running=1, waiting=0) as address,
-        visit(browser, asking(address, HELD, "posterior", "rerank")) as page,
+        visit(browser, search_url(address, HELD_QUERY, "posterior", "rerank")) as page,
     ):
         expect(page.locator("article .problem")).to_contain_text("Try again in")
         held.set()
-        wait_for(page, HELD)
+        wait_for(page, HELD_QUERY)
         expect(page.locator("article .score")).to_have_count(K)
 
 
-def test_a_new_search_ends_the_one_that_runs(browser, address, held):
-    with visit(browser, asking(address)) as page:
+def test_a_new_search_cancels_the_running_one(browser, address, held):
+    with visit(browser, search_url(address)) as page:
         wait_for(page)
-        ended = []
-        page.on("requestfailed", lambda request: ended.append(request.failure))
-        page.locator("#query").fill(HELD)
+        cancelled = []
+        page.on("requestfailed", lambda request: cancelled.append(request.failure))
+        page.locator("#query").fill(HELD_QUERY)
         page.locator("#query").press("Enter")
         expect(page.locator("#stop")).to_be_visible()
         expect(page.locator("article")).to_have_attribute("aria-busy", "true")
-        page.locator("#query").fill(OTHER)
+        page.locator("#query").fill(OTHER_QUERY)
         page.locator("#query").press("Enter")
         held.set()
-        wait_for(page, OTHER)
-        assert ended == ["net::ERR_ABORTED"]
+        wait_for(page, OTHER_QUERY)
+        assert cancelled == ["net::ERR_ABORTED"]
 
 
 def test_a_search_can_be_stopped(browser, address, held):
-    with visit(browser, asking(address, HELD)) as page:
+    with visit(browser, search_url(address, HELD_QUERY)) as page:
         page.locator("#stop").click()
         expect(page.locator("article .problem")).to_have_text("Stopped.")
         expect(page.locator("#stop")).to_be_hidden()
         expect(page.locator("#query")).to_be_focused()
 
 
-def test_a_server_with_a_key_asks_for_it_once(browser, searcher):
-    with served(searcher, api_key="right") as address, visit(browser, asking(address)) as page:
-        for key, said in (("wrong", "This server asks for an API key."), ("right", "did not accept this key")):
-            expect(page.locator("#problem")).to_contain_text(said)
+def test_the_api_key_is_requested_once(browser, searcher):
+    with served(searcher, api_key="right") as address, visit(browser, search_url(address)) as page:
+        for key, message in (("wrong", "requires an API key"), ("right", "rejected this API key")):
+            expect(page.locator("#problem")).to_contain_text(message)
             expect(page.get_by_label("API key")).to_be_focused()
             page.keyboard.type(key)
             page.keyboard.press("Enter")
@@ -309,28 +305,28 @@ def test_a_server_with_a_key_asks_for_it_once(browser, searcher):
         wait_for(page)
 
 
-def test_an_address_restores_its_search(browser, address):
-    with visit(browser, asking(address, ASKED, "rerank", k=3, budget=50)) as page:
+def test_the_url_restores_its_search(browser, address):
+    with visit(browser, search_url(address, QUERY, "rerank", k=3, budget=50)) as page:
         wait_for(page)
-        assert page.locator("#query").input_value() == ASKED
+        assert page.locator("#query").input_value() == QUERY
         assert page.locator("#calls").inner_text() == "50 calls"
-        assert shown(page, "article h3") == ["Rerank"]
+        assert texts_of(page, "article h3") == ["Rerank"]
         expect(page.locator("article li")).to_have_count(3)
-        page.locator("#query").fill(OTHER)
+        page.locator("#query").fill(OTHER_QUERY)
         page.locator("#query").press("Enter")
-        wait_for(page, OTHER)
+        wait_for(page, OTHER_QUERY)
         page.go_back()
         wait_for(page)
-        assert page.locator("#query").input_value() == ASKED
+        assert page.locator("#query").input_value() == QUERY
 
 
-def test_the_picture_has_a_point_for_every_call(browser, address, searcher):
-    hits = searcher.search(ASKED, k=K, budget=BUDGET)
-    with visit(browser, asking(address)) as page:
+def test_the_plot_has_a_point_for_every_call(browser, address, searcher):
+    hits = searcher.search(QUERY, k=K, budget=BUDGET)
+    with visit(browser, search_url(address)) as page:
         expect(page.locator(".point")).to_have_count(hits.calls)
         expect(page.locator(".point.hit")).to_have_count(K)
-        colours = page.evaluate("[...document.querySelectorAll('.point')].map(p => getComputedStyle(p).fill)")
-        assert len(set(colours)) == hits.rounds
+        colors = page.evaluate("[...document.querySelectorAll('.point')].map(p => getComputedStyle(p).fill)")
+        assert len(set(colors)) == hits.rounds
         heights = [
             float(at) for at in page.evaluate("[...document.querySelectorAll('.point')].map(p => p.cy.baseVal.value)")
         ]
@@ -347,30 +343,30 @@ def test_the_picture_has_a_point_for_every_call(browser, address, searcher):
         expect(page.locator("table.calls tbody tr")).to_have_count(hits.calls)
 
 
-LABELLED = """() => [...document.querySelectorAll('input, output, button')]
+UNLABELED = """() => [...document.querySelectorAll('input, output, button')]
     .filter(one => !(one.labels?.length || one.textContent.trim())).map(one => one.outerHTML)"""
 LEVELS = "() => [...document.querySelectorAll('h1, h2, h3')].map(one => Number(one.tagName[1]))"
 CONTRASTS = """() => {
     const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-    const rgba = (colour) => {
+    const rgba = (color) => {
         canvas.clearRect(0, 0, 1, 1);
-        canvas.fillStyle = colour;
+        canvas.fillStyle = color;
         canvas.fillRect(0, 0, 1, 1);
         return [...canvas.getImageData(0, 0, 1, 1).data];
     };
     const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
     const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
-    const paper = (one) => {
+    const background = (one) => {
         const own = rgba(getComputedStyle(one).backgroundColor);
-        return own[3] || !one.parentElement ? own : paper(one.parentElement);
+        return own[3] || !one.parentElement ? own : background(one.parentElement);
     };
-    const contrast = (one, colour) => {
-        const [low, high] = [light(rgba(colour)), light(paper(one))].sort((a, b) => a - b);
+    const contrast = (one, color) => {
+        const [low, high] = [light(rgba(color)), light(background(one))].sort((a, b) => a - b);
         return (high + 0.05) / (low + 0.05);
     };
-    const said = [...document.querySelectorAll('body *')].filter(one => one.getClientRects().length
+    const texts = [...document.querySelectorAll('body *')].filter(one => one.getClientRects().length
         && [...one.childNodes].some(child => child.nodeType === Node.TEXT_NODE && child.data.trim()));
-    const words = said.map(one => [one.className?.baseVal ?? one.className, one.textContent.slice(0, 30),
+    const words = texts.map(one => [one.className?.baseVal ?? one.className, one.textContent.slice(0, 30),
         contrast(one, one.closest('svg') ? getComputedStyle(one).fill : getComputedStyle(one).color)]);
     const marks = [...document.querySelectorAll('.point')]
         .map(one => ['point', '', contrast(one, getComputedStyle(one).fill)]);
@@ -378,15 +374,15 @@ CONTRASTS = """() => {
 }"""
 
 
-def test_everything_has_a_name_and_can_be_read(browser, address):
-    with visit(browser, asking(address, ASKED, "posterior", "rerank")) as page:
+def test_labels_headings_and_contrast(browser, address):
+    with visit(browser, search_url(address, QUERY, "posterior", "rerank")) as page:
         wait_for(page)
         expect(page.locator(".point")).to_have_count(2 * BUDGET)
-        assert page.evaluate(LABELLED) == []
+        assert page.evaluate(UNLABELED) == []
         levels = page.evaluate(LEVELS)
         assert levels[0] == 1
         assert all(after - before <= 1 for before, after in pairwise(levels))
-        for scheme in PAPERS:
+        for scheme in BACKGROUNDS:
             page.emulate_media(color_scheme=scheme)
             measured = page.evaluate(CONTRASTS)
             assert len(measured["words"]) > 50
@@ -394,8 +390,8 @@ def test_everything_has_a_name_and_can_be_read(browser, address):
             assert [one for one in measured["marks"] if one[2] < MARK_CONTRAST] == []
 
 
-def test_focus_can_be_seen(browser, address):
-    with visit(browser, asking(address)) as page:
+def test_focus_is_visible(browser, address):
+    with visit(browser, search_url(address)) as page:
         wait_for(page)
         look = "one => (({outline, strokeWidth}) => [outline, strokeWidth])(getComputedStyle(one))"
         seen = []
@@ -408,12 +404,12 @@ def test_focus_can_be_seen(browser, address):
         assert seen[-2:] == ["circle", "SUMMARY"]
 
 
-def test_it_prints_whole_texts_on_light_paper(browser, address):
-    with visit(browser, asking(address), color_scheme="dark", reduced_motion="reduce") as page:
+def test_printing_shows_whole_texts_on_a_light_background(browser, address):
+    with visit(browser, search_url(address), color_scheme="dark", reduced_motion="reduce") as page:
         wait_for(page)
         assert page.evaluate("getComputedStyle(document.querySelector('ol')).transitionDuration") == "0s"
         cut = page.locator("article li:nth-child(2) .text").bounding_box()["height"]
         page.emulate_media(media="print")
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == PAPERS["light"]
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == BACKGROUNDS["light"]
         assert page.locator("article li:nth-child(2) .text").bounding_box()["height"] > cut
         expect(page.locator("button:visible")).to_have_count(0)

@@ -1,4 +1,4 @@
-"""The end of a server: what it has begun it finishes, and then it goes without complaint."""
+"""Graceful shutdown: running requests finish, and the exit code is 0."""
 
 import signal
 import subprocess
@@ -17,8 +17,8 @@ def start(*command):
     return process, process.stdout.readline().strip()
 
 
-def refuses(url):
-    """Whether a new request is not taken; a connection that was just made may be closed without an answer."""
+def is_closed(url):
+    """Whether new requests are not accepted."""
     try:
         httpx.get(f"{url}/healthz")
     except httpx.TransportError:
@@ -26,7 +26,7 @@ def refuses(url):
     return False
 
 
-def test_sigterm_under_load_loses_no_request():
+def test_running_requests_finish_after_sigterm():
     process, url = start("tests.serve.slow_server", "0.15")
     try:
         with httpx.Client(base_url=url, timeout=20) as client, ThreadPoolExecutor(12) as threads:
@@ -37,7 +37,7 @@ def test_sigterm_under_load_loses_no_request():
             futures = [threads.submit(ask, query) for query in QUERIES[:12]]
             wait_until(lambda: "crossknn_running 12.0" in httpx.get(f"{url}/metrics").text)
             process.send_signal(signal.SIGTERM)
-            wait_until(lambda: refuses(url))  # while those run
+            wait_until(lambda: is_closed(url))  # while the searches run
             assert not any(future.done() for future in futures)
             answers = [future.result() for future in futures]
         assert [answer.status_code for answer in answers] == [200] * 12

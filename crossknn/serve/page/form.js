@@ -1,60 +1,59 @@
-// The form: what is asked, and how an address says the same.
+// The search form and its representation in the URL.
 
-import { element } from "./elements.js";
-import { counted } from "./figures.js";
+import { element } from "./dom.js";
+import { counted } from "./format.js";
 
-const BUDGETS = [25, 500]; // the ends of the slider, where the server allows them
-const part = (id) => document.getElementById(id);
-const boxes = () => [...part("strategies").querySelectorAll("input")];
+const BUDGETS = [25, 500]; // range of the slider, within the server's limit
+const byId = (id) => document.getElementById(id);
+const checkboxes = () => [...byId("strategies").querySelectorAll("input")];
 
-/** Set the form up for what the server has. */
-export function offer({ limits, strategies }) {
-  const most = Math.min(BUDGETS[1], limits.budget);
-  Object.assign(part("budget"), { max: most, min: Math.min(BUDGETS[0], most) });
-  part("k").dataset.most = limits.k;
+/** Set up the form for the strategies and limits of the server. */
+export function setUpForm({ limits, strategies }) {
+  const max = Math.min(BUDGETS[1], limits.budget);
+  Object.assign(byId("budget"), { max, min: Math.min(BUDGETS[0], max) });
+  byId("k").dataset.limit = limits.k;
   const labels = strategies.map(({ name, title }) =>
     element("label", {}, element("input", { type: "checkbox", value: name }), title),
   );
-  part("strategies").append(...labels);
-  part("form").hidden = false;
+  byId("strategies").append(...labels);
+  byId("form").hidden = false;
 }
 
-/** What the form asks. */
 export function readForm() {
   return {
-    query: part("query").value.trim(),
-    k: part("k").valueAsNumber,
-    budget: part("budget").valueAsNumber,
-    strategies: boxes().filter((box) => box.checked).map((box) => box.value),
+    query: byId("query").value.trim(),
+    k: byId("k").valueAsNumber,
+    budget: byId("budget").valueAsNumber,
+    strategies: checkboxes().filter((box) => box.checked).map((box) => box.value),
   };
 }
 
-/** Fill the form with what an address asks; `defaults` are the server's. */
-export function readAddress(search, defaults) {
-  const asked = new URLSearchParams(search);
-  const chosen = boxes().filter((box) => asked.getAll("strategy").includes(box.value));
-  part("query").value = asked.get("q") ?? "";
-  part("budget").value = asked.get("budget") ?? defaults.budget;
-  part("k").value = asked.get("k") ?? defaults.k;
-  for (const box of boxes()) box.checked = chosen.length ? chosen.includes(box) : box.value === defaults.strategy;
-  showBudget();
+/** Fill the form from the query string of a URL; `defaults` are the server's. */
+export function fillForm(queryString, defaults) {
+  const given = new URLSearchParams(queryString);
+  const chosen = checkboxes().filter((box) => given.getAll("strategy").includes(box.value));
+  byId("query").value = given.get("q") ?? "";
+  byId("budget").value = given.get("budget") ?? defaults.budget;
+  byId("k").value = given.get("k") ?? defaults.k;
+  for (const box of checkboxes()) box.checked = chosen.length ? chosen.includes(box) : box.value === defaults.strategy;
+  updateBudget();
 }
 
-/** The address that asks this. */
-export function addressOf({ query, k, budget, strategies }) {
-  const asked = [["q", query], ["k", k], ["budget", budget], ...strategies.map((name) => ["strategy", name])];
-  return `?${new URLSearchParams(asked)}`;
+/** The query string that describes a search. */
+export function queryStringOf({ query, k, budget, strategies }) {
+  const fields = [["q", query], ["k", k], ["budget", budget], ...strategies.map((name) => ["strategy", name])];
+  return `?${new URLSearchParams(fields)}`;
 }
 
-/** Say the budget beside its slider; there cannot be more results than calls. */
-export function showBudget() {
+/** Show the budget next to its slider, and limit the number of results to it. */
+export function updateBudget() {
   const { budget } = readForm();
-  part("calls").textContent = counted(budget, "call");
-  part("k").max = Math.min(budget, part("k").dataset.most);
+  byId("calls").textContent = counted(budget, "call");
+  byId("k").max = Math.min(budget, byId("k").dataset.limit);
 }
 
-/** Whether the form can be sent; if not, the browser says why. */
+/** Whether the form is valid; if not, the browser shows why. */
 export function checkForm() {
-  boxes()[0].setCustomValidity(readForm().strategies.length ? "" : "Choose at least one strategy.");
-  return part("form").reportValidity();
+  checkboxes()[0].setCustomValidity(readForm().strategies.length ? "" : "Choose at least one strategy.");
+  return byId("form").reportValidity();
 }

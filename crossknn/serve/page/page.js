@@ -1,75 +1,74 @@
-// The page of `crossknn serve`: one query, one or more strategies, their answers side by side.
+// The search page: one query, one or more strategies, their answers side by side.
 
-import { Known } from "./comparing.js";
-import { element } from "./elements.js";
-import { counted } from "./figures.js";
-import { addressOf, checkForm, offer, readAddress, readForm, showBudget } from "./form.js";
-import { picture, sharedRanges } from "./picture.js";
-import { getInfo, hasKey, keepKey, search } from "./requests.js";
-import { addButtons, column } from "./results.js";
-import { summaryNote, summaryTable } from "./summary.js";
+import { getInfo, hasKey, search, setKey } from "./api.js";
+import { KnownScores, summaryNote, summaryTable } from "./comparison.js";
+import { element } from "./dom.js";
+import { checkForm, fillForm, queryStringOf, readForm, setUpForm, updateBudget } from "./form.js";
+import { counted } from "./format.js";
+import { plot, sharedRanges } from "./plot.js";
+import { addShowAllButtons, column } from "./results.js";
 
 const WELCOME =
-  "Type a query and press Enter; the key / leads back to it. " +
-  "Every strategy that is ticked may make as many calls of the cross-encoder as the budget says.";
-const part = (id) => document.getElementById(id);
+  "Type a query and press Enter. Each selected strategy searches with the given budget of cross-encoder calls. " +
+  "Press / to return to the search box.";
+const byId = (id) => document.getElementById(id);
 
-const known = new Known();
-let info = null; // what the server says of itself
-let asked = null; // what is searched for: {query, k, budget, strategies}
-let answers = []; // one for each strategy that was asked: {name, title, result, problem, waiting}
-let running = null; // what ends the search that runs
+const known = new KnownScores();
+let info = null; // of the server
+let current = null; // the current search: {query, k, budget, strategies}
+let answers = []; // one for each strategy: {name, title, result, problem, waiting}
+let running = null; // AbortController of the search in progress
 
 async function start() {
   try {
     info = await getInfo();
   } catch (problem) {
-    complain(problem);
+    showProblem(problem);
     return;
   }
-  part("about").textContent = `${counted(info.items, "item")}, version ${info.version}`;
-  offer(info);
+  byId("about").textContent = `${counted(info.items, "item")}, version ${info.version}`;
+  setUpForm(info);
   restore();
 }
 
-/** Search what the address asks, or wait for a query. */
+/** Run the search in the URL, or wait for a query. */
 function restore() {
   if (!info) return;
-  readAddress(location.search, info.defaults);
+  fillForm(location.search, info.defaults);
   if (readForm().query) run(readForm());
-  else clear(WELCOME);
+  else clear();
 }
 
-/** Search what the form asks, and keep it in the address. `again`: the query is the same. */
-function begin({ again }) {
-  const wanted = readForm();
-  if (!info || (again && !wanted.query) || !checkForm()) return;
-  const address = addressOf(wanted);
-  if (again || address === location.search) history.replaceState(null, "", address);
-  else history.pushState(null, "", address);
-  run(wanted);
+/** Run the search in the form and put it into the URL; with `replace` as the same entry of the history. */
+function submit({ replace }) {
+  const form = readForm();
+  if (!info || (replace && !form.query) || !checkForm()) return;
+  const url = queryStringOf(form);
+  if (replace || url === location.search) history.replaceState(null, "", url);
+  else history.pushState(null, "", url);
+  run(form);
 }
 
-/** Ask all strategies at once and show each answer as it comes. Until then those before stay, faintly. */
-async function run(wanted) {
+/** Search with all strategies at once and show each answer when it arrives; previous results stay, dimmed. */
+async function run(form) {
   running?.abort();
-  const mine = new AbortController();
-  const before = new Map(answers.map((answer) => [answer.name, answer.result]));
-  [running, asked] = [mine, wanted];
-  answers = asked.strategies.map((name) => ({ name, title: titleOf(name), result: before.get(name), waiting: true }));
-  complain(null);
+  const controller = new AbortController();
+  const previous = new Map(answers.map((answer) => [answer.name, answer.result]));
+  [running, current] = [controller, form];
+  answers = form.strategies.map((name) => ({ name, title: titleOf(name), result: previous.get(name), waiting: true }));
+  showProblem(null);
   show();
-  await Promise.all(answers.map((answer) => fill(answer, mine.signal)));
-  if (running === mine) finish();
+  await Promise.all(answers.map((answer) => load(answer, controller.signal)));
+  if (running === controller) finish();
 }
 
-async function fill(answer, signal) {
-  const told = await search(asked, answer.name, signal).catch((problem) => ({ problem }));
+async function load(answer, signal) {
+  const result = await search(current, answer.name, signal).catch((problem) => ({ problem }));
   if (signal.aborted) return;
-  const { problem } = told;
-  if (problem?.status === 401) complain(problem);
-  if (!problem) known.learn(told);
-  Object.assign(answer, { result: problem ? null : told, problem: problem?.message, waiting: false });
+  const { problem } = result;
+  if (problem?.status === 401) showProblem(problem);
+  if (!problem) known.add(result);
+  Object.assign(answer, { result: problem ? null : result, problem: problem?.message, waiting: false });
   show();
 }
 
@@ -78,11 +77,11 @@ function finish() {
   show();
 }
 
-/** End the search that runs; what is there stays. */
+/** Cancel the search in progress; answers that have arrived stay. */
 function stop() {
   if (!running) return;
   running.abort();
-  part("query").focus();
+  byId("query").focus();
   for (const answer of answers) {
     if (answer.waiting) Object.assign(answer, { result: null, problem: "Stopped.", waiting: false });
   }
@@ -92,94 +91,94 @@ function stop() {
 const titleOf = (name) => info.strategies.find((strategy) => strategy.name === name).title;
 
 function show() {
-  const there = answers.filter((answer) => answer.result && !answer.waiting);
-  document.title = `${asked.query} – crossknn`;
-  const outcome = there.length ? "Results for" : "No answer to";
-  part("status").textContent = running ? "Searching …" : `${outcome} “${asked.query}”`;
-  part("answer").hidden = false;
-  part("answer").classList.toggle("single", answers.length === 1);
+  const finished = answers.filter((answer) => answer.result && !answer.waiting);
+  document.title = `${current.query} – crossknn`;
+  const outcome = finished.length ? "Results for" : "No results for";
+  byId("status").textContent = running ? "Searching …" : `${outcome} “${current.query}”`;
+  byId("answer").hidden = false;
+  byId("answer").classList.toggle("single", answers.length === 1);
   setBusy(running !== null);
-  put("results", [columns(answers.map((answer) => column(answer, othersOf(answer, there))))]);
-  addButtons(part("results"));
-  if (there.length || !running) compare(there);
+  fillSection("results", [columns(answers.map((answer) => column(answer, othersOf(answer, finished))))]);
+  addShowAllButtons(byId("results"));
+  if (finished.length || !running) showComparison(finished);
 }
 
-/** The parts that stand for all answers together. */
-function compare(there) {
-  const best = known.best(asked.k);
-  const drawn = there.filter((answer) => answer.result.trace.length);
-  const ranges = sharedRanges(drawn.map((answer) => answer.result));
-  part("summary").hidden = !there.length;
-  part("pictures").hidden = !drawn.length;
-  put("summary", [summaryTable(there, best), summaryNote(best)]);
-  put("pictures", [columns(drawn.map((answer) => picture(answer, ranges)))]);
+/** The summary and the plots of all finished answers. */
+function showComparison(finished) {
+  const best = known.best(current.k);
+  const plotted = finished.filter((answer) => answer.result.trace.length);
+  const ranges = sharedRanges(plotted.map((answer) => answer.result));
+  byId("summary").hidden = !finished.length;
+  byId("plots").hidden = !plotted.length;
+  fillSection("summary", [summaryTable(finished, best), summaryNote(best)]);
+  fillSection("plots", [columns(plotted.map((answer) => plot(answer, ranges)))]);
 }
 
-const othersOf = (answer, there) => (answer.waiting ? [] : there.filter((other) => other !== answer));
+const othersOf = (answer, finished) => (answer.waiting ? [] : finished.filter((other) => other !== answer));
 
 const columns = (children) => element("div", { class: "columns" }, children);
 
-/** Put these into a section, below its heading. */
-function put(id, children) {
-  part(id).replaceChildren(part(id).firstElementChild, ...children);
+/** Replace the content of a section below its heading. */
+function fillSection(id, children) {
+  byId(id).replaceChildren(byId(id).firstElementChild, ...children);
 }
 
 function setBusy(busy) {
-  part("answer").setAttribute("aria-busy", String(busy));
-  part("stop").hidden = !busy;
+  byId("answer").setAttribute("aria-busy", String(busy));
+  byId("stop").hidden = !busy;
 }
 
-function clear(said) {
+function clear() {
   running?.abort();
   running = null;
   answers = [];
   document.title = "crossknn";
-  part("status").textContent = said;
-  part("answer").hidden = true;
-  part("query").focus();
+  byId("status").textContent = WELCOME;
+  byId("answer").hidden = true;
+  byId("query").focus();
   setBusy(false);
 }
 
-/** Say what went wrong, and ask for a key where one is wanted; null: nothing did. */
-function complain(problem) {
-  const wantsKey = problem?.status === 401;
-  const said = hasKey() ? "The server did not accept this key." : "This server asks for an API key.";
-  part("problem").hidden = !problem;
-  part("problem").textContent = wantsKey ? said : (problem?.message ?? "");
-  part("access").hidden = !wantsKey;
-  if (wantsKey) part("key").focus();
+/** Show an error, with a form for the API key where one is required; null hides both. */
+function showProblem(problem) {
+  const needsKey = problem?.status === 401;
+  const keyMessage = hasKey() ? "The server rejected this API key." : "This server requires an API key.";
+  byId("problem").hidden = !problem;
+  byId("problem").textContent = needsKey ? keyMessage : (problem?.message ?? "");
+  byId("access").hidden = !needsKey;
+  if (needsKey) byId("key").focus();
 }
 
 function useKey() {
-  keepKey(part("key").value);
-  part("key").value = "";
-  complain(null);
-  if (info) begin({ again: true });
+  setKey(byId("key").value);
+  byId("key").value = "";
+  showProblem(null);
+  if (info) submit({ replace: true });
   else start();
 }
 
-function pressed(event) {
+function handleKey(event) {
   const typing = event.target.matches("input:not([type=checkbox], [type=range])");
   if (event.key === "Escape") stop();
   if (event.key !== "/" || typing) return;
   event.preventDefault();
-  part("query").focus();
-  part("query").select();
+  byId("query").focus();
+  byId("query").select();
 }
 
 function listen() {
-  const submitted = { form: () => begin({ again: false }), access: useKey };
-  for (const [id, act] of Object.entries(submitted)) {
-    part(id).addEventListener("submit", (event) => {
+  const forms = { form: () => submit({ replace: false }), access: useKey };
+  for (const [id, action] of Object.entries(forms)) {
+    byId(id).addEventListener("submit", (event) => {
       event.preventDefault();
-      act();
+      action();
     });
   }
-  for (const id of ["budget", "k", "strategies"]) part(id).addEventListener("change", () => begin({ again: true }));
-  part("budget").addEventListener("input", showBudget);
-  part("stop").addEventListener("click", stop);
+  for (const id of ["budget", "k", "strategies"]) byId(id).addEventListener("change", () => submit({ replace: true }));
+  byId("budget").addEventListener("input", updateBudget);
+  byId("stop").addEventListener("click", stop);
   addEventListener("popstate", restore);
-  addEventListener("keydown", pressed);
+  addEventListener("keydown", handleKey);
 }
 
 listen();

@@ -1,0 +1,79 @@
+"""Shared by all integrations: hits as documents, reranking of texts, and runs for benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from crossknn._checks import invalid
+from crossknn.errors import InputError
+from crossknn.scorers.base import score_pairs
+from crossknn.search.results import Hit
+from crossknn.search.searcher import Searcher
+from crossknn.strategies.base import Strategy
+from crossknn.strategies.posterior.strategy import Posterior
+from crossknn.types import Encoder, Scorer
+
+Document = TypeVar("Document")
+Run = dict[str, dict[str, float]]
+"""For each query id the scores of the items found, by item id."""
+
+QUERIES_PER_SEARCH = 64
+
+
+def document_of(hit: Hit, documents: Mapping[str, Document]) -> Document:
+    """The document of a hit."""
+    if hit.id not in documents:
+        raise InputError(f"`documents` must have a document for every item, but {hit.id!r} has none.")
+    return documents[hit.id]
+
+
+def provenance(hit: Hit) -> dict[str, Any]:
+    """Metadata that says how a hit was found: its round and the retriever or strategy that proposed it."""
+    return {"round": hit.round, "proposed_by": hit.proposed_by}
+
+
+def check_scorer(scorer: Scorer) -> Scorer:
+    """The scorer, if it has a method `score`."""
+    if not callable(getattr(scorer, "score", None)):
+        raise invalid("scorer", "a Scorer such as CrossEncoder(…)", scorer)
+    return scorer
+
+
+def rerank_texts(scorer: Scorer, query: str, texts: Sequence[str], *, k: int | None) -> list[tuple[int, float]]:
+    """Position and score of the `k` best texts (None for all), highest score first, ties in the given order."""
+    if not isinstance(query, str) or not query.strip():
+        raise invalid("query", "a nonempty string", query)
+    scores = score_pairs(scorer, [query] * len(texts), texts)
+    return [(place, float(scores[place])) for place in np.argsort(-scores, kind="stable")[:k].tolist()]
+
+
+class BenchmarkSearch:
+    """A search model for benchmarks: cross-encoder, encoder, and `budget` or `strategy` as in `Searcher.search`."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        *,
+        encoder: Encoder | None = None,
+        budget: int | None = None,
+        strategy: Strategy | None = None,
+    ) -> None:
+        self.scorer = check_scorer(scorer)
+        self.encoder = encoder
+        self.budget = budget
+        self.strategy = strategy
+
+    def _search_all(self, searcher: Searcher, queries: Mapping[str, str], top_k: int) -> Run:
+        """The best items of each query, at most as many as its calls: only scored items have a score."""
+        calls = self.strategy.budget if self.strategy is not None else self.budget or Posterior.budget
+        k = top_k if calls is None else min(top_k, calls)
+        ids, run = list(queries), Run()
+        for start in range(0, len(ids), QUERIES_PER_SEARCH):
+            part = ids[start : start + QUERIES_PER_SEARCH]
+            texts = [queries[id_] for id_ in part]
+            found = searcher.search_many(texts, k=k, budget=self.budget, strategy=self.strategy)
+            run.update({id_: {hit.id: hit.score for hit in hits} for id_, hits in zip(part, found, strict=True)})
+        return run

@@ -1,0 +1,56 @@
+// Requests to the server. Every failure becomes a `RequestError` with a message for the user.
+
+const KEY = "crossknn-key";
+
+class RequestError extends Error {
+  constructor(message, status = null) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export const getInfo = () => request("info");
+
+/** Search one query with one strategy, with a trace of every call. */
+export async function search({ query, k, budget }, strategy, signal) {
+  const body = { query, k, budget, strategy, explain: true, texts: true };
+  const response = await request("search", { method: "POST", body: JSON.stringify(body), signal });
+  return { ...response.results[0], index: response.index };
+}
+
+export const setKey = (key) => sessionStorage.setItem(KEY, key);
+export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+
+async function request(path, options = {}) {
+  const response = await send(path, options);
+  const body = await readJson(response);
+  if (response.ok && body) return body;
+  throw new RequestError(errorMessage(response, body), response.status);
+}
+
+async function send(path, options) {
+  const headers = { "Content-Type": "application/json" };
+  if (hasKey()) headers.Authorization = `Bearer ${sessionStorage.getItem(KEY)}`;
+  try {
+    return await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new RequestError("The server cannot be reached.");
+  }
+}
+
+/** The body of a response; null if it is not JSON. */
+async function readJson(response) {
+  try {
+    return await response.json();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    return null;
+  }
+}
+
+function errorMessage(response, body) {
+  const message = body?.error?.message ?? `The server responded with ${response.status} ${response.statusText}`.trim();
+  const seconds = response.headers.get("Retry-After");
+  return response.status === 429 && seconds ? `${message} Try again in ${seconds} s.` : message;
+}

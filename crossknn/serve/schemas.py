@@ -1,0 +1,335 @@
+"""Schemas of requests and responses, and the conversion of hits and scores to responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self
+
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    Tag,
+    model_validator,
+)
+from typing_extensions import TypedDict  # pydantic accepts typing's only from Python 3.12
+
+from crossknn.items.items import Items
+from crossknn.search.results import Hit, Hits
+from crossknn.strategies.registry import STRATEGIES
+from crossknn.types import Scores
+
+SEARCH_EXAMPLES: Any = {
+    "one query": {"value": {"query": "a machine for making coffee", "k": 3, "budget": 50}},
+    "two queries": {"value": {"queries": ["a machine for making coffee", "a large cat"], "k": 3}},
+    "a strategy with settings": {
+        "value": {"query": "a large cat", "strategy": {"name": "axn", "rounds": 5, "mix": 0.8}, "deadline": 2.0}
+    },
+    "with a filter": {"value": {"query": "a large cat", "k": 1, "filter": {"prefix": "n"}, "explain": True}},
+}
+SCORE_EXAMPLES: Any = {
+    "a query and items": {"value": {"query": "a large cat", "items": ["tiger", "espresso maker"]}},
+    "pairs": {"value": {"pairs": [["a large cat", "tiger"], ["a machine for making coffee", "espresso maker"]]}},
+}
+RERANK_EXAMPLES: Any = {
+    "text-embeddings-inference": {"value": {"query": "a large cat", "texts": ["tiger", "mouse"], "raw_scores": True}},
+    "Jina, Cohere, vLLM": {
+        "value": {"model": "any", "query": "a large cat", "documents": ["tiger", {"text": "mouse"}], "top_n": 1}
+    },
+}
+
+
+def _check_strategy_name(name: str) -> str:
+    if name not in STRATEGIES:
+        raise ValueError(f"Input should be one of {', '.join(STRATEGIES)}")
+    return name
+
+
+def _list_strategy_names(schema: dict[str, Any]) -> None:
+    schema["enum"] = list(STRATEGIES)
+
+
+StrategyName = Annotated[str, AfterValidator(_check_strategy_name), Field(json_schema_extra=_list_strategy_names)]
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[list[Text], Field(min_length=1)]
+
+
+def _require_one_group(schema: dict[str, Any], model: type[Any]) -> None:
+    if model.one_of:
+        schema["oneOf"] = [{"required": list(group)} for group in model.one_of]
+
+
+class RequestModel(BaseModel):
+    """No type conversion; unknown fields are ignored; exactly one of the groups of fields in `one_of` must be given."""
+
+    model_config = ConfigDict(strict=True, json_schema_extra=_require_one_group)
+    one_of: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+    @model_validator(mode="after")
+    def _check_one_of(self) -> Self:
+        given = tuple(name for group in self.one_of for name in group if getattr(self, name) is not None)
+        if self.one_of and given not in self.one_of:
+            raise ValueError(f"must have either {' or '.join(' and '.join(group) for group in self.one_of)}")
+        return self
+
+
+class StrictModel(RequestModel):
+    """No type conversion; an unknown field is an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class StrategyWithSettings(StrictModel):
+    """A strategy and its settings, as /info lists them."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, JsonValue]
+
+    name: StrategyName
+
+
+StrategyChoice = Annotated[
+    Annotated[StrategyName, Tag("name")] | Annotated[StrategyWithSettings, Tag("settings")],
+    Discriminator(lambda value: "name" if isinstance(value, str) else "settings"),
+]
+
+
+class FilterRequest(StrictModel):
+    """Only items with these ids, or whose ids begin with the prefix, are found."""
+
+    one_of = (("ids",), ("prefix",))
+
+    ids: list[str] | None = None
+    prefix: str | None = None
+
+
+class SearchRequest(StrictModel):
+    """One query, or several that are searched together."""
+
+    one_of = (("query",), ("queries",))
+
+    query: Text | None = None
+    queries: Texts | None = None
+    k: int | None = Field(None, ge=1, description="Hits per query; 10 by default, or the server's limit.")
+    budget: int | None = Field(
+        None, ge=1, description="Cross-encoder calls per query; 100 by default, or the server's limit."
+    )
+    strategy: StrategyChoice | None = Field(None, description="Search strategy; by default chosen for the index.")
+    filter: FilterRequest | None = None
+    deadline: FiniteFloat | None = Field(None, gt=0, description="Seconds, after which the best hits so far return.")
+    rank_by: Literal["score", "fused"] = "score"
+    stop_at: FiniteFloat | None = Field(None, gt=0, le=1, description="Expected recall of the top k to stop at.")
+    explain: bool = Field(False, description="Also return every scored item, in order of the calls.")
+    texts: bool = Field(True, description="Return the items' texts.")
+
+    @property
+    def all_queries(self) -> list[str]:
+        return [self.query] if self.query is not None else list(self.queries or ())
+
+    @property
+    def strategy_and_settings(self) -> tuple[str, dict[str, Any]] | None:
+        """The strategy's name and settings; None for the default strategy."""
+        if self.strategy is None or isinstance(self.strategy, str):
+            return None if self.strategy is None else (self.strategy, {})
+        return self.strategy.name, dict(self.strategy.__pydantic_extra__)
+
+
+class ScoreRequest(StrictModel):
+    """A query and items, or pairs."""
+
+    one_of = (("query", "items"), ("pairs",))
+
+    query: Text | None = None
+    items: Texts | None = None
+    pairs: Annotated[list[Annotated[list[Text], Field(min_length=2, max_length=2)]], Field(min_length=1)] | None = None
+
+    @property
+    def queries_and_items(self) -> tuple[list[str], list[str]]:
+        if self.pairs is not None:
+            return [query for query, _ in self.pairs], [item for _, item in self.pairs]
+        items = self.items or []
+        return [self.query or ""] * len(items), items
+
+
+class RerankDocument(RequestModel):
+    """A document with fields; those other than `text` are ignored."""
+
+    text: Text
+
+
+class RerankRequest(RequestModel):
+    """`texts` as in text-embeddings-inference, or `documents` as in Jina, Cohere and vLLM.
+
+    Unknown fields are ignored, so that existing clients work.
+    """
+
+    one_of = (("texts",), ("documents",))
+
+    query: Text
+    texts: Texts | None = None
+    documents: Annotated[list[Text | RerankDocument], Field(min_length=1)] | None = None
+    top_n: int | None = Field(None, ge=1)
+    return_text: bool = False
+    return_documents: bool = False
+    raw_scores: bool = Field(False, description="Return logits instead of probabilities.")
+    use_activation: bool | None = Field(None, description="vLLM's name for it: false returns logits.")
+    model: str | None = Field(None, description="Ignored: the server has one model.")
+
+    @property
+    def items(self) -> list[str]:
+        if self.texts is not None:
+            return self.texts
+        return [document if isinstance(document, str) else document.text for document in self.documents or ()]
+
+    def response(self, scores: Scores, *, request_id: str, model: str) -> list[RankedText] | RankedDocuments:
+        """The ranking by score, highest first, in the dialect of the request."""
+        order = np.argsort(-scores, kind="stable")[: self.top_n]
+        logits = self.raw_scores or self.use_activation is False
+        values = scores if logits else 1 / (1 + np.exp(-scores.astype(np.float64)))
+        ranked = [(int(place), float(values[place])) for place in order]
+        items = self.items
+        if self.texts is not None:
+            texts: list[RankedText] = [{"index": place, "score": score} for place, score in ranked]
+            if self.return_text:
+                for text in texts:
+                    text["text"] = items[text["index"]]
+            return texts
+        documents: list[RankedDocument] = [{"index": place, "relevance_score": score} for place, score in ranked]
+        if self.return_documents:
+            for document in documents:
+                document["document"] = {"text": items[document["index"]]}
+        return {"id": request_id, "model": self.model or model, "results": documents, "usage": {"calls": len(scores)}}
+
+
+class HitResponse(TypedDict):
+    id: str
+    score: float
+    round: int
+    proposed_by: str
+    ranks: dict[str, int | None]
+    text: NotRequired[str]
+
+
+class TraceResponse(HitResponse):
+    estimate: float | None
+    deviation: float | None
+
+
+class QueryResponse(TypedDict):
+    query: str
+    hits: list[HitResponse]
+    calls: int
+    rounds: int
+    stopped: str | None
+    expected_recall: float | None
+    seconds: float
+    score_seconds: float
+    solve_seconds: float
+    trace: NotRequired[list[TraceResponse]]
+
+
+class SearchResponse(TypedDict):
+    results: list[QueryResponse]
+    strategy: str
+    index: str
+    request_id: str
+
+
+class ScoreResponse(TypedDict):
+    scores: list[float]
+    request_id: str
+
+
+class RankedText(TypedDict):
+    """As text-embeddings-inference responds."""
+
+    index: int
+    score: float
+    text: NotRequired[str]
+
+
+class RankedDocument(TypedDict):
+    index: int
+    relevance_score: float
+    document: NotRequired[dict[str, str]]
+
+
+class RankedDocuments(TypedDict):
+    """As Jina, Cohere and vLLM respond."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: dict[str, int]
+
+
+class IndexInfo(TypedDict):
+    identity: str
+    dim: int | None
+    prior: bool
+    factors: str | None
+    calls: int | None
+
+
+class Info(TypedDict):
+    version: str
+    items: int
+    index: IndexInfo
+    scorer: str
+    encoder: str | None
+    strategies: list[dict[str, Any]]
+    limits: dict[str, float]
+    defaults: dict[str, Any]
+
+
+class ErrorDetail(TypedDict):
+    message: str
+    type: str
+    request_id: str
+
+
+class ErrorResponse(TypedDict):
+    error: ErrorDetail
+
+
+def query_response(hits: Hits, items: Items, *, explain: bool, texts: bool) -> QueryResponse:
+    """The hits of one query, with every scored item where `explain` is set."""
+    response: QueryResponse = {
+        "query": hits.query,
+        "hits": _hit_responses(list(hits), items, texts=texts),
+        "calls": hits.calls,
+        "rounds": hits.rounds,
+        "stopped": hits.stopped,
+        "expected_recall": None if hits.expected_recall is None else float(hits.expected_recall),
+        "seconds": hits.seconds,
+        "score_seconds": hits.score_seconds,
+        "solve_seconds": hits.solve_seconds,
+    }
+    if explain:
+        trace = list(hits.trace)
+        response["trace"] = [
+            {**scored, "estimate": hit.estimate, "deviation": hit.deviation}
+            for scored, hit in zip(_hit_responses(trace, items, texts=texts), trace, strict=True)
+        ]
+    return response
+
+
+def _hit_responses(hits: list[Hit], items: Items, *, texts: bool) -> list[HitResponse]:
+    responses: list[HitResponse] = [
+        {
+            "id": hit.id,
+            "score": hit.score,
+            "round": hit.round,
+            "proposed_by": hit.proposed_by,
+            "ranks": dict(hit.ranks),
+        }
+        for hit in hits
+    ]
+    if texts and hits:
+        for response, text in zip(responses, items.texts_of([hit.row for hit in hits]), strict=True):
+            response["text"] = text
+    return responses
