@@ -52,7 +52,7 @@ KINDS: Final = {
     "anncur": Kind(_make_anncur, {"anchors": int, "share": float}),
     "adacur": Kind(AdaCur, {"first": str, "rounds": int}),
     "tour": Kind(Tour, {"loss": str, "learning_rate": float, "rounds": int}),
-    "gar": Kind(Gar, {"first": str, "neighbours": int, "rounds": int}),
+    "gar": Kind(Gar, {"first": str, "neighbors": int, "rounds": int}),
     "posterior": Kind(Posterior, {"first": str, "rounds": int}),
 }
 FROM_CUR: Final = ("anncur", "adacur")

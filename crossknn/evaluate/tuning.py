@@ -30,7 +30,7 @@ GRIDS: Final[Mapping[str, Mapping[str, Sequence[float | str]]]] = {
     "axn": {"mix": (0.5, 0.0, 0.2, 0.8), "first": RETRIEVERS},
     "anncur": {"share": (0.5, 0.25, 0.75)},
     "adacur": {"first": RETRIEVERS},
-    "gar": {"neighbours": (8, 4, 16), "first": RETRIEVERS},
+    "gar": {"neighbors": (8, 4, 16), "first": RETRIEVERS},
     "posterior": {},  # nothing to tune
 }
 DEV_STEP: Final = "tune on dev queries"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from crossknn.errors import InputError
 from crossknn.search.rank_weights import SCORE
 from crossknn.strategies.normalization import varies
-from crossknn.strategies.posterior.prior import DEPTH, estimates_at
+from crossknn.strategies.posterior.prior import RETRIEVER_DEPTH, estimates_at
 from crossknn.types import Proposal, Rows, Scores
 from crossknn.vectors.ranking import ranks_in
 
@@ -25,7 +25,7 @@ class ScoreFusion:
         self, weights: Mapping[str, float], propose: Callable[[str | None, int], tuple[str, list[Proposal]]]
     ) -> None:
         self._weights = np.array(list(weights.values()))
-        self._signals = [propose(name, DEPTH)[1] for name in weights if name != SCORE]
+        self._signals = [propose(name, RETRIEVER_DEPTH)[1] for name in weights if name != SCORE]
 
     def columns(self, query: int, rows: Rows, scores: Scores) -> NDArray[np.float64]:
         """(rows, weights) z-scores: of the scores, then of what each retriever says."""

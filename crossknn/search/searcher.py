@@ -346,7 +346,7 @@ class Searcher:
             propose=proposed,
             query_vectors=(lambda: self._fitted_queries(queries)) if self.has_query_vectors else None,
             item_vectors=self._searched_vectors,
-            item_profiles=self._item_profiles,
+            augmented_vectors=self._augmented_vectors,
             allowed=allowed,
             normalization=self.normalization,
             prior=None if self.index is None else self.index.prior,
@@ -452,7 +452,7 @@ class Searcher:
         """What strategies search: the vectors learned from scores, or the encoder's."""
         return self._fitted_vectors or self._item_vectors()
 
-    def _item_profiles(self) -> VectorSearch:
+    def _augmented_vectors(self) -> VectorSearch:
         """The same with what the prior knows of every item beside them."""
         prior = None if self.index is None else self.index.prior
         if prior is None:
@@ -461,7 +461,7 @@ class Searcher:
             if self._profiles is None:
                 vectors = self._searched_vectors()
                 wide = vectors.beside if isinstance(vectors, AugmentableSearch) else partial(AugmentedSearch, vectors)
-                self._profiles = wide(*prior.beside)
+                self._profiles = wide(*prior.item_columns)
             return self._profiles
 
     def _as_search(self, vectors: VectorSearch | NDArray[Any] | torch.Tensor) -> VectorSearch:

@@ -55,15 +55,15 @@ def _read(hint: Any) -> tuple[type, bool]:
 
 
 def make_strategy(name: StrategyName, given: Mapping[str, Any], *, budget: int, most: int) -> Strategy:
-    """The strategy of this name; no number of neighbours is above `most`, the largest budget."""
+    """The strategy of this name; no number of neighbors is above `most`, the largest budget."""
     known = settings_of(STRATEGIES[name])
     for setting, value in given.items():
         if setting not in known:
             takes = f"takes {', '.join(known)}" if known else "takes no settings"
             raise InputError(f"the strategy {name} {takes}. Got {setting!r:.80} instead.")
         known[setting].check(setting, value)
-    if given.get("neighbours", 0) > most:
-        raise InputError(f"neighbours must be at most {most}. Got {given['neighbours']} instead.")
+    if given.get("neighbors", 0) > most:
+        raise InputError(f"neighbors must be at most {most}. Got {given['neighbors']} instead.")
     if name == "exact":
         return Exact()
     rounds = {"rounds": min(known["rounds"].default, budget)} if "rounds" in known else {}

@@ -22,7 +22,7 @@ from crossknn.storage.atomic import sync, taking_turns, unfinished, write_whole
 
 MANIFEST = "index.json"
 LOCK = ".lock"
-FORMAT = 1
+FORMAT = 2
 OURS = re.compile(r"^(?P<stem>[a-z_]+)-[0-9a-f]{16}(?P<suffix>\.[a-z]+)$")
 LEFT = re.compile(r"^\.[a-z_.]+\.[0-9a-f]{16}\.tmp$")  # by a writer that was killed
 ATTEMPTS = 5  # at reading a folder that is replaced again and again meanwhile
@@ -124,6 +124,11 @@ def _parse(folder: Path, text: bytes, stamp: Stamp) -> Folder:
         if content["format"] > FORMAT:
             raise InputError(
                 f"{folder}: written by a newer crossknn (format {content['format']}, this one reads {FORMAT}). Upgrade."
+            )
+        if content["format"] < FORMAT:
+            raise InputError(
+                f"{folder}: written by an older crossknn (format {content['format']}, this one reads {FORMAT}). "
+                "Build the index again."
             )
         listed = {str(name): (str(e["file"]), int(e["bytes"]), str(e["hash"])) for name, e in content["files"].items()}
         facts = dict(content["facts"])

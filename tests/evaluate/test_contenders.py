@@ -18,7 +18,7 @@ def make(text, *, offer=OFFER, budgets=(20,), **settings):
 
 
 def test_a_name_with_settings_is_that_strategy():
-    entries = make("rerank, axn:mix=0.8:first=bm25, anncur:anchors=7, tour:loss=mse, gar:neighbours=3", seed=5)
+    entries = make("rerank, axn:mix=0.8:first=bm25, anncur:anchors=7, tour:loss=mse, gar:neighbors=3", seed=5)
     made = {entry.contender.name: entry.contender.make(20) for entry in entries}
     assert made == {
         "rerank, fused": Rerank(20, "fused"),
@@ -26,7 +26,7 @@ def test_a_name_with_settings_is_that_strategy():
         "axn, λ 0.8, bm25 first, fitted": Axn(20, 10, 0.8, "bm25"),
         "anncur, anchors 7": AnnCur(20, 7, seed=5),
         "tour, mse": Tour(20, 10, "mse"),
-        "gar, neighbours 3": Gar(20, 10, 3, "fused"),
+        "gar, neighbors 3": Gar(20, 10, 3, "fused"),
     }
     assert [entry.vectors for entry in entries] == ["encoder", "encoder", "fitted", "cur", "encoder", "encoder"]
 

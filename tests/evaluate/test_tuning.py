@@ -151,7 +151,7 @@ def test_candidates_that_find_as_much_leave_the_first_of_the_grid(tmp_path):
             "adacur": {"first": "fused"},
             "tour, ce": {"loss": "ce", "learning_rate": 0.1},
             "tour, mse": {"loss": "mse", "learning_rate": 1e-3},
-            "gar": {"neighbours": 8, "first": "fused"},
+            "gar": {"neighbors": 8, "first": "fused"},
         }.items()
         for which in ("tuned", "oracle")
     }
@@ -159,7 +159,7 @@ def test_candidates_that_find_as_much_leave_the_first_of_the_grid(tmp_path):
 
 def test_what_a_name_sets_stays_and_the_rest_is_tried():
     made = {family.name: family for family in make_families(
-        ["rerank", "axn:first=bm25", "gar:neighbours=3:first=dense", "anncur:anchors=7", "tour:loss=mse", "adacur"],
+        ["rerank", "axn:first=bm25", "gar:neighbors=3:first=dense", "anncur:anchors=7", "tour:loss=mse", "adacur"],
         OFFER,
         budgets=[20],
     )}  # fmt: skip
@@ -168,7 +168,7 @@ def test_what_a_name_sets_stays_and_the_rest_is_tried():
         "rerank, tuned": 3,
         "axn, bm25 first, tuned": 4,
         "axn, bm25 first, fitted, tuned": 4,
-        "gar, neighbours 3, dense first": 1,
+        "gar, neighbors 3, dense first": 1,
         "anncur, anchors 7": 1,
         "tour, mse, tuned": 3,
         "adacur, tuned": 3,
@@ -212,13 +212,13 @@ def test_what_cannot_be_tuned_says_why(names, message):
 
 def test_a_strategy_with_one_candidate_is_run_as_it_is_named(tmp_path):
     write_scores(tmp_path / "tiny", train=10)
-    outcome = tune(tmp_path / "tiny", ["rerank:retriever=bm25", "axn", "gar:neighbours=3:first=bm25"], budgets=(20,))
+    outcome = tune(tmp_path / "tiny", ["rerank:retriever=bm25", "axn", "gar:neighbors=3:first=bm25"], budgets=(20,))
     rows = {one.strategy: (one.baseline, one.oracle, one.settings is None) for one in outcome.results}
     assert rows == {
         "rerank, bm25": (None, False, True),
         "axn, tuned": ("rerank, bm25", False, False),
         "axn, oracle": ("rerank, bm25", True, False),
-        "gar, neighbours 3, bm25 first": ("rerank, bm25", False, True),
+        "gar, neighbors 3, bm25 first": ("rerank, bm25", False, True),
     }
     records = {(one["strategy"], one["k"]): one for one in outcome.to_json()["records"]}
     assert "oracle" not in records["rerank, bm25", 1]

@@ -20,7 +20,7 @@ from tests.worlds import World, all_rows, best
 def algorithm_1(world: World, query: int, budget: int, rounds: int, mix: float, first: str) -> list[int]:
     """The paper's Algorithm 1 for one query, as plainly as numpy says it."""
     share = budget // rounds
-    scored = world.space().propose(first, share)[1][query].rows.tolist()
+    scored = world.context().propose(first, share)[1][query].rows.tolist()
     for _ in range(2, rounds + 1):
         early = scored[: max(share, 10)]  # where no α and β are given, they come from the query's first scores
         guesses = world.vectors[early] @ world.query_vectors[query]
@@ -76,11 +76,11 @@ def test_a_scale_of_its_own_needs_no_spread(budget):
 def test_works_without_an_encoder_at_mix_0_only():
     world = World.low_rank(items=300)
     world.normalization = None
-    space = replace(world.space(), query_vectors=None)
+    context = replace(world.context(), query_vectors=None)
 
-    assert [f.calls for f in world.run(Axn(budget=40, rounds=4, mix=0.0, first="random"), space=space)] == [40] * 5
+    assert [f.calls for f in world.run(Axn(budget=40, rounds=4, mix=0.0, first="random"), context=context)] == [40] * 5
     with pytest.raises(InputError, match="a mix above 0 needs query vectors"):
-        world.run(Axn(budget=40, rounds=4, mix=0.1, first="random"), space=space)
+        world.run(Axn(budget=40, rounds=4, mix=0.1, first="random"), context=context)
 
 
 def test_one_round_is_rerank():
@@ -155,11 +155,11 @@ def test_estimates_are_on_the_scale_of_scores():
 
 def test_a_query_without_first_rows_uses_the_dual_encoder_or_ends():
     world = World.low_rank(queries=2)
-    space = world.space()
-    nothing = replace(space, propose=lambda name, n: ("given", [p.first(0) for p in space.propose(name, n)[1]]))
+    context = world.context()
+    nothing = replace(context, propose=lambda name, n: ("given", [p.first(0) for p in context.propose(name, n)[1]]))
 
-    assert [f.calls for f in world.run(Axn(budget=20, rounds=4, mix=0.0), space=nothing)] == [0, 0]
-    assert [f.calls for f in world.run(Axn(budget=20, rounds=4, mix=0.5), space=nothing)] == [20, 20]
+    assert [f.calls for f in world.run(Axn(budget=20, rounds=4, mix=0.0), context=nothing)] == [0, 0]
+    assert [f.calls for f in world.run(Axn(budget=20, rounds=4, mix=0.5), context=nothing)] == [20, 20]
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 10_000), st.integers(0, 3), st.integers(0, 3))

@@ -29,10 +29,12 @@ class Scripted:
     budget: int | None = 5
     closed: list[bool] = field(default_factory=list)
 
-    def flow(self, space):
+    def flow(self, context):
         try:
             for rows in self.script:
-                yield Round([Proposal(np.array(rows, np.int64), np.zeros(len(rows), np.float32))] * space.queries, "me")
+                yield Round(
+                    [Proposal(np.array(rows, np.int64), np.zeros(len(rows), np.float32))] * context.queries, "me"
+                )
         except GeneratorExit:
             self.closed.append(True)
             raise
@@ -77,14 +79,14 @@ def test_what_a_strategy_makes_of_scores_is_timed_and_nothing_else(strategy, sol
     """A clock that is a second later whenever somebody looks."""
     world, seconds = World.low_rank(), count()
     monkeypatch.setattr("crossknn.strategies.base.time.monotonic", lambda: float(next(seconds)))
-    space = world.space()
-    world.run(strategy, space=space)
-    assert space.solving.seconds == solves
+    context = world.context()
+    world.run(strategy, context=context)
+    assert context.solving.seconds == solves
 
 
 def test_the_wrong_number_of_queries_is_refused():
     class OneQuery(Scripted):
-        def flow(self, space):
+        def flow(self, context):
             yield Round([Proposal(np.array([0]), np.zeros(1, np.float32))], "me")
             return None
 
@@ -101,7 +103,7 @@ def test_an_early_stop_keeps_what_was_scored_and_closes_the_strategy():
         scores = [line[rows][:keep].astype(np.float32) for line, rows in zip(world.scores, asks, strict=True)]
         return RoundScores(scores, None if keep == 2 else "deadline")
 
-    found = drive(strategy, world.space(), answer)
+    found = drive(strategy, world.context(), answer)
     assert [all_rows(one) for one in found] == [[1, 2, 3]] * 5
     assert {one.stopped for one in found} == {"deadline"}
     assert strategy.closed == [True]

@@ -16,13 +16,13 @@ from crossknn.vectors.exact import ExactSearch
 from tests.worlds import World, all_rows, best
 
 
-def plain_gar(world, query, budget, rounds, neighbours, ranking, allowed):
+def plain_gar(world, query, budget, rounds, neighbors, ranking, allowed):
     """GAR's alternation with the whole graph and the whole frontier in every round."""
     similar = world.vectors @ world.vectors.T
     np.fill_diagonal(similar, -np.inf)
     similar[:, ~allowed] = -np.inf
     graph = [
-        [row for row in np.argsort(-line, kind="stable").tolist() if line[row] > -np.inf][:neighbours]
+        [row for row in np.argsort(-line, kind="stable").tolist() if line[row] > -np.inf][:neighbors]
         for line in similar
     ]
     scored = []
@@ -36,17 +36,17 @@ def plain_gar(world, query, budget, rounds, neighbours, ranking, allowed):
 
 
 @pytest.mark.parametrize("first", ["dense", "random"])
-@pytest.mark.parametrize("neighbours", [1, 3, 16])
+@pytest.mark.parametrize("neighbors", [1, 3, 16])
 @pytest.mark.parametrize(("budget", "rounds"), [(30, 3), (60, 6), (23, 4), (20, 20)])
 @pytest.mark.parametrize("share", [1, 3])
-def test_equals_a_plain_reading(budget, rounds, neighbours, first, share):
+def test_equals_a_plain_reading(budget, rounds, neighbors, first, share):
     world = World.low_rank(seed=1)
     allowed = np.arange(200) % share == 0
-    found = world.run(Gar(budget=budget, rounds=rounds, neighbours=neighbours, first=first), allowed=allowed)
-    rankings = world.space(allowed=allowed).propose(first, budget)[1]
+    found = world.run(Gar(budget=budget, rounds=rounds, neighbors=neighbors, first=first), allowed=allowed)
+    rankings = world.context(allowed=allowed).propose(first, budget)[1]
     for query, one in enumerate(found):
         ranking = rankings[query].rows.tolist()
-        assert all_rows(one) == plain_gar(world, query, budget, rounds, neighbours, ranking, allowed)
+        assert all_rows(one) == plain_gar(world, query, budget, rounds, neighbors, ranking, allowed)
         assert one.proposed_by == [first] + ["gar"] * (rounds - 1)
 
 
@@ -61,13 +61,13 @@ def test_a_cluster_that_the_ranking_sees_one_item_of_is_found():
     world = World(scores, vectors, np.zeros((1, 32), np.float32))
     ranking = np.array([100, *range(100), *range(120, 200), *range(101, 120)])
     given = Proposal(ranking, np.zeros(200, np.float32))
-    space = replace(world.space(), propose=lambda name, n: ("given", [given.first(n)]))
+    context = replace(world.context(), propose=lambda name, n: ("given", [given.first(n)]))
 
-    (found,) = world.run(Gar(budget=40, rounds=4, neighbours=19), space=space)
+    (found,) = world.run(Gar(budget=40, rounds=4, neighbors=19), context=context)
     assert best(found, 20) == list(range(100, 120))
     assert set(found.rows[1].tolist()) < set(range(101, 120))
-    assert found.estimates[1].tolist() == [20.0] * 10  # the score of the item they are neighbours of
-    (reranked,) = world.run(Rerank(budget=40), space=space)
+    assert found.estimates[1].tolist() == [20.0] * 10  # the score of the item they are neighbors of
+    (reranked,) = world.run(Rerank(budget=40), context=context)
     assert best(reranked, 2) == [100, 0]
 
 
@@ -99,7 +99,7 @@ def test_one_round_is_rerank():
         assert one.proposed_by == other.proposed_by == ["dense"]
 
 
-@pytest.mark.parametrize("strategy", [Gar(250), Gar(100, rounds=7), Gar(100, neighbours=150)], ids=repr)
+@pytest.mark.parametrize("strategy", [Gar(250), Gar(100, rounds=7), Gar(100, neighbors=150)], ids=repr)
 def test_a_budget_of_all_items_is_exact(strategy):
     world = World.low_rank(items=100)
     for one, other in zip(world.run(strategy), world.run(Exact()), strict=True):
@@ -109,7 +109,7 @@ def test_a_budget_of_all_items_is_exact(strategy):
 
 def test_a_batch_is_its_queries_one_by_one():
     world = World.low_rank(queries=6)
-    strategy = Gar(budget=23, rounds=4, neighbours=3)
+    strategy = Gar(budget=23, rounds=4, neighbors=3)
     together = world.run(strategy)
     for query in range(6):
         assert all_rows(world.run(strategy, only=slice(query, query + 1))[0]) == all_rows(together[query])
@@ -118,24 +118,26 @@ def test_a_batch_is_its_queries_one_by_one():
 def test_ties_go_to_the_lower_row():
     world = World.low_rank(items=30)
     world.vectors[:], world.scores[:] = 1.0, 0.0
-    assert all_rows(world.run(Gar(budget=20, rounds=4, neighbours=25))[0]) == list(range(20))
+    assert all_rows(world.run(Gar(budget=20, rounds=4, neighbors=25))[0]) == list(range(20))
 
 
-@pytest.mark.parametrize(("kept", "neighbours", "calls"), [(0, 8, 0), (1, 8, 40), (3, 199, 40)])
-def test_a_short_ranking_is_filled_from_the_frontier_and_an_empty_one_ends(kept, neighbours, calls):
+@pytest.mark.parametrize(("kept", "neighbors", "calls"), [(0, 8, 0), (1, 8, 40), (3, 199, 40)])
+def test_a_short_ranking_is_filled_from_the_frontier_and_an_empty_one_ends(kept, neighbors, calls):
     world = World.low_rank(queries=2)
-    space = world.space()
-    short = replace(space, propose=lambda name, n: ("given", [p.first(kept) for p in space.propose(name, n)[1]]))
-    found = world.run(Gar(budget=40, rounds=4, neighbours=neighbours), space=short)
+    context = world.context()
+    short = replace(context, propose=lambda name, n: ("given", [p.first(kept) for p in context.propose(name, n)[1]]))
+    found = world.run(Gar(budget=40, rounds=4, neighbors=neighbors), context=short)
     assert [one.calls for one in found] == [calls] * 2
 
 
 def test_the_search_ends_where_ranking_and_frontier_do():
-    """Two pairs of neighbours, one of them in the ranking: nothing leads to the other."""
+    """Two pairs of neighbors, one of them in the ranking: nothing leads to the other."""
     vectors = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], np.float32)
     world = World(np.ones((1, 4), np.float32), vectors, np.zeros((1, 2), np.float32))
-    space = replace(world.space(), propose=lambda name, n: ("given", [Proposal(np.array([0]), np.ones(1, np.float32))]))
-    (found,) = world.run(Gar(budget=4, rounds=4, neighbours=1), space=space)
+    context = replace(
+        world.context(), propose=lambda name, n: ("given", [Proposal(np.array([0]), np.ones(1, np.float32))])
+    )
+    (found,) = world.run(Gar(budget=4, rounds=4, neighbors=1), context=context)
     assert [rows.tolist() for rows in found.rows] == [[0], [1]]
 
 
@@ -145,12 +147,12 @@ def test_no_setting_breaks_the_budget_the_filter_or_asks_twice(data):
     items = data.draw(st.integers(1, 60), "items")
     budget = data.draw(st.integers(1, 80), "budget")
     rounds = data.draw(st.integers(1, budget), "rounds")
-    neighbours = data.draw(st.integers(1, 70), "neighbours")
+    neighbors = data.draw(st.integers(1, 70), "neighbors")
     allowed = np.array(data.draw(st.lists(st.booleans(), min_size=items, max_size=items), "allowed"))
     world = World.low_rank(queries=3, items=items, dim=4)
     world.vectors[: items // 2] = world.vectors[0]  # duplicates
     first = data.draw(st.sampled_from(["dense", "random"]), "first")
-    for one in world.run(Gar(budget, rounds, neighbours, first), allowed=allowed):
+    for one in world.run(Gar(budget, rounds, neighbors, first), allowed=allowed):
         rows = np.concatenate([np.empty(0, np.int64), *one.rows])
         assert len(rows) == len(set(rows.tolist())) == min(budget, allowed.sum())
         assert allowed[rows].all()
@@ -161,7 +163,7 @@ def test_no_setting_breaks_the_budget_the_filter_or_asks_twice(data):
     [
         ({"budget": 5}, "rounds must be between 1 and budget (5). Got 10 instead."),
         ({"budget": 2.5}, "budget must be a whole number of at least 1. Got 2.5 instead."),
-        ({"neighbours": 0}, "neighbours must be a whole number of at least 1. Got 0 instead."),
+        ({"neighbors": 0}, "neighbors must be a whole number of at least 1. Got 0 instead."),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, message):

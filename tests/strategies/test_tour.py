@@ -151,7 +151,7 @@ def test_no_setting_breaks_the_budget_the_filter_or_asks_twice(data):
 def test_query_vectors_are_needed():
     world = World.low_rank()
     with pytest.raises(InputError, match="Tour needs query vectors: an encoder, and item vectors like its own"):
-        world.run(Tour(), space=replace(world.space(), query_vectors=None))
+        world.run(Tour(), context=replace(world.context(), query_vectors=None))
 
 
 def test_steps_that_are_too_long_are_said_so():
