@@ -11,8 +11,7 @@ import typer
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
-    from crossknn.search.results import Hits
-    from crossknn.search.trace import Hit
+    from crossknn.search.results import Hit, Hits
 
 PictureOption = Annotated[
     Path | None,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from crossknn import __version__
-from crossknn.encoders.cached import SharedEncoder
+from crossknn.encoders.cached import CachedEncoder
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
@@ -57,7 +57,7 @@ class Service:
     ) -> None:
         self.settings = settings or Settings()
         self.metrics = Metrics()
-        self._encoder = None if encoder is None else SharedEncoder(encoder)
+        self._encoder = None if encoder is None else CachedEncoder(encoder)
         self.scorer = MergingScorer(
             scorer,
             max_pairs=self.settings.batch_pairs,

@@ -147,8 +147,8 @@ def test_facts_and_bias_bring_it_back():
     heard, same = (
         RetrieverFeatures([PROPOSED[:3]], one, items=ITEMS, device=torch.device("cpu")) for one in (prior, back)
     )
-    for name in ("base", "deviation", "shown", "bias"):
-        np.testing.assert_array_equal(getattr(heard, name), getattr(same, name))
+    for one, other in zip((*heard.terms, heard.bias), (*same.terms, same.bias), strict=True):
+        np.testing.assert_array_equal(one, other)
     assert replace(back, bias=prior.bias).to_dict() == prior.to_dict()
 
 

@@ -45,7 +45,7 @@ def test_equals_a_plain_reading_of_algorithm_1(budget, rounds, normalization, mi
         assert all_rows(one) == algorithm_1(world, query, budget, rounds, mix, "random")
 
 
-def test_finds_the_exact_neighbours_once_the_scores_span_the_space():
+def test_finds_the_exact_neighbors_once_the_scores_span_the_space():
     """Scores are u·v exactly, so after 8 random rows in 8 dimensions u is known and round 2 finds the best."""
     world = World.low_rank(items=500, dim=8)
     found = world.run(Axn(budget=40, rounds=2, mix=0.0, first="random"))
@@ -79,7 +79,7 @@ def test_works_without_an_encoder_at_mix_0_only():
     context = replace(world.context(), query_vectors=None)
 
     assert [f.calls for f in world.run(Axn(budget=40, rounds=4, mix=0.0, first="random"), context=context)] == [40] * 5
-    with pytest.raises(InputError, match="a mix above 0 needs query vectors"):
+    with pytest.raises(InputError, match="above 0 needs query vectors"):
         world.run(Axn(budget=40, rounds=4, mix=0.1, first="random"), context=context)
 
 
@@ -194,7 +194,7 @@ def test_items_that_are_there_twice_and_unused_dimensions_are_no_slow_case(rows,
 
 
 def test_too_many_rows_to_be_compared_are_solved_all_the_same(monkeypatch):
-    monkeypatch.setattr("crossknn.strategies.least_squares.MERGED", 10)
+    monkeypatch.setattr("crossknn.strategies.least_squares.MAX_MERGED_EQUATIONS", 10)
     rng = np.random.default_rng(0)
     vectors = np.repeat(rng.normal(size=(8, 24)).astype(np.float32), 2, axis=0)
     targets = rng.normal(size=16)
@@ -210,15 +210,15 @@ def test_solution_of_zero_vectors_is_zero():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"budget": 100, "rounds": 200}, "rounds must be between 1 and budget (100). Got 200 instead."),
-        ({"budget": 0}, "budget must be a whole number of at least 1. Got 0 instead."),
-        ({"budget": 2.5}, "budget must be a whole number of at least 1. Got 2.5 instead."),
-        ({"rounds": True}, "rounds must be a whole number of at least 1. Got True instead."),
-        ({"mix": 1.2}, "mix must be between 0 and 1. Got 1.2 instead."),
-        ({"shortlist": 50}, "shortlist must be at least the budget (100). Got 50 instead."),
+        ({"budget": 100, "rounds": 200}, "`rounds` must be between 1 and `budget` (100), got 200."),
+        ({"budget": 0}, "`budget` must be a positive integer, got 0."),
+        ({"budget": 2.5}, "`budget` must be a positive integer, got 2.5."),
+        ({"rounds": True}, "`rounds` must be a positive integer, got True."),
+        ({"mix": 1.2}, "`mix` must be between 0 and 1, got 1.2."),
+        ({"shortlist": 50}, "`shortlist` must be at least `budget` (100), got 50."),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings, message):
+def test_invalid_settings_are_rejected(settings, message):
     with pytest.raises(InputError) as error:
         Axn(**settings)
     assert str(error.value) == message

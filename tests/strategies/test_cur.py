@@ -199,15 +199,15 @@ def test_through_a_searcher_on_an_index():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AnnCur(budget=0), "budget must be a whole number of at least 1. Got 0 instead."),
-        (lambda: AnnCur(anchors=0), "anchors must be a whole number of at least 1. Got 0 instead."),
-        (lambda: AnnCur(anchors=101), "anchors must be between 1 and budget (100). Got 101 instead."),
-        (lambda: AnnCur(seed=-1), "seed must be a whole number of at least 0. Got -1 instead."),
-        (lambda: AdaCur(budget=5), "rounds must be between 1 and budget (5). Got 10 instead."),
-        (lambda: AdaCur(rounds=True), "rounds must be a whole number of at least 1. Got True instead."),
+        (lambda: AnnCur(budget=0), "`budget` must be a positive integer, got 0."),
+        (lambda: AnnCur(anchors=0), "`anchors` must be a positive integer, got 0."),
+        (lambda: AnnCur(anchors=101), "`anchors` must be between 1 and `budget` (100), got 101."),
+        (lambda: AnnCur(seed=-1), "`seed` must be a nonnegative integer, got -1."),
+        (lambda: AdaCur(budget=5), "`rounds` must be between 1 and `budget` (5), got 10."),
+        (lambda: AdaCur(rounds=True), "`rounds` must be a positive integer, got True."),
     ],
 )
-def test_settings_that_cannot_work_are_refused(make, message):
+def test_invalid_settings_are_rejected(make, message):
     with pytest.raises(InputError) as error:
         make()
     assert str(error.value) == message

@@ -71,7 +71,7 @@ def test_a_cluster_that_the_ranking_sees_one_item_of_is_found():
     assert best(reranked, 2) == [100, 0]
 
 
-def test_neighbours_are_searched_once_for_all_queries_and_only_when_needed(monkeypatch):
+def test_neighbors_are_searched_once_for_all_queries_and_only_when_needed(monkeypatch):
     world = World.low_rank(queries=4)
     world.scores[:] = world.scores[0]
     world.query_vectors[:] = world.query_vectors[0]  # the same query four times
@@ -161,12 +161,12 @@ def test_no_setting_breaks_the_budget_the_filter_or_asks_twice(data):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"budget": 5}, "rounds must be between 1 and budget (5). Got 10 instead."),
-        ({"budget": 2.5}, "budget must be a whole number of at least 1. Got 2.5 instead."),
-        ({"neighbors": 0}, "neighbors must be a whole number of at least 1. Got 0 instead."),
+        ({"budget": 5}, "`rounds` must be between 1 and `budget` (5), got 10."),
+        ({"budget": 2.5}, "`budget` must be a positive integer, got 2.5."),
+        ({"neighbors": 0}, "`neighbors` must be a positive integer, got 0."),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings, message):
+def test_invalid_settings_are_rejected(settings, message):
     with pytest.raises(InputError) as error:
         Gar(**settings)
     assert str(error.value) == message

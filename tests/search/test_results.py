@@ -39,7 +39,7 @@ def test_ranks_are_places_in_what_each_retriever_proposed():
     setup = Setup()
     hits = setup.searcher.search(setup.queries[1], k=5, strategy=Posterior(budget=30, rounds=3))
     lists = {
-        name: setup.searcher._retriever(name).retrieve([setup.queries[1]], 120)[0].rows.tolist()
+        name: setup.searcher._resources.retriever(name).retrieve([setup.queries[1]], 120)[0].rows.tolist()
         for name in ("dense", "bm25", "fused")
     }
     for hit in hits.trace:
