@@ -81,7 +81,9 @@ def fit_prior(
         bias_weights=biases.inductive,
         variances=variances,
         noise=noise,
-        **growth,
+        gamma_start=growth["gamma_start"],
+        gamma_slope=growth["gamma_slope"],
+        gamma_max=growth["gamma_max"],
     )
 
 

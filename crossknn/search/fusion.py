@@ -28,12 +28,7 @@ JudgedQuery = tuple[Array, NDArray[np.bool_]]  # (items, columns) z-scores of a 
 
 
 class ScoreFusion:
-    """Weighted sums of z-scores over the scored items of each query.
-
-    Args:
-        weights: By name, of the score and of retrievers.
-        propose: Returns a retriever's proposals for all queries.
-    """
+    """Weighted sums of z-scores over the scored items of each query; `weights` are by name, that of the score first."""
 
     def __init__(
         self, weights: Mapping[str, float], propose: Callable[[str | None, int], tuple[str, list[Proposal]]]

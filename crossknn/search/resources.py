@@ -30,23 +30,7 @@ if TYPE_CHECKING:
 
 
 class SearchResources:
-    """Retrievers and vectors of an index, or of plain items; safe for several threads.
-
-    Args:
-        items: The items.
-        index: The index they belong to, if any.
-        encoder: The dual encoder, if any.
-        vectors: The item vectors; without them the items are encoded on first use.
-        retrievers: The caller's own retrievers.
-        signals: Retrievers whose features the model uses; None is the index's, or else the default.
-        store: Makes a `VectorSearch` from an array; None is `ExactSearch`.
-        device: Where `ExactSearch` runs.
-        progress: Called while items are encoded.
-
-    Attributes:
-        prior: The fitted prior of the index, if any.
-        signals: Names of the retrievers whose features the model uses.
-    """
+    """Retrievers and vectors of an index, or of plain items; safe for several threads. Arguments as of `Searcher`."""
 
     def __init__(
         self,

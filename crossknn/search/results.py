@@ -156,17 +156,9 @@ def best_hits(
     traced: bool,
     **seconds: float,
 ) -> Hits:
-    """The `k` best scored items; ties go to the higher score, then to the lower row.
+    """The `k` best scored items, by score or by `fuse(rows, scores)`; ties go to the higher score, then the lower row.
 
-    Args:
-        query: The query.
-        result: What was scored for it.
-        items: Give the ids.
-        k: Number of hits.
-        ranks: Returns the retrievers' ranks of rows, as in `Trace`.
-        fuse: Returns what to rank by, from rows and scores; None ranks by score.
-        traced: Whether every call is kept, or only the hits.
-        **seconds: The times of `Hits`.
+    `ranks` returns the retrievers' ranks of rows, as in `Trace`. Only the hits are traced unless `traced` is set.
     """
     rows, scores = join_rounds(result.rows), join_rounds(result.scores)
     keys = (rows, -scores) if fuse is None else (rows, -scores, -fuse(rows, scores))

@@ -25,19 +25,6 @@ class RoundScorer:
     Without a deadline a round is one scorer call (of at most `MAX_PAIRS` pairs). With one, a round that might not end
     in time is scored in growing slices, the best rows of all queries first, and the rest is left unscored: a search
     overruns its deadline by no more than the slice in flight.
-
-    Args:
-        scorer: Scores the pairs.
-        items: Give the texts of rows.
-        queries: The texts of the queries.
-        lock: Held while the scorer is called, unless it is a `SharedScorer`.
-        ends: The deadline, by `time.monotonic`.
-        cancelled: Ends the search once it is set.
-        progress: Called after each scorer call.
-        total_calls: The total for `progress`.
-
-    Attributes:
-        seconds: Time spent in the scorer.
     """
 
     def __init__(
@@ -46,11 +33,11 @@ class RoundScorer:
         items: Items,
         queries: Sequence[str],
         *,
-        lock: threading.Lock,
-        ends: float | None = None,
+        lock: threading.Lock,  # held while the scorer is called, unless it is a `SharedScorer`
+        ends: float | None = None,  # the deadline, by `time.monotonic`
         cancelled: threading.Event | None = None,
         progress: Progress | None = None,
-        total_calls: int = 0,
+        total_calls: int = 0,  # for `progress`
     ) -> None:
         shared = isinstance(scorer, SharedScorer)
         self._scorer = scorer.for_caller(cancelled, ends) if isinstance(scorer, SharedScorer) else scorer
@@ -63,7 +50,7 @@ class RoundScorer:
         self._total = total_calls
         self._scored = 0
         self._slice = FIRST_SLICE  # pairs that fit into the next slice under a deadline
-        self.seconds = 0.0
+        self.seconds = 0.0  # spent in the scorer
 
     def __call__(self, proposed: list[Rows]) -> RoundScores:
         scores = [np.empty(len(rows), np.float32) for rows in proposed]

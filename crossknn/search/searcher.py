@@ -202,7 +202,7 @@ class Searcher:
         context = self._context(queries, candidates, allowed, options.k)
         scorer = self._round_scorer(
             queries,
-            total_calls=len(queries) * min(strategy.budget or context.reachable, context.reachable),
+            total_calls=_max_calls(strategy, context),
             ends=None if options.deadline is None else start + options.deadline,
             cancelled=options.cancelled,
         )
@@ -244,24 +244,8 @@ class Searcher:
             k=k,
         )
 
-    def _round_scorer(
-        self,
-        queries: Sequence[str],
-        *,
-        total_calls: int,
-        ends: float | None = None,
-        cancelled: threading.Event | None = None,
-    ) -> RoundScorer:
-        return RoundScorer(
-            self.scorer,
-            self.items,
-            queries,
-            lock=self._scoring,
-            ends=ends,
-            cancelled=cancelled,
-            progress=self._progress,
-            total_calls=total_calls,
-        )
+    def _round_scorer(self, queries: Sequence[str], **options: Any) -> RoundScorer:
+        return RoundScorer(self.scorer, self.items, queries, lock=self._scoring, progress=self._progress, **options)
 
     @property
     def has_query_vectors(self) -> bool:
@@ -342,11 +326,9 @@ class Searcher:
         for start in range(0, len(queries), FIT_BATCH):
             batch = queries[start : start + FIT_BATCH]
             candidates = CandidateCache(batch, self._resources.retriever, None)
-            fusion = ScoreFusion(weights, candidates)
-            total = len(batch) * min(chosen.budget or len(self.items), len(self.items))
-            results = drive(
-                chosen, self._context(batch, candidates, None, None), self._round_scorer(batch, total_calls=total)
-            )
+            fusion, context = ScoreFusion(weights, candidates), self._context(batch, candidates, None, None)
+            scorer = self._round_scorer(batch, total_calls=_max_calls(chosen, context))
+            results = drive(chosen, context, scorer)
             for number, result in enumerate(results):
                 rows = join_rounds(result.rows)
                 columns = fusion.columns(number, rows, join_rounds(result.scores))
@@ -363,3 +345,7 @@ class Searcher:
                 f"got {len(relevant)} lists for {len(queries)} queries."
             )
         return [self.items.rows_of(ids) for ids in relevant]
+
+
+def _max_calls(strategy: Strategy, context: SearchContext) -> int:
+    return context.queries * min(strategy.budget or context.reachable, context.reachable)

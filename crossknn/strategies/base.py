@@ -41,33 +41,21 @@ class Stopwatch:
 class SearchContext:
     """The sizes, the filter and the sources of numbers that a strategy may use.
 
-    Attributes:
-        queries: Number of queries.
-        items: Number of items.
-        propose: `propose(retriever, n)` returns the retriever's name and its `n` best rows for every query; None is
-            the searcher's default retriever.
-        query_vectors: The dual encoder's query vectors; None where there is no encoder.
-        item_vectors: Search over the item vectors.
-        augmented_vectors: Search over the item vectors extended by the prior's latent factors and bias, if any.
-        allowed: The filter; None allows every item.
-        normalization: The paper's α and β.
-        prior: The fitted prior of an index.
-        signals: Retrievers whose features a model of the scores uses where `prior` names none.
-        k: Number of hits that will be returned, if known.
-        solving: Measures the time a strategy spends learning from scores: `with context.solving:`.
+    `propose(retriever, n)` returns the retriever's name and its `n` best rows for every query; None is the searcher's
+    default retriever. A strategy that learns from scores does so inside `with context.solving:`, which measures it.
     """
 
-    queries: int
-    items: int
+    queries: int  # how many
+    items: int  # how many
     propose: Callable[[str | None, int], tuple[str, list[Proposal]]]
-    query_vectors: Callable[[], Vectors] | None
+    query_vectors: Callable[[], Vectors] | None  # the dual encoder's; None where there is no encoder
     item_vectors: Callable[[], VectorSearch]
-    augmented_vectors: Callable[[], VectorSearch]
-    allowed: Mask | None = None
-    normalization: Normalization | None = None
-    prior: Prior | None = None
-    signals: tuple[str, ...] = ("dense",)
-    k: int | None = None
+    augmented_vectors: Callable[[], VectorSearch]  # item vectors extended by the prior's latent factors and bias
+    allowed: Mask | None = None  # the filter
+    normalization: Normalization | None = None  # the paper's α and β
+    prior: Prior | None = None  # of the index
+    signals: tuple[str, ...] = ("dense",)  # retrievers whose features a model uses where there is no prior
+    k: int | None = None  # hits that will be returned, if known
     solving: Stopwatch = field(default_factory=Stopwatch, compare=False)
 
     @property
@@ -82,17 +70,11 @@ class SearchContext:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round: the rows to score for each query, empty for a query that is done.
-
-    Attributes:
-        proposals: One per query.
-        proposed_by: Name of the retriever or strategy that chose them; one name, or one per query.
-        expected_recall: Share of each query's true top k expected among the rows scored before this round, if known.
-    """
+    """One round: the rows to score for each query, empty for a query that is done."""
 
     proposals: list[Proposal]
-    proposed_by: str | list[str]
-    expected_recall: list[float] | None = None
+    proposed_by: str | list[str]  # name of the retriever or strategy that chose the rows, or one name per query
+    expected_recall: list[float] | None = None  # of the rows scored before this round, if known
 
     @property
     def proposers(self) -> list[str]:
@@ -101,15 +83,10 @@ class Round:
 
 
 class FlowResult(NamedTuple):
-    """What a strategy knows at its end, one entry per query.
+    """What a strategy knows at its end, one entry per query."""
 
-    Attributes:
-        estimates: Estimated scores of all items, where they were asked for.
-        expected_recall: Share of the true top k expected among the scored rows, where the strategy can tell.
-    """
-
-    estimates: list[Scores] | None = None
-    expected_recall: list[float] | None = None
+    estimates: list[Scores] | None = None  # estimated scores of all items, where requested
+    expected_recall: list[float] | None = None  # expected share of the true top k among the scored rows, if known
 
 
 Flow = Generator[Round, list[Scores], FlowResult | None]
@@ -178,12 +155,7 @@ class QueryResult:
 def drive(
     strategy: Strategy, context: SearchContext, score_round: Callable[[list[Rows]], RoundScores]
 ) -> list[QueryResult]:
-    """Run a strategy to its end.
-
-    Args:
-        strategy: What chooses the rows.
-        context: What the strategy sees.
-        score_round: Scores the rows of all queries; called once per round.
+    """Run a strategy to its end; `score_round` is called once per round, with the rows of all queries.
 
     Raises:
         StrategyError: If a round scores a row twice, leaves the filter, or exceeds the budget.
@@ -207,8 +179,9 @@ def drive(
         step = _advance(flow, scored.scores)
     if step is not None:
         _set_expected_recall(results, step.expected_recall)
-        for result, estimates in zip(results, step.estimates or [None] * len(results), strict=True):
-            result.all_estimates = estimates
+        if step.estimates is not None:
+            for result, estimates in zip(results, step.estimates, strict=True):
+                result.all_estimates = estimates
     return results
 
 
@@ -243,34 +216,22 @@ class _RoundChecker:
             raise StrategyError(
                 f"a round must have {self._context.queries} proposals, one per query, got {len(step.proposals)}."
             )
-        self._check_rows(step)
-        for query, (proposal, scored) in enumerate(zip(step.proposals, self._scored, strict=True)):
+        for query, (proposal, name) in enumerate(zip(step.proposals, step.proposers, strict=True)):
+            if len(proposal):
+                self._check_rows(proposal.rows, name)
+            scored = self._scored[query]
             calls = len(scored) + len(proposal)
             scored.update(proposal.rows.tolist())
             if len(scored) != calls:
-                raise StrategyError(f"{step.proposers[query]!r} proposed a row of query {query} twice.")
+                raise StrategyError(f"{name!r} proposed a row of query {query} twice.")
             if self._budget is not None and calls > self._budget:
-                raise StrategyError(
-                    f"{step.proposers[query]!r} exceeded the budget of query {query} ({self._budget}) with {calls} "
-                    "calls."
-                )
+                raise StrategyError(f"{name!r} exceeded the budget of query {query} ({self._budget}): {calls} calls.")
 
-    def _check_rows(self, step: Round) -> None:
-        if self._are_valid(np.concatenate([proposal.rows for proposal in step.proposals])):
-            return
-        for proposal, name in zip(step.proposals, step.proposers, strict=True):
-            rows = proposal.rows
-            if not self._are_valid(rows):
-                if rows.min() >= 0 and rows.max() < self._context.items:
-                    raise StrategyError(f"{name!r} proposed a row outside the filter.")
-                raise StrategyError(
-                    f"rows must be between 0 and {self._context.items - 1}, "
-                    f"{name!r} proposed {rows.min()} to {rows.max()}."
-                )
-
-    def _are_valid(self, rows: Rows) -> bool:
-        if not len(rows):
-            return True
-        allowed = self._context.allowed
-        inside = rows.min() >= 0 and rows.max() < self._context.items
-        return bool(inside and (allowed is None or allowed[rows].all()))
+    def _check_rows(self, rows: Rows, name: str) -> None:
+        items, allowed = self._context.items, self._context.allowed
+        if rows.min() < 0 or rows.max() >= items:
+            raise StrategyError(
+                f"rows must be between 0 and {items - 1}, {name!r} proposed {rows.min()} to {rows.max()}."
+            )
+        if allowed is not None and not allowed[rows].all():
+            raise StrategyError(f"{name!r} proposed a row outside the filter.")

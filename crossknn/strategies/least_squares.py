@@ -43,12 +43,8 @@ def solve(vectors: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
     """(queries, dim) the u of least norm among those that minimize |V u − a|.
 
     This is `pinv(V) @ a`, solved through the smaller of the two Gram matrices in float64. Directions whose singular
-    value is below about 1e-7 of the largest (duplicates, up to float32 noise) are dropped.
-
-    Args:
-        vectors: V, (queries, equations, dim).
-        targets: a, (queries, equations).
-        valid: (queries, equations) False marks padding.
+    value is below about 1e-7 of the largest (duplicates, up to float32 noise) are dropped. V are the `vectors`,
+    (queries, equations, dim), and a the `targets`, (queries, equations), of which only the valid ones count.
     """
     mask = valid.double()
     solutions, stable = _solve_regular(vectors * mask[:, :, None], targets * mask)

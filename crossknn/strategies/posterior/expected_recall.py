@@ -23,14 +23,8 @@ def expected_recall(best: Tensor, k: int, means: Tensor, std: Tensor, *, stride:
 
     The r-th best score (from 1) is in the top k if at most k − r unscored rows are above it. Their number is taken as
     Poisson distributed, with mean Σ P(score > best_r). Each score is logistic, whose tails are heavier than a normal
-    distribution's, as those of scores are.
-
-    Args:
-        best: (queries, at most k) the highest scores, descending, padded with −∞.
-        k: Size of the top.
-        means: (queries, n) posterior means of unscored rows, padded with −∞.
-        std: (queries, n) their predictive standard deviations.
-        stride: Number of unscored rows that each of the n stands for.
+    distribution's, as those of scores are. `best` (queries, at most k) are the highest scores, descending; `means` and
+    `std` (queries, n) belong to unscored rows, each of which stands for `stride` rows. Padding is −∞.
     """
     valid = torch.isfinite(best)
     room = (k - torch.arange(best.shape[1], device=best.device)).double().expand(best.shape)
@@ -61,13 +55,7 @@ def _interpolate(positions: Tensor, values: Tensor, width: int) -> Tensor:
 
 
 def error_scale(errors: Tensor, valid: Tensor, round_sizes: Sequence[int]) -> Tensor:
-    """(queries, 1) root mean square of the standardized errors, with later rounds weighted more.
-
-    Args:
-        errors: (queries, n) score minus posterior mean, over the predictive standard deviation.
-        valid: (queries, n) False marks padding.
-        round_sizes: Number of columns of each round.
-    """
+    """(queries, 1) root mean square of the standardized errors, (queries, n), with later rounds weighted more."""
     of_round = to_device(np.repeat(np.eye(len(round_sizes)), round_sizes, axis=0), errors.device)  # (n, rounds)
     squares, counts = errors.masked_fill(~valid, 0).square() @ of_round, valid.double() @ of_round
     nonempty = (counts > 0).double()

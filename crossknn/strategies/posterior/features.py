@@ -31,19 +31,10 @@ class RetrieverFeatures:
 
     All other rows have the same features. They stand at the last position, behind the candidates.
 
-    Attributes:
-        items: Number of items; also the padding value of row tensors.
-        rows: (queries, candidates) the candidates, ascending, padded.
-        padding: (queries, candidates) True where `rows` is padded.
-        ranks: Per retriever (queries, candidates + 1) the rank of each candidate, the list's length where it has none.
-        raw: (queries, candidates + 1, signal features) unscaled features, as `prior.signal_features`.
-        terms: The model terms of all positions: features, mean and γ.
-        bias: (queries, candidates) the item biases.
-
     Args:
         lists: Each retriever's proposals for all queries.
         prior: Gives weights and scales.
-        items: Number of items.
+        items: Number of items; also the padding value of row tensors.
         device: Where the tensors live.
         near: For a weakly informative prior: the rows of each query whose features standardize all features.
     """
@@ -60,16 +51,16 @@ class RetrieverFeatures:
         self.items = items
         self._merge_lists(lists, device)
         self._apply_prior(prior, *self._standardization(prior, near))
-        self.bias = torch.zeros_like(self.terms.mean[:, :-1])
+        self.bias = torch.zeros_like(self.terms.mean[:, :-1])  # (queries, candidates)
         if prior.fitted:
             self.bias = self._take(prior.bias).masked_fill_(self.padding, 0)
 
     def _merge_lists(self, lists: Sequence[Sequence[Proposal]], device: torch.device) -> None:
         padded = [to_device(pad_rows([proposal.rows for proposal in found], self.items), device) for found in lists]
-        self.rows, list_positions = _unique_rows(padded, self.items)
+        self.rows, list_positions = _unique_rows(padded, self.items)  # (queries, candidates) ascending
         self.padding = self.rows == self.items
         self._query_index = torch.arange(len(self.rows), device=device)[:, None]
-        self.ranks: list[Tensor] = []
+        self.ranks: list[Tensor] = []  # per retriever (queries, candidates + 1); its list's length where it has none
         self._lengths: list[Tensor] = []
         features = []
         for positions, found in zip(list_positions, lists, strict=True):
@@ -80,7 +71,7 @@ class RetrieverFeatures:
             features.append(_features_of(ranks, lengths, to_device(pad_rows(estimates, 0), device)))
             self.ranks.append(ranks)
             self._lengths.append(lengths)
-        self.raw = torch.cat(features, 2)
+        self.raw = torch.cat(features, 2)  # (queries, candidates + 1, signal features), as `prior.signal_features`
 
     def _apply_prior(self, prior: Prior, center: Tensor, spread: Tensor) -> None:
         weights, variances = (to_device(array, spread.device) for array in (prior.weights, prior.signal_variances))

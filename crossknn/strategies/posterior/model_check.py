@@ -27,19 +27,15 @@ class ModelEvidence:
     """Sufficient statistics of the model check, accumulated over the scores of each query.
 
     A score a with prior mean m and scale γ has the residual r = c·t, with the targets t = (1, a, m) / γ and
-    coefficients c: (0, 1, −1) for a fitted prior, and others where scores are standardized. With F the retriever
-    features (signals and constant), Φ all features and K = Φ Φᵀ + noise I = L Lᵀ, all attributes are views of one
-    tensor, or array:
+    coefficients c: (0, 1, −1) for a fitted prior, and others where scores are standardized. F are the retriever
+    features (signals and constant), Φ all features, and K = Φ Φᵀ + noise I. All attributes are views of one tensor.
 
     Attributes:
         moments: (queries, n, n) sums of outer products of (F, t, (1, a, m)).
         whitened_targets: (queries, 3, 3) tᵀ K⁻¹ t.
         coefficients: (queries, 3) c.
-        feature_trace: (queries, 1) tr(Φ Φᵀ).
-        log_det: (queries, 1) log |K|.
-        count: (queries, 1) number of scores.
-        score_sum: (queries, 1) sum of a.
-        mean_sum: (queries, 1) sum of m.
+        feature_trace, log_det: (queries, 1) tr(Φ Φᵀ) and log |K|.
+        count, score_sum, mean_sum: (queries, 1) number of scores, sum of a, sum of m.
     """
 
     def __init__(self, numbers: Any, signal_features: int, noise: float) -> None:
@@ -100,12 +96,7 @@ class ModelEvidence:
 def _woodbury(gram: Array, projected: Array, noise: Array, square: Array, count: Array) -> tuple[Array, Array]:
     """(queries, 1) rᵀ K⁻¹ r and log |K| of K = F Fᵀ + noise I with few columns in F, by the Woodbury identity.
 
-    Args:
-        gram: Fᵀ F.
-        projected: Fᵀ r.
-        noise: (queries, 1).
-        square: rᵀ r.
-        count: Number of rows of F.
+    `gram` is Fᵀ F, `projected` Fᵀ r, `square` rᵀ r, and `count` the number of rows of F.
     """
     width = gram.shape[1]
     factor = np.linalg.cholesky(gram + noise[:, :, None] * np.eye(width))
@@ -113,11 +104,6 @@ def _woodbury(gram: Array, projected: Array, noise: Array, square: Array, count:
     quadratic = (square - np.square(solved).sum(1)) / noise
     log_det = 2 * np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(1, keepdims=True)
     return quadratic, log_det + (count - width) * np.log(noise)
-
-
-def rank_correlations(variables: Sequence[Tensor], other: Tensor, valid: Tensor) -> Array:
-    """(variables, queries) Spearman correlations with `other` over the valid entries; 0 where one is constant."""
-    return _correlate(_rank_products([*variables, other], valid))
 
 
 def order_deficit(estimates: Tensor, baseline: Tensor, scores: Tensor, valid: Tensor) -> Array:
@@ -140,7 +126,7 @@ def _rank_products(variables: Sequence[Tensor], valid: Tensor) -> Array:
 
 
 def _correlate(products: Array) -> Array:
-    """(n − 1, queries) Pearson correlations of each variable but the last with the last, from sums of products."""
+    """(n − 1, queries) rank correlations of each variable but the last with the last; 0 where one is constant."""
     sums, count = products[:, :-1, -1:], np.maximum(products[:, -1:, -1:], 1)
     covariance = products[:, :-1, :-1] - sums * sums.transpose(0, 2, 1) / count  # integers, so no digit is lost
     variances = np.diagonal(covariance, axis1=1, axis2=2)

@@ -37,39 +37,24 @@ class Prior:
     `γ = min(1 + gamma_slope · max(intercept + weights·x − gamma_start, 0), gamma_max)` makes the model heteroscedastic:
     scores vary more among items that retrievers rank high.
 
-    Attributes:
-        signals: Names of the retrievers.
-        center: (features,) mean of each signal feature.
-        spread: (features,) standard deviation of each signal feature.
-        weights: (features,) weights of the standardized signal features in the mean.
-        intercept: The mean where all signal features are average.
-        bias: (items,) mean residual of each item over queries.
-        latent_factors: (items, LATENT_FACTORS) float16, probabilistic principal components of the residuals, scaled so
-            that a query's weights have variance 1; (items, 0) where none were learned.
-        bias_weights: (dim + 1,) linear regression of the bias on the item vector and a constant, for new items.
-        variances: (features + 3,) prior variances of the weights: of the item vector, each signal feature, the
-            standardized bias, and the constant.
-        noise: Variance of ε.
-        gamma_start: γ exceeds 1 where the signal part of the mean exceeds this.
-        gamma_slope: Increase of γ per unit of score.
-        gamma_max: Upper bound of γ.
-        fitted: Whether the prior is on the scale of the scores; a weakly informative prior is for standardized scores.
+    The latent factors are probabilistic principal components of the residuals, scaled so that a query's weights have
+    variance 1.
     """
 
-    signals: tuple[str, ...]
-    center: NDArray[np.float64]
-    spread: NDArray[np.float64]
-    weights: NDArray[np.float64]
-    intercept: float
-    bias: Scores
-    latent_factors: NDArray[Any]
-    bias_weights: NDArray[np.float64]
-    variances: NDArray[np.float64]
-    noise: float
+    signals: tuple[str, ...]  # names of the retrievers
+    center: NDArray[np.float64]  # (features,) mean of each signal feature
+    spread: NDArray[np.float64]  # (features,) standard deviation of each signal feature
+    weights: NDArray[np.float64]  # (features,) of the standardized signal features in the mean
+    intercept: float  # the mean where all signal features are average
+    bias: Scores  # (items,) mean residual of each item over queries
+    latent_factors: NDArray[Any]  # (items, LATENT_FACTORS) float16; (items, 0) where none were learned
+    bias_weights: NDArray[np.float64]  # (dim + 1,) regression of the bias on item vector and constant, for new items
+    variances: NDArray[np.float64]  # (features + 3,) of the item vector, each signal feature, bias and constant
+    noise: float  # variance of ε
     gamma_start: float
     gamma_slope: float
     gamma_max: float
-    fitted: bool = True
+    fitted: bool = True  # on the scale of the scores; a weakly informative prior is for standardized scores
 
     @classmethod
     def weakly_informative(cls, signals: Sequence[str]) -> Self:

@@ -44,24 +44,16 @@ class PosteriorMeans(NamedTuple):
 
 
 class PosteriorSession:
-    """The searches of all queries under one model.
-
-    Attributes:
-        model: The posterior.
-        vectors: Search over the augmented item vectors.
-        observations: Rows and scores of each query, which the driver loop appends to.
-        hedge_rows: Rows of each query that are scored regardless of the model, a few in every round.
-        expected_recall: (queries,) when last computed.
-    """
+    """The searches of all queries under one model."""
 
     def __init__(self, model: BayesianLinearModel, vectors: DeviceSearch | HostSearchAdapter) -> None:
         self.model = model
-        self.vectors = vectors
+        self.vectors = vectors  # search over the augmented item vectors
         retrieved = model.retrieved
         queries = len(retrieved.rows)
-        self.observations = [Observations() for _ in range(queries)]
-        self.hedge_rows: list[list[int]] = [[] for _ in range(queries)]
-        self.expected_recall: NDArray[np.float64] | None = None
+        self.observations = [Observations() for _ in range(queries)]  # the loop over rounds appends to them
+        self.hedge_rows: list[list[int]] = [[] for _ in range(queries)]  # scored regardless of the model, a few a round
+        self.expected_recall: NDArray[np.float64] | None = None  # (queries,) when last computed
         self._search = vectors.with_candidates(retrieved.rows)
         self._items = retrieved.items  # the padding of row tensors
         self._seen: list[set[int]] = [set() for _ in range(queries)]

@@ -9,7 +9,7 @@ import torch
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.posterior.features import RetrieverFeatures
 from crossknn.strategies.posterior.model import BayesianLinearModel
-from crossknn.strategies.posterior.model_check import order_deficit, rank_correlations
+from crossknn.strategies.posterior.model_check import _correlate, _rank_products, order_deficit
 from crossknn.strategies.posterior.prior import Prior
 from crossknn.strategies.posterior.session import PosteriorSession
 from crossknn.strategies.posterior.strategy import Posterior
@@ -63,7 +63,7 @@ def test_order_deficit_in_standard_errors():
 
 def rank_correlation(one: torch.Tensor, other: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     """In a batch with a constant variable."""
-    found, nothing = rank_correlations([one, torch.zeros_like(one)], other, valid)
+    found, nothing = _correlate(_rank_products([one, torch.zeros_like(one), other], valid))
     assert not nothing.any()
     return found
 
