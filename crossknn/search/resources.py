@@ -16,10 +16,13 @@ from crossknn.encoders.item_encoding import encode_items
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
+from crossknn.retrievers.cache import CandidateCache
 from crossknn.retrievers.dense import Dense
 from crossknn.retrievers.registry import RetrieverRegistry
+from crossknn.strategies.base import SearchContext
+from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.prior import SIGNALS
-from crossknn.types import AugmentableSearch, Encoder, Progress, Retriever, Vectors, VectorSearch
+from crossknn.types import AugmentableSearch, Encoder, Mask, Progress, Retriever, Vectors, VectorSearch
 from crossknn.vectors.augmented import AugmentedSearch
 from crossknn.vectors.exact import ExactSearch
 
@@ -149,6 +152,30 @@ class SearchResources:
         """The encoder's query vectors."""
         encoder = self._require_encoder("a query vector")
         return check_vectors(encoder.encode_queries(queries), queries, dim=self.encoder_vectors().dim)
+
+    def context(
+        self,
+        queries: Sequence[str],
+        candidates: CandidateCache,
+        allowed: Mask | None,
+        *,
+        normalization: Normalization | None,
+        k: int | None,
+    ) -> SearchContext:
+        """What a strategy sees of these queries."""
+        return SearchContext(
+            queries=len(queries),
+            items=len(self._items),
+            propose=candidates,
+            query_vectors=partial(self.query_vectors, queries) if self.has_query_vectors else None,
+            item_vectors=self.item_vectors,
+            augmented_vectors=self.augmented_vectors,
+            allowed=allowed,
+            normalization=normalization,
+            prior=self.prior,
+            signals=self.signals,
+            k=k,
+        )
 
     def _require_encoder(self, what: str) -> Encoder:
         if self._encoder is None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from crossknn.search.fusion import RANK_BY, SCORE, ScoreFusion, check_weights, e
 from crossknn.search.resources import SearchResources
 from crossknn.search.results import Hits, best_hits, join_rounds
 from crossknn.search.round_scorer import RoundScorer
-from crossknn.strategies.base import SearchContext, Strategy, drive
+from crossknn.strategies.base import QueryResult, Strategy, drive
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
@@ -49,6 +49,16 @@ class _SearchOptions:
     rank_by: str = SCORE
     stop_at: float | None = None
     cancelled: threading.Event | None = None
+
+
+class _Run(NamedTuple):
+    """One run of a strategy, and the time spent in the scorer and in learning from scores."""
+
+    results: list[QueryResult]
+    candidates: CandidateCache
+    fusion: ScoreFusion
+    score_seconds: float
+    solve_seconds: float
 
 
 class Searcher:
@@ -196,53 +206,44 @@ class Searcher:
         strategy = self._choose_strategy(options)
         if options.deadline is not None:
             check_number("deadline", options.deadline)
+        weights = {} if options.rank_by == SCORE else self._fusion_weights()
         allowed = None if options.filter is None else self.items.mask(options.filter)
-        candidates = CandidateCache(queries, self._resources.retriever, allowed)
-        fusion = ScoreFusion(self._fusion_weights(), candidates) if options.rank_by != SCORE else None
-        context = self._context(queries, candidates, allowed, options.k)
-        scorer = self._round_scorer(
-            queries,
-            total_calls=_max_calls(strategy, context),
-            ends=None if options.deadline is None else start + options.deadline,
-            cancelled=options.cancelled,
-        )
-        results = drive(strategy, context, scorer)
-        seconds = {
-            "seconds": time.monotonic() - start,
-            "score_seconds": scorer.seconds,
-            "solve_seconds": context.solving.seconds,
-        }
+        ends = None if options.deadline is None else start + options.deadline
+        run = self._run(queries, strategy, weights, allowed, k=options.k, ends=ends, cancelled=options.cancelled)
+        seconds = time.monotonic() - start
         return [
             best_hits(
                 query,
                 result,
                 self.items,
                 options.k,
-                ranks=partial(candidates.ranks, number),
-                fuse=None if fusion is None else partial(fusion.fuse, number),
+                ranks=partial(run.candidates.ranks, number),
+                fuse=partial(run.fusion.fuse, number) if weights else None,
                 traced=strategy.budget is not None,
-                **seconds,
+                seconds=seconds,
+                score_seconds=run.score_seconds,
+                solve_seconds=run.solve_seconds,
             )
-            for number, (query, result) in enumerate(zip(queries, results, strict=True))
+            for number, (query, result) in enumerate(zip(queries, run.results, strict=True))
         ]
 
-    def _context(
-        self, queries: Sequence[str], candidates: CandidateCache, allowed: Mask | None, k: int | None
-    ) -> SearchContext:
-        resources = self._resources
-        return SearchContext(
-            queries=len(queries),
-            items=len(self.items),
-            propose=candidates,
-            query_vectors=partial(resources.query_vectors, queries) if resources.has_query_vectors else None,
-            item_vectors=resources.item_vectors,
-            augmented_vectors=resources.augmented_vectors,
-            allowed=allowed,
-            normalization=self.normalization,
-            prior=resources.prior,
-            signals=resources.signals,
-            k=k,
-        )
+    def _run(
+        self,
+        queries: Sequence[str],
+        strategy: Strategy,
+        weights: Mapping[str, float],
+        allowed: Mask | None = None,
+        *,
+        k: int | None = None,
+        **limits: Any,
+    ) -> _Run:
+        candidates = CandidateCache(queries, self._resources.retriever, allowed)
+        fusion = ScoreFusion(weights, candidates)
+        context = self._resources.context(queries, candidates, allowed, normalization=self.normalization, k=k)
+        calls = len(queries) * min(strategy.budget or context.reachable, context.reachable)
+        scorer = self._round_scorer(queries, total_calls=calls, **limits)
+        results = drive(strategy, context, scorer)
+        return _Run(results, candidates, fusion, scorer.seconds, context.solving.seconds)
 
     def _round_scorer(self, queries: Sequence[str], **options: Any) -> RoundScorer:
         return RoundScorer(self.scorer, self.items, queries, lock=self._scoring, progress=self._progress, **options)
@@ -313,11 +314,7 @@ class Searcher:
     ) -> dict[str, float]:
         """Fit the weights of `rank_by="fused"` to relevance judgments, and keep them.
 
-        Args:
-            queries: Judged queries; every one is searched as `search_many` does.
-            relevant: The ids of each query's relevant items.
-            budget: As for `search_many`.
-            strategy: As for `search_many`.
+        `relevant` has the ids of each query's relevant items. Every query is searched as `search_many` does.
         """
         queries = check_queries(queries)
         relevant_rows = self._relevant_rows(queries, relevant)
@@ -325,13 +322,10 @@ class Searcher:
         judged = []
         for start in range(0, len(queries), FIT_BATCH):
             batch = queries[start : start + FIT_BATCH]
-            candidates = CandidateCache(batch, self._resources.retriever, None)
-            fusion, context = ScoreFusion(weights, candidates), self._context(batch, candidates, None, None)
-            scorer = self._round_scorer(batch, total_calls=_max_calls(chosen, context))
-            results = drive(chosen, context, scorer)
-            for number, result in enumerate(results):
+            run = self._run(batch, chosen, weights)
+            for number, result in enumerate(run.results):
                 rows = join_rounds(result.rows)
-                columns = fusion.columns(number, rows, join_rounds(result.scores))
+                columns = run.fusion.columns(number, rows, join_rounds(result.scores))
                 judged.append((columns, np.isin(rows, relevant_rows[start + number])))
         self.rank_weights = dict(zip(weights, fit_weights(judged).tolist(), strict=True))
         return self.rank_weights
@@ -345,7 +339,3 @@ class Searcher:
                 f"got {len(relevant)} lists for {len(queries)} queries."
             )
         return [self.items.rows_of(ids) for ids in relevant]
-
-
-def _max_calls(strategy: Strategy, context: SearchContext) -> int:
-    return context.queries * min(strategy.budget or context.reachable, context.reachable)
