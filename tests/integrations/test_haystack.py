@@ -93,7 +93,7 @@ def test_what_cannot_be_used_is_said_before_a_call_is_made():
         CrossKnnRetriever(searcher, top_k=0)
     with pytest.raises(ck.InputError, match=r"top_k must be a whole number of at least 1. Got -1 instead."):
         ranker.run(QUERY, DOCUMENTS, top_k=-1)
-    with pytest.raises(ck.InputError, match="k must be at most the budget"):
+    with pytest.raises(ck.InputError, match="must be at most the budget"):
         CrossKnnRetriever(searcher, top_k=9, budget=5).run(QUERY)
     with pytest.raises(ck.InputError, match="filters test the meta of documents: make the retriever with documents="):
         CrossKnnRetriever(searcher).run(QUERY, filters={"field": "meta.page", "operator": "==", "value": 1})

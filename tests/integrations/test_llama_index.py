@@ -82,7 +82,7 @@ def test_what_cannot_be_used_is_said_before_a_call_is_made():
     searcher = make_searcher()
     with pytest.raises(ck.InputError, match=r"k must be a whole number of at least 1. Got 0 instead."):
         CrossKnnRetriever(searcher, k=0)
-    with pytest.raises(ck.InputError, match=r"k must be at most the budget"):
+    with pytest.raises(ck.InputError, match=r"must be at most the budget"):
         CrossKnnRetriever(searcher, k=9, budget=5).retrieve(QUERY)
     with pytest.raises(ValidationError, match="scorer must be a Scorer such as CrossEncoder"):
         CrossKnnPostprocessor(scorer="a name")
