@@ -35,7 +35,7 @@ from crossknn.indexing.ppca import ProbabilisticPca
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
-from crossknn.strategies.posterior.prior import TRAITS
+from crossknn.strategies.posterior.prior import LATENT_FACTORS
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Scores
@@ -182,7 +182,7 @@ def without_biases() -> Iterator[None]:
 
 @contextmanager
 def without_traits() -> Iterator[None]:
-    with patch.object(ProbabilisticPca, "features", lambda _, rows: np.zeros((len(rows), TRAITS))):
+    with patch.object(ProbabilisticPca, "features", lambda _, rows: np.zeros((len(rows), LATENT_FACTORS))):
         yield
 
 

@@ -106,7 +106,7 @@ def search(
         int | None, typer.Option(min=1, help="anncur: how much of the budget goes to anchor items. Default: half.")
     ] = None,
     loss: Annotated[LossName, typer.Option(help="tour: what its steps make smaller.")] = LossName.ce,
-    neighbours: Annotated[int, typer.Option(min=1, help="gar: nearest items of each item.")] = 8,
+    neighbors: Annotated[int, typer.Option(min=1, help="gar: nearest items of each item.")] = 8,
     train_queries: Annotated[
         Path | None,
         typer.Option(help="axn, tour: estimate α and β on 100 of these queries (10,000 calls), once per run."),
@@ -149,7 +149,7 @@ def search(
         shortlist=shortlist,
         anchors=anchors,
         loss=loss,
-        neighbours=neighbours,
+        neighbors=neighbors,
         stop_at=stop_at,
     )
     allowed = None if filter_ids is None else set(read_items(filter_ids).texts)
@@ -201,7 +201,7 @@ def _make_strategy(
     shortlist: int | None,
     anchors: int | None,
     loss: LossName,
-    neighbours: int,
+    neighbors: int,
     stop_at: float | None,
 ) -> Strategy:
     from crossknn.strategies.axn import Axn
@@ -221,7 +221,7 @@ def _make_strategy(
         StrategyName.anncur: lambda: AnnCur(budget=budget, anchors=anchors),
         StrategyName.adacur: lambda: AdaCur(budget=budget, rounds=rounds, first=retriever),
         StrategyName.tour: lambda: Tour(budget=budget, rounds=rounds, loss=loss.value),
-        StrategyName.gar: lambda: Gar(budget=budget, rounds=rounds, neighbours=neighbours, first=retriever),
+        StrategyName.gar: lambda: Gar(budget=budget, rounds=rounds, neighbors=neighbors, first=retriever),
         StrategyName.posterior: lambda: Posterior(budget, rounds, first=retriever, stop_at=stop_at),
         StrategyName.exact: Exact,
     }

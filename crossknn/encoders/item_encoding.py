@@ -19,7 +19,7 @@ from crossknn.encoders.base import check_vectors
 from crossknn.engines.local import LOCAL
 from crossknn.errors import EncoderError, InputError
 from crossknn.models.fingerprints import is_unnamed
-from crossknn.storage.atomic import sync, taking_turns, write_whole
+from crossknn.storage.atomic import sync, exclusive_lock, write_atomic
 from crossknn.types import Encoder, Engine, Job, Progress, Rows, Vectors
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _into_file(run: _Run, path: Path) -> NDArray[Any]:
     partial, sidecar = _beside(path)
     state = _resume(run, path, partial, sidecar)
     if not path.exists():
-        with taking_turns(path.with_name(f".{path.name}.lock")):  # who comes second finds the work done
+        with exclusive_lock(path.with_name(f".{path.name}.lock")):  # who comes second finds the work done
             state = _resume(run, path, partial, sidecar)
             if not path.exists():
                 _write_rows(run, partial, sidecar, state)
@@ -238,7 +238,7 @@ def _header(state: _State) -> bytes:
 
 
 def _write_state(sidecar: Path, state: _State, done: int) -> None:
-    write_whole(sidecar, json.dumps({**asdict(state), "done": done}, indent=1).encode())
+    write_atomic(sidecar, json.dumps({**asdict(state), "done": done}, indent=1).encode())
 
 
 def _flush(file: IO[bytes]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from crossknn._checks import check_positive
 from crossknn._imports import import_extra
-from crossknn.engines.ray_cluster import Room, connect, find_room
+from crossknn.engines.ray import Room, connect, find_resources
 from crossknn.engines.ray_workers import Crew
 from crossknn.errors import InputError
 from crossknn.types import Encoder, Job, Model, Result, Scorer
@@ -75,7 +75,7 @@ class RayEngine:
     def connect(self) -> tuple[Any, Room]:
         """The module `ray`, connected to the cluster, and its room for workers."""
         ray = connect(self.address, timeout=self.connect_timeout)
-        return ray, find_room(ray, cpus=self.cpus_per_worker, gpus=self.gpus_per_worker)
+        return ray, find_resources(ray, cpus=self.cpus_per_worker, gpus=self.gpus_per_worker)
 
 
 def _pickle(ray: Any, model: Scorer | Encoder) -> bytes:

@@ -76,7 +76,7 @@ class Room:
     workers: int
 
 
-def find_room(ray: Any, *, cpus: float, gpus: float | None) -> Room:
+def find_resources(ray: Any, *, cpus: float, gpus: float | None) -> Room:
     """One worker for each GPU, or where there are none (or none are wanted) for each CPU; an error without any room."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if gpus is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Self
 
-from crossknn.engines.ray_cluster import Room, first_line
+from crossknn.engines.ray import Room, first_line
 from crossknn.errors import EngineError, InputError
 from crossknn.types import Job, Result
 

@@ -24,7 +24,7 @@ from crossknn.items.items import Items
 from crossknn.models.fingerprints import is_unnamed
 from crossknn.scorers.base import score_pairs
 from crossknn.search.results import Hit, Hits
-from crossknn.storage.atomic import taking_turns, write_whole
+from crossknn.storage.atomic import exclusive_lock, write_atomic
 from crossknn.types import Engine, Job, Progress, Rows, Scorer, Scores
 from crossknn.vectors.ranking import top_rows
 
@@ -66,7 +66,7 @@ def exact_scores(
         with ExitStack() as turn:
             with _disk_errors(path.parent):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                turn.enter_context(taking_turns(path.with_name(f".{run.key}.lock")))
+                turn.enter_context(exclusive_lock(path.with_name(f".{run.key}.lock")))
             _complete(run, path)  # who comes second finds the work done
     with _disk_errors(path.parent):
         scores: Scores = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -207,7 +207,7 @@ def _write(run: _Run, path: Path, scored: dict[int, bytes], digests: list[str | 
             digests[query] = _digest(data)
         file.flush()
         os.fsync(file.fileno())
-    write_whole(path.with_suffix(".json"), json.dumps({**run.owner, "digests": digests}).encode())
+    write_atomic(path.with_suffix(".json"), json.dumps({**run.owner, "digests": digests}).encode())
 
 
 def _read_digests(run: _Run, sidecar: Path) -> list[str | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import chain
@@ -34,7 +34,7 @@ from crossknn.strategies.posterior.prior import SIGNALS, Prior
 from crossknn.types import Encoder, Engine, Progress, Retriever, Scorer
 
 VECTORS = "vectors"
-BIAS, TRAITS = "bias", "traits"  # of a prior
+BIAS, LATENT_FACTORS = "bias", "latent_factors"  # of a prior
 ATTEMPTS = 20  # at opening files of a folder that is replaced meanwhile
 DEFAULT_FACTORS = Transductive(method="als", ridge=3.0, epochs=5)  # see benchmarks/README.md
 
@@ -178,7 +178,7 @@ class Index:
             "encoder": self.encoder,
             "normalization": asdict(self.normalization),
             "factors": None if self.factors is None else self.factors.facts(),
-            "prior": None if self.prior is None else self.prior.facts(),
+            "prior": None if self.prior is None else self.prior.to_dict(),
             "bm25": None if bm25 is None else bm25.settings,
             "report": self.report.as_dict(),
         }
@@ -223,7 +223,7 @@ class Index:
                 queries=queries.texts,
                 normalization=Normalization(**facts["normalization"]),
                 factors=None if facts["factors"] is None else Factors.load(arrays, facts["factors"]),
-                prior=None if facts.get("prior") is None else Prior.load(arrays[BIAS], arrays[TRAITS], facts["prior"]),
+                prior=_read_prior(facts, arrays),
                 scorer=facts["scorer"],
                 encoder=facts["encoder"],
                 report=BuildReport.from_dict(facts["report"]),
@@ -342,7 +342,7 @@ class Index:
         factors = {} if self.factors is None else self.factors.arrays()
         arrays: dict[str, NDArray[Any]] = {VECTORS: self.vectors, **factors}
         if self.prior is not None:
-            arrays |= {BIAS: self.prior.bias, TRAITS: self.prior.traits.astype(np.float16)}
+            arrays |= {BIAS: self.prior.bias, LATENT_FACTORS: self.prior.latent_factors.astype(np.float16)}
         return arrays
 
     def _changed(
@@ -379,11 +379,17 @@ class Index:
                 f"there must be one vector per item. Got {len(self.items)} items, {len(self.vectors)} vectors "
                 f"and {fitted} fitted ones."
             )
-        if self.prior is not None and not len(self.prior.bias) == len(self.prior.traits) == len(self.items):
+        if self.prior is not None and not len(self.prior.bias) == len(self.prior.latent_factors) == len(self.items):
             raise InputError(
                 f"there must be one bias per item ({len(self.items)}), and traits. Got {len(self.prior.bias)} and "
-                f"{len(self.prior.traits)}."
+                f"{len(self.prior.latent_factors)}."
             )
+
+
+def _read_prior(facts: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Prior | None:
+    if facts.get("prior") is None:
+        return None
+    return Prior.from_dict(facts["prior"], bias=arrays[BIAS], latent_factors=arrays[LATENT_FACTORS])
 
 
 @contextmanager

@@ -23,11 +23,11 @@ from crossknn.indexing.ppca import ITEMS as TASTED
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling, sample_per_item
 from crossknn.indexing.score_log import ScoreLog, hash_texts
 from crossknn.indexing.score_matrix import Pairs, SparseScores
-from crossknn.indexing.score_plan import Codes, Wanted
+from crossknn.storage.score_plan import Codes, Wanted
 from crossknn.items.items import Items
 from crossknn.retrievers.bm25_storage import estimate_bytes
 from crossknn.scorers.timing import measure_speed
-from crossknn.strategies.posterior.prior import DEPTH, SIGNALS, TRAITS
+from crossknn.strategies.posterior.prior import LATENT_FACTORS, RETRIEVER_DEPTH, SIGNALS
 from crossknn.types import Encoder, Progress, Scorer, Vectors
 
 CALLS, SOME_ITEMS, SOME_QUERIES = 512, 256, 64  # pairs, items and train queries that the models are measured on
@@ -36,7 +36,7 @@ PROBE_QUERIES, PROBE_ITEMS, PROBE_PER_ITEM = 256, 2048, 2  # of the made-up scor
 READING = 256  # reading an entry takes ALS as long as so many more entries in its system would
 LOOKED_UP = 20_000_000  # pairs; which of more have a score already is not looked up
 SCORING_BYTES, FITTING_BYTES = 60, 100  # of memory for a pair
-PRIOR_BYTES = 4 + 2 * TRAITS  # on disk for an item: its bias in float32, its traits in float16
+PRIOR_BYTES = 4 + 2 * LATENT_FACTORS  # on disk for an item: its bias in float32, its traits in float16
 PROPOSED_BYTES, LEARNING_BYTES = 12, 400  # of memory for a prior: a row that a retriever proposes, a pair,
 TASTE_BYTES, TRAIT_BYTES = 5000, 400  # one of the items that tastes are learned from, any item
 SPACE = 32_000_000  # bytes of memory for whatever has no part in the sums, such as blocks
@@ -230,7 +230,7 @@ class _Way:
     def _learning_bytes(self, pairs: int) -> int:
         """Of a prior: what its signals propose for every query, what they say of each pair, and the traits."""
         items = len(self.items)
-        proposed = len(SIGNALS) * len(self.queries) * min(DEPTH, items)
+        proposed = len(SIGNALS) * len(self.queries) * min(RETRIEVER_DEPTH, items)
         traits = TASTE_BYTES * min(TASTED, items) + TRAIT_BYTES * items
         return PROPOSED_BYTES * proposed + LEARNING_BYTES * pairs + traits
 

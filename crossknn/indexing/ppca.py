@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.indexing.factorization.trainer import blocks
-from crossknn.strategies.posterior.prior import TRAITS
+from crossknn.strategies.posterior.prior import LATENT_FACTORS
 
 ITEMS: Final = 20_000  # that the tastes of queries are learned from,
 SCORES: Final = 64  # by so many scores of each
@@ -63,7 +63,7 @@ class ProbabilisticPca:
     """
 
     scores: ItemScores
-    matrix: Array  # (queries, TRAITS)
+    matrix: Array  # (queries, LATENT_FACTORS)
     noise: float
 
     @classmethod
@@ -72,16 +72,16 @@ class ProbabilisticPca:
         numbers, places = np.unique(queries, return_inverse=True)
         scores = ItemScores.of(places, rows, values, n_items)
         spread = float(np.sqrt(max(values.var(), 1e-12)))
-        begin = spread * rng.normal(size=(len(numbers), TRAITS)) / np.sqrt(TRAITS)
+        begin = spread * rng.normal(size=(len(numbers), LATENT_FACTORS)) / np.sqrt(LATENT_FACTORS)
         tastes = cls(scores.some(rng), begin, BEGIN * spread**2)
         for _ in range(STEPS):
             tastes = tastes._improve()
         return cls(scores, tastes.matrix, tastes.noise)
 
     def features(self, rows: Numbers) -> Array:
-        """(rows, TRAITS) what is expected of their traits, turned and scaled so that a query's taste is ~ N(0, I)."""
+        """(rows, factors) what is expected of their factors, turned and scaled so that a query's taste is ~ N(0, I)."""
         sizes, axes = np.linalg.eigh(self.matrix.T @ self.matrix / len(self.matrix))
-        turn, features = axes * np.sqrt(np.maximum(sizes, 0)), np.empty((len(rows), TRAITS))
+        turn, features = axes * np.sqrt(np.maximum(sizes, 0)), np.empty((len(rows), LATENT_FACTORS))
         for part, means, _, _ in self._expect(rows):
             features[part] = means @ turn
         return features
@@ -92,14 +92,14 @@ class ProbabilisticPca:
         The covariance of traits is I less the product of the last two.
         """
         for part, places in self.scores.blocks(rows):
-            tastes = self.matrix[self.scores.queries[places]]  # (items, scores, TRAITS)
+            tastes = self.matrix[self.scores.queries[places]]  # (items, scores, LATENT_FACTORS)
             gain = _gain(tastes, self.noise)
             yield part, (gain @ self.scores.values[places][:, :, None])[:, :, 0], gain, tastes
 
     def _improve(self) -> Self:
         """One step: traits as these tastes let expect them, then the tastes and the noise that fit them best."""
         scores, count = self.scores, len(self.scores.starts) - 1
-        means, known = np.empty((count, TRAITS)), np.empty((count, TRAITS * TRAITS))
+        means, known = np.empty((count, LATENT_FACTORS)), np.empty((count, LATENT_FACTORS * LATENT_FACTORS))
         for part, mine, gain, tastes in self._expect(np.arange(count)):
             means[part] = mine
             known[part] = (gain @ tastes).reshape(len(mine), -1)
@@ -111,7 +111,7 @@ class ProbabilisticPca:
             places = order[starts[number] : starts[number + 1]]
             mine = means[items[places]]
             liked = scores.values[places] @ mine
-            doubts = len(places) * np.eye(TRAITS) - known[items[places]].sum(0).reshape(TRAITS, TRAITS)
+            doubts = len(places) * np.eye(LATENT_FACTORS) - known[items[places]].sum(0).reshape(LATENT_FACTORS, -1)
             summed = doubts + mine.T @ mine
             matrix[number] = np.linalg.solve(summed, liked)
             explained += float(matrix[number] @ liked)
@@ -120,10 +120,10 @@ class ProbabilisticPca:
 
 
 def _gain(tastes: Array, noise: float) -> Array:
-    """(items, TRAITS, scores) what values are multiplied by to expect traits; the smaller of two systems is solved."""
+    """(items, factors, scores) what values are multiplied by for factors; the smaller of two systems is solved."""
     turned = tastes.swapaxes(1, 2)
-    if tastes.shape[1] < TRAITS:
+    if tastes.shape[1] < LATENT_FACTORS:
         small: Array = np.linalg.inv(tastes @ turned + noise * np.eye(tastes.shape[1])).astype(np.float64)
         return turned @ small
-    large: Array = np.linalg.inv(turned @ tastes + noise * np.eye(TRAITS)).astype(np.float64)
+    large: Array = np.linalg.inv(turned @ tastes + noise * np.eye(LATENT_FACTORS)).astype(np.float64)
     return large @ turned

@@ -12,7 +12,14 @@ from crossknn.errors import InputError
 from crossknn.indexing.factorization.trainer import blocks
 from crossknn.indexing.ppca import ProbabilisticPca
 from crossknn.indexing.score_matrix import SparseScores
-from crossknn.strategies.posterior.prior import DEPTH, TRAITS, Columns, Prior, columns_at, grow
+from crossknn.strategies.posterior.prior import (
+    LATENT_FACTORS,
+    RETRIEVER_DEPTH,
+    Prior,
+    SignalFeatures,
+    gamma_at,
+    signal_features,
+)
 from crossknn.types import Proposal, Rows, Scores
 from crossknn.vectors.ranking import ranks_in
 
@@ -60,7 +67,7 @@ def fit_prior(
     weights, intercept = _fit_mean(seen)
     said = seen.columns @ weights + intercept
     growth = _fit_growth(said, seen.scores - said, seen.near)
-    deviation = grow(said, **growth)
+    deviation = gamma_at(said, **growth)
     biases = _fit_biases(seen, seen.scores - said, deviation, item_vectors)
     variances, noise, traits = _fit_rest(seen, said, deviation, biases, item_vectors, seed)
     return Prior(
@@ -70,28 +77,28 @@ def fit_prior(
         weights=weights,
         intercept=intercept,
         bias=biases.items,
-        traits=traits,
-        inductive=biases.inductive,
+        latent_factors=traits,
+        bias_weights=biases.inductive,
         variances=variances,
         noise=noise,
-        low=growth["low"],
-        rise=growth["rise"],
-        most=growth["most"],
+        gamma_start=growth["gamma_start"],
+        gamma_slope=growth["gamma_slope"],
+        gamma_max=growth["gamma_max"],
     )
 
 
 def _observe(entries: SparseScores, signals: Sequence[str], propose: Propose) -> _Observed:
     pairs, items = entries.pairs, entries.pairs.n_items
-    lists = [propose(name, min(DEPTH, items)) for name in signals]
+    lists = [propose(name, min(RETRIEVER_DEPTH, items)) for name in signals]
     order = np.argsort(pairs.queries, kind="stable")
     numbers, starts = np.unique(pairs.queries[order], return_index=True)
-    columns: list[Columns] = []
+    columns: list[SignalFeatures] = []
     near: list[NDArray[np.bool_]] = []
     for number, places in zip(numbers, np.split(order, starts[1:]), strict=True):
         proposals = [found[number] for found in lists]
         rows: Rows = pairs.rows[places].astype(np.int64)
         ranks = [ranks_in(proposal, rows) for proposal in proposals]
-        columns.append(columns_at(proposals, ranks))
+        columns.append(signal_features(proposals, ranks))
         near.append(np.min(ranks, axis=0) < min(NEAR, items // 10))
     return _Observed(
         pairs.queries[order],
@@ -116,12 +123,13 @@ def _fit_mean(seen: _Observed) -> tuple[Array, float]:
 def _fit_growth(said: Array, residuals: Array, near: NDArray[np.bool_]) -> dict[str, float]:
     """γ: 1 for what is far from any retriever's top, and what the residuals near one are times those far from it."""
     if not near.any() or near.all():
-        return {"low": 0.0, "rise": 0.0, "most": 1.0}
+        return {"gamma_start": 0.0, "gamma_slope": 0.0, "gamma_max": 1.0}
     low, high = float(np.median(said[~near])), float(np.median(said[near]))
     times = float(residuals[near].std() / max(residuals[~near].std(), 1e-9))
     if high <= low or times <= 1:
-        return {"low": low, "rise": 0.0, "most": 1.0}
-    return {"low": low, "rise": (times - 1) / (high - low), "most": 1 + BEYOND * (times - 1)}
+        return {"gamma_start": low, "gamma_slope": 0.0, "gamma_max": 1.0}
+    slope = (times - 1) / (high - low)
+    return {"gamma_start": low, "gamma_slope": slope, "gamma_max": 1 + BEYOND * (times - 1)}
 
 
 class _Biases(NamedTuple):
@@ -197,7 +205,7 @@ def _leave(queries: NDArray[np.int32], shown: Array, values: Array) -> Array:
 def _fit_rest(
     seen: _Observed, said: Array, deviation: Array, biases: _Biases, item_vectors: NDArray[Any], seed: int
 ) -> tuple[Array, float, NDArray[Any]]:
-    """Variances, noise and (items, TRAITS) traits; these count as much as held-out queries tell that they are worth."""
+    """Variances, noise and (items, factors) latent factors, which count as much as held-out queries say."""
     n_items, spread = len(item_vectors), float(biases.items.std()) or 1.0
     own = biases.items[seen.rows]
     shown = np.column_stack([seen.columns, own / spread, np.ones(len(own))])
@@ -213,12 +221,12 @@ def _fit_rest(
 
 
 def _fit_held_out(seen: _Observed, left: Array, sample: Sequence[Places], n_items: int, seed: int) -> list[Array]:
-    """For each sampled query (its pairs, TRAITS) what scores of half of the queries, not its own, tell of traits."""
+    """For each sampled query (its pairs, factors) what scores of half of the queries, not its own, tell of them."""
     numbers = np.unique(seen.queries)
     half = np.random.default_rng(seed).permutation(len(numbers)) < len(numbers) // 2
     side = half[np.searchsorted(numbers, seen.queries)]
     if side.all() or not side.any():
-        return [np.zeros((len(places), TRAITS)) for places in sample]
+        return [np.zeros((len(places), LATENT_FACTORS)) for places in sample]
     halves = {
         which: ProbabilisticPca.fit(seen.queries[mine], seen.rows[mine], left[mine], n_items=n_items, seed=seed)
         for which, mine in ((True, side), (False, ~side))

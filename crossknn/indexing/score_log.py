@@ -16,7 +16,7 @@ from crossknn._checks import check_positive
 from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError
 from crossknn.indexing.score_matrix import Pairs, SparseScores
-from crossknn.indexing.score_plan import (
+from crossknn.storage.score_plan import (
     NO_ENTRIES,
     PLAN_NAME,
     Codes,
@@ -41,7 +41,7 @@ from crossknn.storage.score_chunks import (
     read_chunk,
     remove_unfinished,
     write_chunk,
-    write_whole,
+    write_atomic,
 )
 from crossknn.types import Engine, Job, Progress, Rows, Scorer, Scores
 
@@ -89,7 +89,7 @@ class ScoreLog:
             log.folder.mkdir(parents=True, exist_ok=True)
             new = not path.exists()
         if new:
-            write_whole(path, to_json({"format": FORMAT, "scorer": scorer}), first_wins=True)
+            write_atomic(path, to_json({"format": FORMAT, "scorer": scorer}), first_wins=True)
         found = read_json(path).get("scorer")
         if found != scorer:
             raise InputError(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from crossknn.errors import InputError
 from crossknn.indexing.score_matrix import Numbers, Pairs, SparseScores
-from crossknn.storage.score_chunks import FORMAT, Chunk, Hashes, read_whole, write_whole
+from crossknn.storage.score_chunks import FORMAT, Chunk, Hashes, read_whole, write_atomic
 from crossknn.types import Rows, Scores
 
 BLOCK = 1 << 20  # pairs hashed at a time
@@ -58,7 +58,7 @@ class Plan:
     def write(self, folder: Path) -> Plan:
         """The plan that counts from now on: this one, or that of another worker who was first."""
         about = {"format": FORMAT, "plan": self.name, "wanted": self.wanted, "generation": self.generation}
-        write_whole(folder / self.file_name, to_json({**about, "reused": self.reused}), first_wins=True)
+        write_atomic(folder / self.file_name, to_json({**about, "reused": self.reused}), first_wins=True)
         return Plan.read(folder / self.file_name)
 
 

@@ -16,7 +16,7 @@ def unfinished(path: Path) -> Path:
     return path.with_name(f".{path.name}.{token_hex(8)}{UNFINISHED}")
 
 
-def write_whole(path: Path, data: bytes, *, first_wins: bool = False) -> None:
+def write_atomic(path: Path, data: bytes, *, first_wins: bool = False) -> None:
     """Write a file so that others see all of it or nothing.
 
     Of several writers at once the last one wins, or the first, whose file the others then leave as it is.
@@ -38,7 +38,7 @@ def write_whole(path: Path, data: bytes, *, first_wins: bool = False) -> None:
 
 
 @contextmanager
-def taking_turns(lock: Path) -> Iterator[None]:
+def exclusive_lock(lock: Path) -> Iterator[None]:
     """One process at a time, where the system has file locks; the lock ends with its process."""
     try:
         import fcntl

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from crossknn.errors import InputError
-from crossknn.storage.atomic import sync, taking_turns, unfinished, write_whole
+from crossknn.storage.atomic import sync, exclusive_lock, unfinished, write_atomic
 
 MANIFEST = "index.json"
 LOCK = ".lock"
-FORMAT = 1
+FORMAT = 2
 OURS = re.compile(r"^(?P<stem>[a-z_]+)-[0-9a-f]{16}(?P<suffix>\.[a-z]+)$")
 LEFT = re.compile(r"^\.[a-z_.]+\.[0-9a-f]{16}\.tmp$")  # by a writer that was killed
 ATTEMPTS = 5  # at reading a folder that is replaced again and again meanwhile
@@ -78,10 +78,10 @@ def write_folder(path: str | Path, facts: Mapping[str, Any], files: Mapping[str,
     check_target(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with taking_turns(folder / LOCK):
+        with exclusive_lock(folder / LOCK):
             listed = {name: _store(folder, name, write) for name, write in files.items()}
             content = {"format": FORMAT, "hash": _hash_json(dict(facts), listed), "facts": dict(facts), "files": listed}
-            write_whole(folder / MANIFEST, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).encode())
+            write_atomic(folder / MANIFEST, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).encode())
             _clean(folder, {str(entry["file"]) for entry in listed.values()})
             return read_folder(folder)
     except OSError as error:
@@ -124,6 +124,11 @@ def _parse(folder: Path, text: bytes, stamp: Stamp) -> Folder:
         if content["format"] > FORMAT:
             raise InputError(
                 f"{folder}: written by a newer crossknn (format {content['format']}, this one reads {FORMAT}). Upgrade."
+            )
+        if content["format"] < FORMAT:
+            raise InputError(
+                f"{folder}: written by an older crossknn (format {content['format']}, this one reads {FORMAT}). "
+                "Build the index again."
             )
         listed = {str(name): (str(e["file"]), int(e["bytes"]), str(e["hash"])) for name, e in content["files"].items()}
         facts = dict(content["facts"])

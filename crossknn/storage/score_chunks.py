@@ -60,7 +60,7 @@ def write_chunk(folder: Path, chunk: Chunk, *, plan: str, number: int, scorer: s
     pq.write_table(table, file, compression="zstd")
     data = file.getvalue()
     name = f"{plan}-{number:06}-{_digest(data)}.parquet"
-    write_whole(folder / name, data)
+    write_atomic(folder / name, data)
     return name
 
 
@@ -115,10 +115,10 @@ def _from_arrow(column: pa.ChunkedArray) -> Hashes:
     return np.concatenate([np.empty(0, _HASH), *parts])
 
 
-def write_whole(path: Path, data: bytes, *, first_wins: bool = False) -> None:
-    """`files.write_whole`, with errors that say what to do."""
+def write_atomic(path: Path, data: bytes, *, first_wins: bool = False) -> None:
+    """`files.write_atomic`, with errors that say what to do."""
     with disk_errors(path.parent):
-        files.write_whole(path, data, first_wins=first_wins)
+        files.write_atomic(path, data, first_wins=first_wins)
 
 
 def read_whole(path: Path) -> bytes:

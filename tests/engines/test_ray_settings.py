@@ -10,7 +10,7 @@ import crossknn as ck
 from crossknn.cli.engine import EngineName, make_engine
 from crossknn.engines.local import LOCAL
 from crossknn.engines.ray import RayEngine
-from crossknn.engines.ray_cluster import find_room
+from crossknn.engines.ray import find_resources
 from crossknn.testing import MatrixScorer
 
 SCORER = MatrixScorer([[1.0]])
@@ -78,12 +78,12 @@ class Nodes:
 )
 def test_how_many_workers_there_is_room_for(cpus, gpus, found):
     nodes = Nodes({"CPU": 16, "GPU": 2}, {"CPU": 8, "GPU": 4}, {"CPU": 1}, {})
-    room = find_room(nodes, cpus=cpus, gpus=gpus)
+    room = find_resources(nodes, cpus=cpus, gpus=gpus)
     assert (room.cpus, room.gpus, room.workers) == (cpus, *found)
 
 
 def test_without_gpus_none_are_asked_for():
-    assert find_room(Nodes({"CPU": 2}), cpus=0.5, gpus=None).gpus == 0
+    assert find_resources(Nodes({"CPU": 2}), cpus=0.5, gpus=None).gpus == 0
 
 
 def test_without_ray_the_error_says_what_to_install():

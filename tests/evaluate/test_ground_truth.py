@@ -63,7 +63,7 @@ def test_scores_are_those_of_all_pairs_mapped_from_disk_and_paid_once(world, tmp
 
 def test_a_finished_file_is_opened_without_writing_anything(world, tmp_path, monkeypatch):
     world.scores(tmp_path)
-    for name in ("taking_turns", "write_whole"):
+    for name in ("exclusive_lock", "write_atomic"):
         monkeypatch.setattr(truth, name, None)  # calling it would fail
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert np.array_equal(world.scores(tmp_path), MATRIX)

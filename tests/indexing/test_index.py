@@ -824,8 +824,8 @@ def test_any_flipped_bit_of_the_manifest_is_found(folder):
     [
         ("", r"index.json: damaged \(JSONDecodeError"),
         ("{}", r"index.json: damaged \(KeyError\('format'\)"),
-        ('{"format": 2}', r"index: written by a newer crossknn \(format 2, this one reads 1\). Upgrade"),
-        ('{"format": 1, "facts": {}, "files": {}}', "index.json: damaged: its content is not what its hash says"),
+        ('{"format": 3}', r"index: written by a newer crossknn \(format 3, this one reads 2\). Upgrade"),
+        ('{"format": 2, "facts": {}, "files": {}}', "index.json: damaged: its content is not what its hash says"),
         (None, "index: it holds no index.json, so it is no index"),
     ],
 )

@@ -25,9 +25,9 @@ def index(setup):
 
 
 def same_prior(one, other):
-    assert one.facts() == other.facts()
+    assert one.to_dict() == other.to_dict()
     np.testing.assert_array_equal(one.bias, other.bias)
-    np.testing.assert_array_equal(one.traits, other.traits)
+    np.testing.assert_array_equal(one.latent_factors, other.latent_factors)
 
 
 def recall(setup, index, strategy):
@@ -60,7 +60,7 @@ def test_loaded_is_saved(setup, index, tmp_path):
     index.save(tmp_path / "index")
     loaded = Index.load(tmp_path / "index")
     same_prior(loaded.prior, index.prior)
-    assert all(isinstance(array.base, np.memmap) for array in (loaded.prior.bias, loaded.prior.traits))
+    assert all(isinstance(array.base, np.memmap) for array in (loaded.prior.bias, loaded.prior.latent_factors))
     assert loaded.verify() > 0
     searches = (found(setup.searcher(one), setup.new_queries, Posterior(30, 3)) for one in (index, loaded))
     assert next(searches) == next(searches)
@@ -85,15 +85,15 @@ def test_an_index_without_one_is_searched_with_a_general_prior(setup, tmp_path):
 def test_removed_items_take_their_bias_and_traits_along(index):
     kept = index.remove(["id-0", "id-7"])
     np.testing.assert_array_equal(kept.prior.bias, np.delete(index.prior.bias, [0, 7]))
-    np.testing.assert_array_equal(kept.prior.traits, np.delete(index.prior.traits, [0, 7], axis=0))
+    np.testing.assert_array_equal(kept.prior.latent_factors, np.delete(index.prior.latent_factors, [0, 7], axis=0))
 
 
 def test_added_items_have_the_bias_that_their_vectors_let_expect_and_are_found(setup, index):
     more = setup.add(index)
     np.testing.assert_array_equal(more.prior.bias[:-3], index.prior.bias)
-    usual = more.vectors[-3:].astype(np.float64) @ index.prior.inductive[:-1] + index.prior.inductive[-1]
+    usual = more.vectors[-3:].astype(np.float64) @ index.prior.bias_weights[:-1] + index.prior.bias_weights[-1]
     np.testing.assert_allclose(more.prior.bias[-3:], usual, rtol=1e-4)
-    assert not more.prior.traits[-3:].any()
+    assert not more.prior.latent_factors[-3:].any()
     hits = setup.searcher(more).search(setup.new_items.texts[0], k=60, strategy=Posterior(60, 6))
     assert "new-0" in hits.ids
 

@@ -11,7 +11,7 @@ from crossknn.indexing.prior_fit import fit_prior
 from crossknn.indexing.sampling import PerItem, PerQuery, merge, sample_per_item, sample_per_query
 from crossknn.indexing.score_matrix import SparseScores
 from crossknn.strategies.posterior.features import RetrieverFeatures
-from crossknn.strategies.posterior.prior import TRAITS, Prior, columns_at
+from crossknn.strategies.posterior.prior import LATENT_FACTORS, Prior, signal_features
 from crossknn.vectors.ranking import ranks_in, top_rows
 
 QUERIES, ITEMS, DIM = 60, 800, 8
@@ -47,7 +47,7 @@ def fit(scores, **options):
 
 def say(prior, query):
     """(items,) what the retriever lets expect of a query's scores, but for the biases."""
-    columns = columns_at([PROPOSED[query]], [ranks_in(PROPOSED[query], np.arange(ITEMS))])
+    columns = signal_features([PROPOSED[query]], [ranks_in(PROPOSED[query], np.arange(ITEMS))])
     return (columns - prior.center) / prior.spread @ prior.weights + prior.intercept
 
 
@@ -59,13 +59,13 @@ def test_finds_the_law_of_the_scores():
     assert np.corrcoef(prior.bias, BIAS)[0, 1] > 0.85
     assert 0.25 < prior.vector_variance < 1.0
     assert 0.2 < prior.noise < 0.45
-    assert prior.most < 1.5  # scores lie as far from the mean everywhere
+    assert prior.gamma_max < 1.5  # scores lie as far from the mean everywhere
 
 
 def test_finds_that_scores_of_good_items_lie_further_from_the_mean():
     prior = fit(make_scores(bias=0.0, growth=1.0))
-    assert prior.rise > 0.2
-    assert prior.most > 2
+    assert prior.gamma_slope > 0.2
+    assert prior.gamma_max > 2
 
 
 @pytest.mark.parametrize("bias", [0.0, 1.0])
@@ -81,10 +81,10 @@ def test_an_item_that_was_never_scored_has_the_bias_that_its_vector_lets_expect_
     unscored = np.arange(0, ITEMS, 4)
     prior = fit_prior(entries.take(~np.isin(entries.pairs.rows, unscored)), ["signal"], propose, VECTORS)
     assert np.corrcoef(prior.bias[unscored], liked[unscored])[0, 1] > 0.9
-    assert not prior.traits[unscored].any()
+    assert not prior.latent_factors[unscored].any()
     grown = prior.add(VECTORS[unscored])
     np.testing.assert_allclose(grown.bias[ITEMS:], prior.bias[unscored], atol=1e-4)
-    assert grown.traits.shape == (ITEMS + len(unscored), TRAITS)
+    assert grown.latent_factors.shape == (ITEMS + len(unscored), LATENT_FACTORS)
 
 
 def test_finds_traits_that_vectors_do_not_show():
@@ -93,11 +93,11 @@ def test_finds_traits_that_vectors_do_not_show():
     tastes = RNG.normal(size=(QUERIES, 3))
     plain = make_scores(bias=0.0)
     prior, without = fit(plain + tastes @ hidden.T, per_item=20), fit(plain, per_item=20)
-    traits = prior.traits.astype(np.float32)
+    traits = prior.latent_factors.astype(np.float32)
     explained = np.linalg.lstsq(traits, hidden, rcond=None)[0]
     assert np.corrcoef((traits @ explained).ravel(), hidden.ravel())[0, 1] > 0.85
     assert (traits**2).sum(1).mean() > 1.5  # of 3
-    assert (without.traits**2).sum(1).mean() < 0.1
+    assert (without.latent_factors**2).sum(1).mean() < 0.1
     assert prior.noise < 0.8
 
 
@@ -119,9 +119,9 @@ def test_odd_scores_give_finite_numbers(scores):
         prior.weights,
         prior.variances,
         prior.bias,
-        prior.traits,
-        prior.inductive,
-        [prior.noise, prior.low, prior.rise, prior.most],
+        prior.latent_factors,
+        prior.bias_weights,
+        [prior.noise, prior.gamma_start, prior.gamma_slope, prior.gamma_max],
     ]
     assert all(np.isfinite(part).all() for part in numbers)
     assert prior.noise > 0
@@ -136,20 +136,20 @@ def test_random_pairs_alone_are_enough():
 def test_the_same_seed_gives_the_same_prior():
     scores = make_scores()
     one, other = fit(scores), fit(scores)
-    assert one.facts() == other.facts()
+    assert one.to_dict() == other.to_dict()
     np.testing.assert_array_equal(one.bias, other.bias)
-    np.testing.assert_array_equal(one.traits, other.traits)
+    np.testing.assert_array_equal(one.latent_factors, other.latent_factors)
 
 
 def test_facts_and_bias_bring_it_back():
     prior = fit(make_scores())
-    back = Prior.load(prior.bias, prior.traits, prior.facts())
+    back = Prior.from_dict(prior.to_dict(), bias=prior.bias, latent_factors=prior.latent_factors)
     heard, same = (
         RetrieverFeatures([PROPOSED[:3]], one, items=ITEMS, device=torch.device("cpu")) for one in (prior, back)
     )
-    for name in ("base", "deviation", "shown", "bias"):
-        np.testing.assert_array_equal(getattr(heard, name), getattr(same, name))
-    assert replace(back, bias=prior.bias).facts() == prior.facts()
+    for one, other in zip((*heard.terms, heard.bias), (*same.terms, same.bias), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert replace(back, bias=prior.bias).to_dict() == prior.to_dict()
 
 
 def test_no_scores_no_prior():

@@ -141,7 +141,8 @@ def damage_json(folder, **changes):
         (lambda f: (f / MANIFEST).write_text("[]"), "index.json: damaged"),
         (lambda f: damage_json(f, files=None), "index.json: damaged"),
         (lambda f: damage_json(f, facts={"scorer": "b"}), "index.json: damaged: its content is not what its hash says"),
-        (lambda f: damage_json(f, format=99), "newer crossknn .format 99, this one reads 1.. Upgrade"),
+        (lambda f: damage_json(f, format=99), "newer crossknn .format 99, this one reads 2.. Upgrade"),
+        (lambda f: damage_json(f, format=1), "older crossknn .format 1, this one reads 2.. Build the index again"),
         (
             lambda f: damage_json(f, files={"a": {"file": "../../etc/passwd", "bytes": 1, "hash": ""}}),
             "names '../../etc/passwd', which is no file of an index",
