@@ -343,7 +343,7 @@ def _present(comparison: Comparison, ks: list[int], json_file: Path | None, repo
     """The numbers on the terminal, and in the files that were asked for."""
     from crossknn.evaluate.report.table import table
     from crossknn.evaluate.report.write import write_report
-    from crossknn.storage.atomic import write_whole
+    from crossknn.storage.atomic import write_atomic
 
     out.print(table(comparison, ks))
     if comparison.quality:
@@ -354,7 +354,7 @@ def _present(comparison: Comparison, ks: list[int], json_file: Path | None, repo
         elif name.endswith(", tuned"):
             out.print(Text(f"{name}: {value}"), soft_wrap=True)
     if json_file is not None:
-        write_whole(json_file, json.dumps(comparison.to_json(), indent=1, ensure_ascii=False).encode() + b"\n")
+        write_atomic(json_file, json.dumps(comparison.to_json(), indent=1, ensure_ascii=False).encode() + b"\n")
     if report is not None:
         say(f"Report: {write_report(comparison, report)}")
 

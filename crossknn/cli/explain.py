@@ -47,9 +47,9 @@ def check_picture(path: Path | None, queries: Sequence[str], *, exact: bool) -> 
 def write_picture(path: Path, hits: Hits) -> None:
     """The rounds of a search as PNG."""
     from crossknn.evaluate.report.round_plots import draw_rounds
-    from crossknn.storage.atomic import write_whole
+    from crossknn.storage.atomic import write_atomic
 
     try:
-        write_whole(path, draw_rounds(hits))
+        write_atomic(path, draw_rounds(hits))
     except OSError as error:
         raise InputError(f"{path}: the picture cannot be written ({error.strerror or error}).") from error

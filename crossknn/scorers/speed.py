@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from crossknn.errors import InputError
-from crossknn.storage.atomic import write_whole
+from crossknn.storage.atomic import write_atomic
 from crossknn.types import Scorer
 
 WARM_UP = 32  # pairs before anything is measured
@@ -63,7 +63,7 @@ def measure_speed(scorer: Scorer, queries: Sequence[str], items: Sequence[str]) 
 
 def save_speed(path: Path, speed: Speed, *, scorer: str, machine: str) -> None:
     """Write it as JSON, with whose it is: the file is there whole or not at all."""
-    write_whole(path, json.dumps({**asdict(speed), "scorer": scorer, "machine": machine}, indent=1).encode())
+    write_atomic(path, json.dumps({**asdict(speed), "scorer": scorer, "machine": machine}, indent=1).encode())
 
 
 def load_speed(path: Path, *, scorer: str, machine: str) -> Speed | None:

@@ -1,7 +1,7 @@
-"""Arrays in a safetensors file: written in blocks, read memory-mapped, no pickle and no other library.
+"""Safetensors files: arrays written in blocks and read memory-mapped, without pickle or another library.
 
 The format is that of https://github.com/huggingface/safetensors: eight bytes with the header's length, the header
-(JSON with each array's dtype, shape and place), then the arrays' bytes one after the other.
+(JSON with each tensor's dtype, shape and offsets), then the tensors' bytes one after the other.
 """
 
 from __future__ import annotations
@@ -9,44 +9,57 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn._checks import invalid
 from crossknn.errors import InputError
 
 DTYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64, "U8": np.uint8}
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-BLOCK_BYTES = 1 << 24  # of an array, read and written at once: it may be larger than memory
-LONGEST_HEADER = 1 << 24
-ALIGNED = 64  # where the first array begins
+BFLOAT16 = "BF16"  # unknown to numpy: stored as the upper halves of float32
+BLOCK_BYTES = 1 << 24  # written at a time: an array may be larger than memory
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+ALIGNMENT = 64  # of the first tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An entry of a header.
+
+    Attributes:
+        dtype: As safetensors names it, such as "F16" or "BF16".
+        shape: As in numpy.
+        offset: Where in the file its bytes begin.
+        nbytes: How many there are.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write the arrays, each under its name. Neither atomic nor synced: that is the caller's part."""
+    """Write named arrays. Neither atomic nor synced: that is up to the caller."""
     header: dict[str, Any] = {}
     end = 0
     for name, array in arrays.items():
         if array.dtype not in NAMES:
-            raise InputError(f"{name} must have one of the dtypes {', '.join(map(str, NAMES))}. Got {array.dtype}.")
+            raise invalid(name, f"of dtype {', '.join(map(str, NAMES))}", str(array.dtype))
         start, end = end, end + array.nbytes
         header[name] = {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 8) % ALIGNED)
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for array in arrays.values():
             _write_blocks(file, array)
-
-
-def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of the file, memory-mapped and read-only."""
-    size = path.stat().st_size
-    header, begins = _read_header(path, size)
-    return {name: _map_array(path, name, entry, begins, size) for name, entry in header.items()}
 
 
 def _write_blocks(file: IO[bytes], array: NDArray[Any]) -> None:
@@ -58,36 +71,60 @@ def _write_blocks(file: IO[bytes], array: NDArray[Any]) -> None:
         file.write(np.ascontiguousarray(array[start : start + rows]).tobytes())
 
 
-def _read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
-    """What the arrays are, and where their bytes begin."""
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of the file, as `map_tensor` returns them."""
+    return {name: map_tensor(path, name, tensor) for name, tensor in read_header(path).items()}
+
+
+def read_header(path: Path) -> dict[str, Tensor]:
+    """The tensors of the file by name, of any dtype; an error if the header is damaged or the file cut short."""
+    size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, LONGEST_HEADER):
+        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
             raise _damaged(path, "its header does not end within the file")
         try:
             header = json.loads(file.read(length))
         except ValueError as error:
             raise _damaged(path, f"its header is not JSON ({error})") from error
     if not isinstance(header, dict):
-        raise _damaged(path, "its header names no arrays")
+        raise _damaged(path, "its header names no tensors")
     header.pop("__metadata__", None)
-    return header, 8 + length
+    return {name: _read_entry(path, name, entry, 8 + length, size) for name, entry in header.items()}
 
 
-def _map_array(path: Path, name: str, entry: Any, begins: int, size: int) -> NDArray[Any]:
+def map_tensor(path: Path, name: str, tensor: Tensor) -> NDArray[Any]:
+    """One tensor of `read_header`, memory-mapped and read-only; bfloat16 is widened to float32, in memory."""
+    if tensor.dtype != BFLOAT16 and tensor.dtype not in DTYPES:
+        raise InputError(f"{path}: {name!r} has the dtype {tensor.dtype}; {', '.join(DTYPES)} and {BFLOAT16} are read.")
+    widen = tensor.dtype == BFLOAT16
+    dtype = np.dtype(np.uint16 if widen else DTYPES[tensor.dtype])
+    if tensor.nbytes != math.prod(tensor.shape) * dtype.itemsize:
+        raise _damaged(path, f"{name!r} does not have the size of its shape {tensor.shape}")
+    if not tensor.nbytes:
+        return np.empty(tensor.shape, np.float32 if widen else dtype)  # an empty range cannot be mapped
+    mapped: NDArray[Any] = np.memmap(path, dtype, mode="r", offset=tensor.offset, shape=tensor.shape)
+    return _widen_bfloat16(mapped) if widen else mapped
+
+
+def _widen_bfloat16(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
+    wide = halves.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
+
+
+def _read_entry(path: Path, name: str, entry: Any, data_start: int, size: int) -> Tensor:
     try:
-        dtype, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(int(n) for n in entry["shape"])
+        dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
         start, end = (int(n) for n in entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, f"{name!r} is not described as an array ({error!r})") from error
-    if min((*shape, start), default=0) < 0 or end - start != math.prod(shape) * dtype.itemsize:
-        raise _damaged(path, f"{name!r} is not as large as its shape {shape} says")
-    if begins + end > size:
-        raise _damaged(path, f"it is cut short: {name!r} should end at byte {begins + end}, the file at {size}")
-    if start == end:
-        return np.empty(shape, dtype)  # nothing to map
-    return np.memmap(path, dtype, mode="r", offset=begins + start, shape=shape)
+        raise _damaged(path, f"{name!r} is not described as a tensor ({error!r})") from error
+    if min((*shape, start, end - start)) < 0:
+        raise _damaged(path, f"{name!r} has a negative shape or offset")
+    if data_start + end > size:
+        raise _damaged(path, f"it is cut short: {name!r} should end at byte {data_start + end}, the file at {size}")
+    return Tensor(dtype, shape, data_start + start, end - start)
 
 
-def _damaged(path: Path, what: str) -> InputError:
-    return InputError(f"{path}: not a whole safetensors file: {what}. Restore it from a copy or build it again.")
+def _damaged(path: Path, problem: str) -> InputError:
+    return InputError(f"{path}: a damaged safetensors file: {problem}. Restore it from a copy or build it again.")

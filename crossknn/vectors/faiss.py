@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from crossknn._checks import check_choice, check_seed
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
-from crossknn.storage.atomic import unfinished
+from crossknn.storage.atomic import temporary_path
 from crossknn.types import EMPTY_PROPOSAL, Mask, Progress, Proposal, Rows, Scores, Vectors
 from crossknn.vectors.base import check_limits, check_queries
 from crossknn.vectors.exact import ExactSearch
@@ -217,7 +217,7 @@ class FaissSearch:
         if path.is_file():
             return self._open(path)
         folder.mkdir(parents=True, exist_ok=True)
-        index, fresh = self._build(), unfinished(path)
+        index, fresh = self._build(), temporary_path(path)
         try:
             self._faiss.write_index(index, str(fresh))
             fresh.replace(path)

@@ -16,7 +16,7 @@ import crossknn as ck
 from crossknn.cli.build import _print_plan
 from crossknn.cli.index import work_dir_of
 from crossknn.indexing.planner import BuildPlan, Cost
-from crossknn.indexing.score_log import ScoreLog
+from crossknn.storage.score_log import ScoreLog
 from tests.cli.test_cli import as_json, fail, invoke
 from tests.scorers import tiny
 

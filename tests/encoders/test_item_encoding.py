@@ -107,7 +107,7 @@ def test_progress_is_told(encoder):
 @pytest.mark.parametrize("kill_after", [1, 4, 8])
 def test_a_killed_run_goes_on_where_it_stopped(tmp_path, encoder, kill_after):
     code = (
-        "from tests.encoders.test_encode_items import *\n"
+        "from tests.encoders.test_item_encoding import *\n"
         f"encoder = Counting({str(encoder.log)!r}, kill_after={kill_after})\n"
         f"encode_items(Items(TEXTS), encoder, block=2, path={str(tmp_path / 'v.npy')!r})\n"
     )
@@ -141,9 +141,9 @@ def test_rows_the_sidecar_does_not_count_are_written_again(tmp_path, encoder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"encoder": "other"}, "its vectors have encoder 'counting', but 'other' is wanted"),
-        ({"items": TEXTS[::-1]}, "its vectors have items '"),
-        ({"dtype": "float32"}, "its vectors have dtype 'float16', but 'float32' is wanted"),
+        ({"encoder": "other"}, "computed with encoder 'counting', not 'other'"),
+        ({"items": TEXTS[::-1]}, "computed with items '"),
+        ({"dtype": "float32"}, "computed with dtype 'float16', not 'float32'"),
     ],
 )
 def test_vectors_of_something_else_are_refused(tmp_path, encoder, change, message, finished):
@@ -168,19 +168,19 @@ def test_a_kill_just_before_the_rename_costs_nothing(tmp_path, encoder):
 def test_files_that_make_no_sense_are_refused(tmp_path, encoder):
     path = tmp_path / "v.npy"
     np.save(path, np.ones((2, 2)))
-    with pytest.raises(InputError, match=r"whose vectors these are is unknown, for v.npy.json is missing"):
+    with pytest.raises(InputError, match="its description v.npy.json is missing"):
         encode_items(Items(TEXTS), encoder, path=path)
     (tmp_path / "v.npy.json").write_text("[]")
-    with pytest.raises(InputError, match="not a description of vectors"):
+    with pytest.raises(InputError, match="not the description of an array"):
         encode_items(Items(TEXTS), encoder, path=path)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "int8"}, "dtype must be one of float16, float32. Got 'int8' instead"),
-        ({"block": 0}, "block must be an integer of at least 1. Got 0 instead"),
-        ({"path": "v.bin"}, "path must end in .npy. Got v.bin instead"),
+        ({"dtype": "int8"}, "`dtype` must be one of 'float16', 'float32', got 'int8'"),
+        ({"block": 0}, "`block` must be a positive integer, got 0"),
+        ({"path": "v.bin"}, "`path` must be a file that ends in .npy, got 'v.bin'"),
     ],
 )
 def test_bad_options(encoder, options, message):
@@ -202,7 +202,7 @@ def test_vectors_too_large_for_float16():
 
 
 def test_texts_are_encoded_by_length_and_come_back_in_order(encoder, monkeypatch):
-    monkeypatch.setattr("crossknn.encoders.item_encoding.PIECE", 3)
+    monkeypatch.setattr("crossknn.encoders.item_encoding.CALL_TEXTS", 3)
     texts, told = ["x" * length for length in (9, 1, 7, 3, 8, 2, 6)], []
     vectors = encode_items(Items(texts), encoder, block=5, dtype="float32", progress=lambda *news: told.append(news))
     np.testing.assert_array_equal(vectors, encoder.encode_items(texts))

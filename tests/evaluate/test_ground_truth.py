@@ -16,6 +16,7 @@ from crossknn.evaluate.compare import exact_truth
 from crossknn.evaluate.ground_truth import exact_scores, truth_hits, truth_rows
 from crossknn.items.items import Items
 from crossknn.scorers.function import function_scorer
+from crossknn.storage import block_file
 from crossknn.testing import MatrixScorer
 from tests.kills import die_at, forking
 
@@ -63,15 +64,15 @@ def test_scores_are_those_of_all_pairs_mapped_from_disk_and_paid_once(world, tmp
 
 def test_a_finished_file_is_opened_without_writing_anything(world, tmp_path, monkeypatch):
     world.scores(tmp_path)
-    for name in ("taking_turns", "write_whole"):
-        monkeypatch.setattr(truth, name, None)  # calling it would fail
+    for name in ("exclusive_lock", "write_atomic"):
+        monkeypatch.setattr(block_file, name, None)  # calling it would fail
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert np.array_equal(world.scores(tmp_path), MATRIX)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
 def test_many_items_are_scored_in_pieces(world, tmp_path, monkeypatch):
-    monkeypatch.setattr(truth, "PIECE", 8)
+    monkeypatch.setattr(truth, "CALL_PAIRS", 8)
     assert np.array_equal(world.scores(tmp_path), MATRIX)
     assert world.scorer.batches == [8, 8, 8, 6] * 12
 
@@ -116,7 +117,7 @@ def test_damage_is_found_and_only_what_is_damaged_is_scored_again(world, tmp_pat
     again = World()
     assert np.array_equal(again.scores(tmp_path), MATRIX)
     assert again.scored == [9]
-    assert "the scores of 1 queries are damaged and are scored again" in caplog.text
+    assert "1 damaged or missing blocks are computed again" in caplog.text
 
 
 @pytest.mark.parametrize(("size", "lost"), [(0, 12), (50, 12), (-1, 1), (-4 * 30 - 1, 2), (None, 12)])
@@ -134,27 +135,26 @@ def test_a_file_that_is_cut_or_gone_is_completed(world, tmp_path, size, lost):
     assert path.read_bytes() == data
 
 
-@pytest.mark.parametrize("change", [{"scorer": "another"}, {"digests": []}, {"digests": None}, None])
-def test_a_sidecar_that_is_not_ours_is_refused(world, tmp_path, change):
+@pytest.mark.parametrize("content", ['{"scorer": "another"}', '{"scorer": "another", "width": 30}', "[]", "{", ""])
+def test_the_sidecar_of_another_array_is_refused(world, tmp_path, content):
     world.scores(tmp_path)
-    sidecar = files_in(tmp_path)[".json"]
-    sidecar.write_text("{" if change is None else json.dumps({**json.loads(sidecar.read_text()), **change}))
-    with pytest.raises(InputError, match=r"\.npy holds, got another file \(.*\). Delete both to score anew."):
+    files_in(tmp_path)[".json"].write_text(content)
+    with pytest.raises(InputError, match=r"To start over, delete \w+\.npy"):
         world.scores(tmp_path)
 
 
 def test_what_cannot_be_scored_or_kept_is_refused(world, tmp_path):
-    with pytest.raises(InputError, match="queries must be a list of strings, at least one"):
+    with pytest.raises(InputError, match="`queries` must be a nonempty list of strings"):
         world.scores(tmp_path, queries=[])
-    with pytest.raises(InputError, match="queries must be a list of strings"):
+    with pytest.raises(InputError, match="`queries` must be a nonempty list of strings"):
         world.scores(tmp_path, queries="query 1")
-    with pytest.raises(InputError, match=r"block must be a whole number of at least 1. Got 0 instead"):
+    with pytest.raises(InputError, match="`block` must be a positive integer, got 0"):
         world.scores(tmp_path, block=0)
     unnamed = function_scorer(lambda pairs: [0.0] * len(pairs))
-    with pytest.raises(InputError, match="the scorer has no name to store scores under"):
+    with pytest.raises(InputError, match="The scorer has no name to store scores under"):
         exact_scores(world.items, world.queries, unnamed, tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"exact scores cannot be kept here .* give another folder"):
+    with pytest.raises(InputError, match="cannot be read or written .* give another folder"):
         world.scores(tmp_path / "file")
     assert world.scorer.calls == 0
 
@@ -163,7 +163,7 @@ def test_the_true_rows_are_the_largest_scores_ties_to_the_lower_row():
     scores = np.array([[1, 3, 3, 2], [0, 0, 0, 0]], np.float32)
     assert [rows.tolist() for rows in truth_rows(scores, 3)] == [[1, 2, 3], [0, 1, 2]]
     assert [len(rows) for rows in truth_rows(scores, 9)] == [4, 4]
-    with pytest.raises(InputError, match="k must be a whole number of at least 1"):
+    with pytest.raises(InputError, match="`k` must be a positive integer"):
         truth_rows(scores, 0)
 
 
@@ -174,7 +174,7 @@ def test_hits_from_the_scores_are_those_of_exact_search(setup, tmp_path):
     for one, other in zip(made, searched, strict=True):
         assert (one.query, one.hits, one.calls, one.rounds) == (other.query, other.hits, other.calls, other.rounds)
     with pytest.raises(
-        InputError, match=r"scores must be of these queries and items, \(3, 60\). Got \(4, 60\) instead."
+        InputError, match=r"`scores` must be of these queries and items, \(3, 60\), got \(4, 60\)"
     ):
         truth_hits(items, setup.queries[:3], scores, 7)
 
@@ -214,7 +214,7 @@ def test_killed_again_and_again_it_ends_with_the_same_scores(tmp_path):
     for kill in range(6):
         before = asked_in(asked)
         sidecar = files_in(tmp_path).get(".json")
-        done = [n for n, digest in enumerate(json.loads(sidecar.read_text())["digests"]) if digest] if sidecar else []
+        done = [json.loads(line)[0] for line in sidecar.read_text().split("\n")[1:-1]] if sidecar else []
         worker = start(tmp_path, asked, 0.02)
         wanted, deadline = len(before) + moments.randint(0, 2), time.monotonic() + 20
         while kill < 5 and len(asked_in(asked)) <= wanted and time.monotonic() < deadline and worker.is_alive():

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from crossknn.indexing.score_log import ScoreLog, hash_texts
 
 from crossknn.encoders.function import function_encoder
 from crossknn.encoders.item_encoding import count_encoded
@@ -24,7 +25,6 @@ from crossknn.errors import InputError
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerItem
-from crossknn.indexing.score_log import ScoreLog, hash_texts
 from crossknn.items.items import Items
 from crossknn.scorers.function import function_scorer
 

@@ -18,11 +18,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from crossknn.indexing.score_log import LogSize, ScoreLog, hash_texts, score_pairs_into
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossknn.errors import InputError, ScorerError
-from crossknn.indexing.score_log import LogSize, ScoreLog, hash_texts, score_pairs_into
 from crossknn.indexing.score_matrix import Pairs, SparseScores
 from crossknn.items.items import Items
 from crossknn.scorers.function import function_scorer

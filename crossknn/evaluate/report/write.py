@@ -9,7 +9,7 @@ from crossknn.errors import InputError
 from crossknn.evaluate.comparison import Comparison
 from crossknn.evaluate.report.page import page
 from crossknn.evaluate.report.pictures import make_pictures
-from crossknn.storage.atomic import write_whole
+from crossknn.storage.atomic import write_atomic
 
 
 def write_report(comparison: Comparison, folder: str | Path) -> Path:
@@ -27,7 +27,7 @@ def write_report(comparison: Comparison, folder: str | Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
-            write_whole(folder / name, content)
+            write_atomic(folder / name, content)
     except OSError as error:
         raise InputError(
             f"{folder}: the report cannot be written ({error.strerror or error}). Choose another folder."

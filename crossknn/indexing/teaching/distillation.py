@@ -29,7 +29,7 @@ from crossknn.items.items import Items
 from crossknn.items.readers import describe
 from crossknn.models.hub import no_progress_bars
 from crossknn.models.torch_attention import attention_of_any_shape
-from crossknn.storage.atomic import sync, unfinished
+from crossknn.storage.atomic import sync, temporary_path
 from crossknn.strategies.normalization import Normalization
 from crossknn.types import Progress, Scorer
 
@@ -291,7 +291,7 @@ class _Student:
     def save(self, folder: Path) -> None:
         """Write the model; the folder is there whole or not at all."""
         broken_write = import_extra("safetensors", extra="models").SafetensorError
-        fresh = unfinished(folder)
+        fresh = temporary_path(folder)
         try:
             with no_progress_bars():
                 self._model.save_pretrained(str(fresh), create_model_card=False)
