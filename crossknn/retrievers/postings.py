@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
-from crossknn.items.string_column import Column, Strings
+from crossknn.items.string_column import StringColumn, StringColumnBuilder
 from crossknn.retrievers.analyzer import Tokens
 from crossknn.types import Scores
 
@@ -30,7 +30,7 @@ class Postings:
     absent   (stems,) float32 what it counts in every item besides; (0,) where that is nothing
     """
 
-    stems: Strings
+    stems: StringColumn
     starts: NDArray[np.int64]
     rows: NDArray[np.int32]
     weights: Scores
@@ -70,7 +70,7 @@ class Postings:
         return {name: getattr(self, name) for name in DTYPES}
 
     @classmethod
-    def load(cls, stems: Strings, arrays: Mapping[str, NDArray[Any]]) -> Self:
+    def load(cls, stems: StringColumn, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """What `arrays` was taken from; arrays that are mapped stay so."""
         return cls(stems, **{name: np.asarray(arrays[name], dtype) for name, dtype in DTYPES.items()})
 
@@ -79,7 +79,7 @@ class Postings:
 class Counts:
     """How often each stem occurs in each item that holds it: `starts` and `rows` as in `Postings`."""
 
-    stems: Strings
+    stems: StringColumn
     starts: NDArray[np.int64]
     rows: NDArray[np.int32]
     times: NDArray[np.int32]
@@ -100,6 +100,6 @@ def count_stems(tokens: Tokens) -> Counts:
     pairs = pairs[firsts]
     rows = (pairs % max(n_items, 1)).astype(np.int32)
     starts = np.searchsorted(pairs, n_items * np.arange(len(tokens.stems) + 1))
-    stems = Column()
+    stems = StringColumnBuilder()
     stems.append(tokens.stems)
     return Counts(stems.finish(), starts, rows, times, tokens.counts)

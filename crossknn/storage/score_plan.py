@@ -1,4 +1,4 @@
-"""Plan files: what a build reuses from its score log, fixed before its first call, so that a rerun makes equal calls."""
+"""Plans: the chunks that a build reuses, fixed before its first call, so that a rerun makes the same calls."""
 
 from __future__ import annotations
 

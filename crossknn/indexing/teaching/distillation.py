@@ -25,8 +25,8 @@ from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.sampling import PerQuery, Sampling
 from crossknn.indexing.score_matrix import SparseScores
 from crossknn.indexing.teaching.token_cache import Features, KeptTokens
+from crossknn.items.fields import describe
 from crossknn.items.items import Items
-from crossknn.items.readers import describe
 from crossknn.models.hub import no_progress_bars
 from crossknn.models.torch_attention import attention_of_any_shape
 from crossknn.storage.atomic import sync, temporary_path
