@@ -25,7 +25,7 @@ TWO = {"workers": 2}
 pytestmark = pytest.mark.usefixtures("ray")
 
 
-def test_it_keeps_the_contract():
+def test_engine_contract():
     scorer = MatrixScorer([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     check_engine(RayEngine(**TWO), scorer, scorer.queries, scorer.items)
 
@@ -60,7 +60,7 @@ def test_a_build_without_a_work_folder_is_the_same(local):
 
 
 def test_exact_scores_are_those_of_this_process_byte_for_byte(tmp_path, monkeypatch):
-    monkeypatch.setattr("crossknn.evaluate.ground_truth.PIECE", 500)  # three calls for each query
+    monkeypatch.setattr("crossknn.evaluate.ground_truth.CALL_PAIRS", 500)  # three calls for each query
     worlds = {name: World(tmp_path / name) for name in ("with", "without")}
     for name, options in {"with": {"engine": RayEngine(**TWO)}, "without": {}}.items():
         worlds[name].folder.mkdir()
@@ -85,7 +85,7 @@ def test_a_killed_worker_costs_the_chunk_it_was_scoring(local, tmp_path, caplog)
     killer.join()
     assert world.files() == local.files()
     assert world.scored_twice() == CHUNK
-    assert "a worker of the Ray cluster was lost; its 2 jobs are done again" in caplog.text
+    assert "a Ray worker was lost; its 2 jobs run again" in caplog.text
 
 
 def test_an_error_of_the_scorer_ends_the_build_and_what_was_finished_is_kept(local, tmp_path):
@@ -102,9 +102,7 @@ def test_an_error_of_the_scorer_ends_the_build_and_what_was_finished_is_kept(loc
 
 def test_a_job_that_ends_every_worker_is_given_up(tmp_path):
     world = World(tmp_path, die_at=QUERIES[-1])
-    with pytest.raises(
-        ck.errors.EngineError, match=r"^job \d+ was given up after 3 workers of the Ray cluster were lost"
-    ):
+    with pytest.raises(ck.errors.EngineError, match=r"^Job \d+ was given up after 3 Ray workers were lost"):
         world.build(engine=RayEngine(**TWO))
     assert world.chunks()
 
@@ -169,14 +167,14 @@ def _not_found():
 @pytest.mark.parametrize(
     ("kind", "options", "error", "message"),
     [
-        (Elsewhere, {}, ck.InputError, r"a worker opened another model than this process: .*process \d+"),
+        (Elsewhere, {}, ck.InputError, r"A worker opened another model than this process: .*process \d+"),
         (
             Slow,
             {"start_timeout": 0.5},
             ck.errors.EngineError,
-            "no worker .* had opened its model after 0.5 seconds. Free now",
+            "No worker .* had opened its model after 0.5 seconds",
         ),
-        (Deadly, {}, ck.errors.EngineError, "^opening the model was given up after 3 workers of the Ray cluster were"),
+        (Deadly, {}, ck.errors.EngineError, "^Opening the model was given up after 3 Ray workers were lost"),
         (Gone, {}, ck.errors.ModelNotFound, "^my-model: there is no such folder.$"),
     ],
 )
@@ -188,9 +186,9 @@ def test_a_model_that_workers_cannot_use_is_named(kind, options, error, message)
 def test_what_cannot_be_run_is_said_before_anything_is_encoded(tmp_path):
     world = World(tmp_path)
     for engine, message in (
-        (RayEngine(cpus_per_worker=64), "no node .* has the 64 CPUs and 0 GPUs of a worker. Its nodes have 2 CPUs and"),
-        (RayEngine(gpus_per_worker=0.5), "no node .* has the 0.5 CPUs and 0.5 GPUs of a worker"),
-        (RayEngine(address="127.0.0.1:1"), "this process is connected to the Ray cluster at .* already"),
+        (RayEngine(cpus_per_worker=64), "No node .* has the 64 CPUs and 0 GPUs of a worker. The nodes have 2 CPUs and"),
+        (RayEngine(gpus_per_worker=0.5), "No node .* has the 0.5 CPUs and 0.5 GPUs of a worker"),
+        (RayEngine(address="127.0.0.1:1"), "This process is connected to the Ray cluster at .* already"),
     ):
         with pytest.raises(ck.InputError, match=message):
             world.build(engine=engine)

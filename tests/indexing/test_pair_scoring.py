@@ -440,7 +440,7 @@ def test_a_chunk_with_pairs_of_another_plan_is_refused(tmp_path: Path) -> None:
     path.unlink()
     other = Chunk(chunk.queries, chunk.items[::-1].copy(), chunk.scores)
     write_chunk(tmp_path, other, plan=path.name[:16], number=0, scorer="salted")
-    with pytest.raises(InputError, match="its pairs are not those of its plan. Delete this file"):
+    with pytest.raises(InputError, match=r"its pairs are not those of its plan. Delete this file"):
         build(tmp_path)
 
 

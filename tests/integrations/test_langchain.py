@@ -54,7 +54,7 @@ def test_documents_keep_their_ids_and_metadata():
 def test_documents_without_ids_are_numbered_and_some_without_are_refused():
     retriever = CrossKnnRetriever.from_documents([Document(text) for text in TEXTS.values()], scorer=make_scorer(), k=1)
     assert retriever.invoke(QUERY)[0].id == "0"
-    with pytest.raises(ck.InputError, match="item 1: wanted a non-empty string or an integer as the id"):
+    with pytest.raises(ck.InputError, match="item 1: an id must be a nonempty string or an integer"):
         CrossKnnRetriever.from_documents([DOCUMENTS[0], Document("no id")], scorer=make_scorer())
 
 

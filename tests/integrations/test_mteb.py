@@ -115,6 +115,6 @@ def test_what_cannot_be_used_is_said_before_a_call_is_made():
     model.index(CORPUS)
     with pytest.raises(ck.InputError, match="The queries of this task have none, or conversations instead"):
         model.search(Dataset.from_list([{"id": "q", "text": ["hello", "again"]}]), top_k=3)
-    with pytest.raises(ck.InputError, match="got 'nowhere', which none of the 6 items has"):
+    with pytest.raises(ck.InputError, match="None of the 6 items has the id 'nowhere'"):
         model.search(QUERIES, top_k=3, top_ranked={"q1": ["nowhere"], "q2": []})
     assert scorer.calls == []

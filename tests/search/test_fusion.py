@@ -183,7 +183,7 @@ def test_a_weight_of_a_retriever_that_does_not_exist_is_refused_before_a_call():
         ([], [], "relevant must hold the ids of each query's relevant items, for at least one query"),
         (["query 0"], [], "Got 0 for 1 queries."),
         (["query 0"], ["id-1"], "relevant must hold a list of ids for each query. Got a string instead."),
-        (["query 0"], [["nobody"]], "wanted the id of an item, got 'nobody'"),
+        (["query 0"], [["nobody"]], "items has the id 'nobody'"),
         ("query 0", [["id-1"]], "takes a list of queries"),
     ],
 )

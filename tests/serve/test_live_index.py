@@ -106,7 +106,7 @@ def test_an_index_that_cannot_be_used_is_refused_once_and_the_old_one_stays(inde
         for _ in range(3):
             assert search(url) == (old, {"old"})
         (reason,) = refusals(caplog)
-        wanted = {"manifest": "damaged", "vectors": "damaged", "missing": "there is no such folder"}
+        wanted = {"manifest": "damaged", "vectors": "damaged", "missing": "no such folder"}
         assert wanted.get(damage, "the index was built with another scorer") in reason
         fresh = Index.load(indexes / "new")
         if damage == "vectors":
@@ -143,7 +143,7 @@ def test_a_refused_index_is_looked_at_again_only_when_asked(indexes, folder):
 
 
 def test_the_folder_of_a_start_must_be_good(folder, tmp_path):
-    with pytest.raises(InputError, match="there is no such folder"), opened(tmp_path / "nothing"):
+    with pytest.raises(InputError, match="no such folder"), opened(tmp_path / "nothing"):
         pass
     other = function_scorer(lambda pairs: [0.0] * len(pairs), fingerprint="other")
     with pytest.raises(InputError, match="built with another scorer"), opened(folder, scorer=other):

@@ -367,7 +367,7 @@ def test_unusable_settings_are_refused(table, postgres):
     for name in ("", "a.b.c", ".a", "x" * 41):
         with pytest.raises(InputError, match="a table's name must be"):
             PgTable(postgres.url, name)
-    with pytest.raises(InputError, match="ids must be a collection of ids"):
+    with pytest.raises(InputError, match="`ids` must be a collection of ids"):
         table.remove("id-3")
     with pytest.raises(InputError, match="ef_search must be a whole number of at least 1"):
         table.open(ef_search=0)
