@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b, file_digest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from crossknn.errors import InputError
 from crossknn.storage.atomic import disk_errors, exclusive_lock, sync, temporary_path, write_atomic
@@ -30,6 +30,14 @@ RESTORE = "Restore it from a copy or build the index again."
 
 Write = Callable[[Path], None]
 Stamp = tuple[int, int]  # inode and modification time: they identify a version of the manifest
+
+
+class Entry(TypedDict):
+    """A file in the manifest."""
+
+    file: str
+    bytes: int
+    hash: str
 
 
 @dataclass(frozen=True)
@@ -47,8 +55,7 @@ class Folder:
     identity: str
     facts: dict[str, Any]
     files: dict[str, Path]
-    _sizes: dict[str, int] = field(repr=False)
-    _hashes: dict[str, str] = field(repr=False)
+    _entries: dict[str, Entry] = field(repr=False)
     _stamp: Stamp = field(repr=False)
 
     def is_current(self) -> bool:
@@ -64,10 +71,10 @@ class Folder:
         if problem is not None:
             raise InputError(problem if self.is_current() else f"{self.path}: was replaced meanwhile. Load it again.")
         for name, path in self.files.items():
-            found, expected = _hash(path), self._hashes[name]
+            found, expected = _hash(path), self._entries[name]["hash"]
             if found != expected:
                 raise InputError(f"{path}: damaged: its hash is {found}, not {expected} as in {MANIFEST}. {RESTORE}")
-        return sum(self._sizes.values())
+        return sum(entry["bytes"] for entry in self._entries.values())
 
     def _find_problem(self) -> str | None:
         for name, path in self.files.items():
@@ -75,8 +82,9 @@ class Folder:
                 size = path.stat().st_size
             except OSError:
                 return f"{path}: missing, although {MANIFEST} lists it. {RESTORE}"
-            if size != self._sizes[name]:
-                return f"{path}: damaged: it has {size} bytes, not {self._sizes[name]} as in {MANIFEST}. {RESTORE}"
+            expected = self._entries[name]["bytes"]
+            if size != expected:
+                return f"{path}: damaged: it has {size} bytes, not {expected} as in {MANIFEST}. {RESTORE}"
         return None
 
 
@@ -96,7 +104,7 @@ def write_folder(path: str | Path, facts: Mapping[str, Any], files: Mapping[str,
             listed = {name: _store(folder, name, write) for name, write in files.items()}
             content = {"format": FORMAT, "hash": _hash_json(dict(facts), listed), "facts": dict(facts), "files": listed}
             write_atomic(folder / MANIFEST, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).encode())
-            _remove_unlisted(folder, {str(entry["file"]) for entry in listed.values()})
+            _remove_unlisted(folder, {entry["file"] for entry in listed.values()})
             return read_folder(folder)
 
 
@@ -131,32 +139,26 @@ def _parse(folder: Path, text: bytes, stamp: Stamp) -> Folder:
     manifest = folder / MANIFEST
     try:
         content = json.loads(text)
-        newer = content["format"] > FORMAT
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{manifest}: damaged ({error!r}). {RESTORE}") from error
-    if newer:
-        raise InputError(
-            f"{folder}: written by a newer crossknn (format {content['format']}, this one reads {FORMAT}). Upgrade."
-        )
-    try:
-        listed = {str(name): (str(e["file"]), int(e["bytes"]), str(e["hash"])) for name, e in content["files"].items()}
-        facts = dict(content["facts"])
+        version = int(content["format"])
+        facts, entries = (dict(content["facts"]), _parse_entries(content["files"])) if version <= FORMAT else ({}, {})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{manifest}: damaged ({error!r}). {RESTORE}") from error
-    for file, _, _ in listed.values():
-        if not STORED_NAME.match(file):
-            raise InputError(f"{manifest}: lists {file!r}, which is not a file of an index.")
+    if version > FORMAT:
+        raise InputError(f"{folder}: written by a newer crossknn (format {version}, this one reads {FORMAT}). Upgrade.")
+    for entry in entries.values():
+        if not STORED_NAME.match(entry["file"]):
+            raise InputError(f"{manifest}: lists {entry['file']!r}, which is not a file of an index.")
     if content.get("hash") != _hash_json(content["facts"], content["files"]):
         raise InputError(f"{manifest}: damaged: its content does not match its hash. {RESTORE}")
-    return Folder(
-        folder,
-        str(content["hash"]),
-        facts,
-        {name: folder / file for name, (file, _, _) in listed.items()},
-        {name: size for name, (_, size, _) in listed.items()},
-        {name: hash_ for name, (_, _, hash_) in listed.items()},
-        stamp,
-    )
+    paths = {name: folder / entry["file"] for name, entry in entries.items()}
+    return Folder(folder, str(content["hash"]), facts, paths, entries, stamp)
+
+
+def _parse_entries(files: dict[str, Any]) -> dict[str, Entry]:
+    return {
+        name: Entry(file=str(entry["file"]), bytes=int(entry["bytes"]), hash=str(entry["hash"]))
+        for name, entry in files.items()
+    }
 
 
 def check_target(folder: Path) -> None:
@@ -172,7 +174,7 @@ def check_target(folder: Path) -> None:
             raise InputError(f"{folder}: holds other files ({min(others)}) and no index. Give another folder.")
 
 
-def _store(folder: Path, name: str, write: Write) -> dict[str, Any]:
+def _store(folder: Path, name: str, write: Write) -> Entry:
     """Write one file under the hash of its content, and return its entry in the manifest."""
     temporary = temporary_path(folder / name)
     try:
