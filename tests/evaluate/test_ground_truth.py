@@ -1,4 +1,4 @@
-"""Exact scores on disk: equal to exact search, paid for once, whatever is killed, damaged or run at once."""
+"""Exact scores on disk: equal to exact search, computed once, whatever is killed, damaged or run concurrently."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def files_in(folder):
     return {path.suffix: path for path in folder.iterdir() if path.suffix in (".npy", ".json")}
 
 
-def test_scores_are_those_of_all_pairs_mapped_from_disk_and_paid_once(world, tmp_path):
+def test_scores_are_those_of_all_pairs_mapped_from_disk_and_computed_once(world, tmp_path):
     seen = []
     scores = world.scores(tmp_path / "new" / "truth", block=5, progress=lambda *step: seen.append(step))
     assert isinstance(scores, np.memmap)
@@ -71,7 +71,7 @@ def test_a_finished_file_is_opened_without_writing_anything(world, tmp_path, mon
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
-def test_many_items_are_scored_in_pieces(world, tmp_path, monkeypatch):
+def test_many_items_are_scored_in_several_calls(world, tmp_path, monkeypatch):
     monkeypatch.setattr(truth, "CALL_PAIRS", 8)
     assert np.array_equal(world.scores(tmp_path), MATRIX)
     assert world.scorer.batches == [8, 8, 8, 6] * 12
@@ -112,7 +112,7 @@ def test_damage_is_found_and_only_what_is_damaged_is_scored_again(world, tmp_pat
     world.scores(tmp_path)
     path = files_in(tmp_path)[".npy"]
     data = bytearray(path.read_bytes())
-    data[-4 * 30 * 2 - 7] ^= 1  # a bit in the scores of the last query but two
+    data[-4 * 30 * 2 - 7] ^= 1  # a bit in the scores of the third last query
     path.write_bytes(data)
     again = World()
     assert np.array_equal(again.scores(tmp_path), MATRIX)
@@ -143,7 +143,7 @@ def test_the_sidecar_of_another_array_is_refused(world, tmp_path, content):
         world.scores(tmp_path)
 
 
-def test_what_cannot_be_scored_or_kept_is_refused(world, tmp_path):
+def test_bad_arguments(world, tmp_path):
     with pytest.raises(InputError, match="`queries` must be a nonempty list of strings"):
         world.scores(tmp_path, queries=[])
     with pytest.raises(InputError, match="`queries` must be a nonempty list of strings"):
@@ -154,7 +154,7 @@ def test_what_cannot_be_scored_or_kept_is_refused(world, tmp_path):
     with pytest.raises(InputError, match="The scorer has no name to store scores under"):
         exact_scores(world.items, world.queries, unnamed, tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be read or written .* give another folder"):
+    with pytest.raises(InputError, match=r"cannot be read or written .* give another folder"):
         world.scores(tmp_path / "file")
     assert world.scorer.calls == 0
 
@@ -173,72 +173,70 @@ def test_hits_from_the_scores_are_those_of_exact_search(setup, tmp_path):
     made, searched = truth_hits(items, setup.queries, scores, 7), exact_truth(setup.searcher, setup.queries, k=7)
     for one, other in zip(made, searched, strict=True):
         assert (one.query, one.hits, one.calls, one.rounds) == (other.query, other.hits, other.calls, other.rounds)
-    with pytest.raises(
-        InputError, match=r"`scores` must be of these queries and items, \(3, 60\), got \(4, 60\)"
-    ):
+    with pytest.raises(InputError, match=r"`scores` must be of these queries and items, \(3, 60\), got \(4, 60\)"):
         truth_hits(items, setup.queries[:3], scores, 7)
 
 
-# --- real processes, really killed
+# --- processes that are killed
 
 
-def work(folder, asked, pause):
-    """Score in this process, and note every query before its scores are known."""
+def work(folder, log, pause):
+    """Score in this process, and log every query before it is scored."""
     plain = MatrixScorer(MATRIX)
 
     def score(pairs):
-        with asked.open("a") as out:
+        with log.open("a") as out:
             out.write(f"{pairs[0][0].split()[1]}\n")
         time.sleep(pause)
         return plain.score(*zip(*pairs, strict=True))
 
-    scorer = function_scorer(score, fingerprint="noted")
+    scorer = function_scorer(score, fingerprint="logged")
     return exact_scores(Items(plain.items), plain.queries, scorer, folder, block=2)
 
 
-def start(folder, asked, pause):
-    process = get_context("fork").Process(target=work, args=(folder, asked, pause))
+def start(folder, log, pause):
+    process = get_context("fork").Process(target=work, args=(folder, log, pause))
     process.start()
     return process
 
 
-def asked_in(path):
+def scored_in(path):
     return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 @forking
-def test_killed_again_and_again_it_ends_with_the_same_scores(tmp_path):
+def test_after_several_kills_the_scores_are_the_same(tmp_path):
     """A query is scored twice only if its block was in flight when the process was killed."""
-    moments, asked = random.Random(2), tmp_path / "asked"
+    moments, log = random.Random(2), tmp_path / "log"
     repeated = killed = 0
     for kill in range(6):
-        before = asked_in(asked)
+        before = scored_in(log)
         sidecar = files_in(tmp_path).get(".json")
         done = [json.loads(line)[0] for line in sidecar.read_text().split("\n")[1:-1]] if sidecar else []
-        worker = start(tmp_path, asked, 0.02)
-        wanted, deadline = len(before) + moments.randint(0, 2), time.monotonic() + 20
-        while kill < 5 and len(asked_in(asked)) <= wanted and time.monotonic() < deadline and worker.is_alive():
+        worker = start(tmp_path, log, 0.02)
+        target, deadline = len(before) + moments.randint(0, 2), time.monotonic() + 20
+        while kill < 5 and len(scored_in(log)) <= target and time.monotonic() < deadline and worker.is_alive():
             time.sleep(0.001)
         if kill < 5:
             time.sleep(moments.uniform(0, 0.02))
             worker.kill()
         worker.join(20)
         killed += worker.exitcode == -signal.SIGKILL
-        now = asked_in(asked)[len(before) :]
+        now = scored_in(log)[len(before) :]
         assert not set(done) & set(now)
         assert len(set(now)) == len(now)
         repeated += len(set(before) & set(now))
     assert worker.exitcode == 0
     assert killed >= 2
     assert repeated <= 5 * 2
-    assert set(asked_in(asked)) == set(range(12))
-    before = asked_in(asked)
-    assert np.array_equal(work(tmp_path, asked, 0), MATRIX)
-    assert asked_in(asked) == before
+    assert set(scored_in(log)) == set(range(12))
+    before = scored_in(log)
+    assert np.array_equal(work(tmp_path, log, 0), MATRIX)
+    assert scored_in(log) == before
 
 
 @forking
-def test_killed_before_each_use_of_a_file_it_goes_on(tmp_path, monkeypatch):
+def test_a_run_killed_before_any_use_of_a_file_is_resumed(tmp_path, monkeypatch):
     """SIGKILL at the first open, rename or removal, at the second, and so on to the last."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
     for step in range(1, 200):
@@ -261,11 +259,11 @@ def test_killed_before_each_use_of_a_file_it_goes_on(tmp_path, monkeypatch):
 
 @forking
 def test_of_several_processes_one_scores_and_the_others_wait(tmp_path):
-    workers = [start(tmp_path, tmp_path / f"asked{n}", 0.005) for n in range(3)]
+    workers = [start(tmp_path, tmp_path / f"log{n}", 0.005) for n in range(3)]
     for worker in workers:
         worker.join(30)
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
-    asked = [query for n in range(3) for query in asked_in(tmp_path / f"asked{n}")]
-    assert sorted(asked) == list(range(12))
+    log = [query for n in range(3) for query in scored_in(tmp_path / f"log{n}")]
+    assert sorted(log) == list(range(12))
     assert np.array_equal(work(tmp_path, tmp_path / "last", 0), MATRIX)
-    assert asked_in(tmp_path / "last") == []
+    assert scored_in(tmp_path / "last") == []

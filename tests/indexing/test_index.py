@@ -717,7 +717,7 @@ def test_a_work_folder_that_cannot_be_used_is_refused_before_anything_is_encoded
     for options, message in (
         ({"work_dir": tmp_path / "file"}, f"{tmp_path / 'file'}.*a file is where a folder is wanted"),
         ({"scorer": function_scorer(setup._score)}, r"a function without a name.*function_scorer\(fn, fingerprint="),
-        ({"scorer": Setup(name="other").scorer}, r"log.json: wanted the scores of scorer 'other', got those of 'true'"),
+        ({"scorer": Setup(name="other").scorer}, r"log.json: holds the scores of 'true', not of 'other'"),
         ({"encoder": function_encoder(encoder.encode_items)}, "the encoder has no name .*give function_encoder a fing"),
     ):
         for sampling in (None, PerItem(nearest=0.5)):

@@ -1,4 +1,4 @@
-"""What was scored is kept, whatever happens, and a build run again ends with the same scores bit for bit."""
+"""Stored scores survive interruptions, and a build that is run again ends with the same scores bit for bit."""
 
 import errno
 import json
@@ -45,7 +45,7 @@ def scores_of(pairs: list[tuple[str, str]]) -> list[float]:
 
 
 class World:
-    """A scorer that remembers what it was asked, and fails at the calls it is told to."""
+    """A scorer that remembers its pairs, and fails at given calls."""
 
     def __init__(self, *, name: str = "salted") -> None:
         self.batches: list[list[tuple[str, str]]] = []
@@ -59,7 +59,7 @@ class World:
         return scores_of(pairs)
 
     @property
-    def asked(self) -> list[tuple[str, str]]:
+    def scored(self) -> list[tuple[str, str]]:
         return [pair for batch in self.batches for pair in batch]
 
 
@@ -98,20 +98,20 @@ def assert_same(left: SparseScores, right: SparseScores) -> None:
     assert left.scores.tobytes() == right.scores.tobytes()
 
 
-def test_pairs_are_scored_in_their_order_and_kept(tmp_path: Path) -> None:
+def test_pairs_are_scored_in_their_order_and_stored(tmp_path: Path) -> None:
     world, pairs = World(), draw_pairs()
     entries = build(tmp_path / "new" / "log", world, pairs)
     texts = texts_of(pairs)
     assert entries.pairs is pairs
     assert world.batches == [texts[start : start + 8] for start in range(0, 50, 8)]
-    wanted = np.array([score for batch in world.batches for score in scores_of(batch)], np.float32)
-    assert entries.scores.tobytes() == wanted.tobytes()
+    expected = np.array([score for batch in world.batches for score in scores_of(batch)], np.float32)
+    assert entries.scores.tobytes() == expected.tobytes()
     again = World()
     assert_same(build(tmp_path / "new" / "log", again, pairs), entries)
     assert again.batches == []
 
 
-def test_what_lies_in_the_folder(tmp_path: Path) -> None:
+def test_files_in_the_folder(tmp_path: Path) -> None:
     build(tmp_path)
     log = ScoreLog.open(tmp_path, scorer="salted")
     assert log.chunks == [path.name for path in chunk_files(tmp_path)]
@@ -126,7 +126,7 @@ def test_no_pairs(tmp_path: Path) -> None:
     assert len(build(tmp_path, world, nothing)) == 0
     build(tmp_path, world, draw_pairs(5))
     assert len(build(tmp_path, world, nothing, chunk=9)) == 0  # a new plan, beside chunks of another
-    assert len(world.asked) == 5
+    assert len(world.scored) == 5
     empty = Pairs(nothing.queries, nothing.rows, 0, 20)
     log = ScoreLog.open(tmp_path, scorer="salted")
     assert len(score_pairs_into(log, empty, [], ITEMS, world.scorer)) == 0
@@ -144,11 +144,11 @@ def test_another_plan_scores_only_what_is_new(tmp_path: Path) -> None:
     first = build(tmp_path, pairs=draw_pairs(30))
     world, pairs = World(), draw_pairs(60)  # the same 30, and 30 more
     second = build(tmp_path, world, pairs, chunk=11)
-    assert world.asked == texts_of(pairs)[30:]
+    assert world.scored == texts_of(pairs)[30:]
     assert second.scores[:30].tobytes() == first.scores.tobytes()
     other = World()
     backwards = build(tmp_path, other, pairs.take(np.arange(60)[::-1].copy()))
-    assert other.asked == []
+    assert other.scored == []
     assert backwards.scores.tobytes() == second.scores[::-1].tobytes()
 
 
@@ -158,17 +158,17 @@ def test_chunks_of_another_log_can_be_copied_in(tmp_path: Path) -> None:
     for path in chunk_files(tmp_path / "one"):
         shutil.copy(path, tmp_path / "two")
     assert_same(build(tmp_path / "two", world), entries)
-    assert world.asked == []
+    assert world.scored == []
 
 
-def test_a_pair_is_known_by_its_texts(tmp_path: Path) -> None:
+def test_a_pair_is_identified_by_its_texts(tmp_path: Path) -> None:
     entries, world = build(tmp_path), World()
     log, pairs = ScoreLog.open(tmp_path, scorer="salted"), draw_pairs()
     shuffled = np.random.default_rng(1).permutation(20)  # the same items in other rows
     items, rows = Items(ITEMS.texts_of(shuffled)), np.argsort(shuffled).astype(np.int32)[pairs.rows]
     moved = Pairs(pairs.queries, rows, 7, 20)
     assert_same(score_pairs_into(log, moved, QUERIES, items, world.scorer), SparseScores(moved, entries.scores))
-    assert world.asked == []
+    assert world.scored == []
 
 
 def test_equal_texts_are_scored_once(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_equal_texts_are_scored_once(tmp_path: Path) -> None:
     entries = score_pairs_into(
         log, pairs, queries, items, world.scorer, chunk=4, progress=lambda *step: seen.append(step)
     )
-    assert world.asked == [(query, item) for query in "xy" for item in "abc"]
+    assert world.scored == [(query, item) for query in "xy" for item in "abc"]
     matrix = entries.scores.reshape(3, 5)
     assert np.array_equal(matrix[0], matrix[2])
     assert np.array_equal(matrix[:, 0], matrix[:, 2])
@@ -199,7 +199,7 @@ def test_any_text(tmp_path: Path) -> None:
     entries = score_pairs_into(log, pairs, queries, items, world.scorer, chunk=5)
     assert_same(score_pairs_into(log, pairs, queries, items, world.scorer, chunk=5), entries)
     assert list(logged(log, queries, items.texts).values()) == entries.scores.tolist()
-    assert len(world.asked) == 24
+    assert len(world.scored) == 24
 
 
 def test_the_first_of_two_chunks_with_a_pair_counts(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_the_first_of_two_chunks_with_a_pair_counts(tmp_path: Path) -> None:
     world = World()
     pairs = Pairs(np.zeros(1, np.int32), np.zeros(1, np.int32), 7, 20)
     assert build(tmp_path, world, pairs).scores.tolist() == [1]
-    assert world.asked == []
+    assert world.scored == []
 
 
 def test_of_two_copies_of_a_chunk_the_first_counts(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_of_two_copies_of_a_chunk_the_first_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error", [ConnectionError("gone"), KeyboardInterrupt(), ScorerError("bad"), OSError(28, "full")]
 )
-def test_an_error_of_the_scorer_passes_and_a_second_run_goes_on(tmp_path: Path, error: BaseException) -> None:
+def test_an_error_of_the_scorer_passes_and_a_second_run_resumes(tmp_path: Path, error: BaseException) -> None:
     whole, failing, world = build(tmp_path / "whole"), World(), World()
     failing.errors[3] = error
     with pytest.raises(type(error)) as raised:
@@ -245,7 +245,7 @@ def test_an_error_of_the_scorer_passes_and_a_second_run_goes_on(tmp_path: Path, 
     assert ScoreLog.open(tmp_path / "log", scorer="salted").verify().scores == 24
     assert_same(build(tmp_path / "log", world), whole)
     assert world.batches[0] == failing.batches[3]
-    assert len(world.asked) == 50 - 24
+    assert len(world.scored) == 50 - 24
 
 
 @mock.patch("os.fsync", mock.Mock())  # it guards against power cuts only, and is slow on a busy disk
@@ -276,23 +276,23 @@ def test_any_interruptions_end_with_the_same_entries(
 
 
 def test_workers_make_the_chunks_of_one(tmp_path: Path) -> None:
-    whole, asked, parts = build(tmp_path / "one"), [], []
+    whole, scored, parts = build(tmp_path / "one"), [], []
     for worker in (2, 0, 1):
         world = World()
         seen: list[tuple[str, int, int]] = []
         parts.append(build(tmp_path / "log", world, part=(worker, 3), progress=lambda *step, to=seen: to.append(step)))
-        asked += world.asked
-        assert seen[-1][1:] == (len(world.asked), len(world.asked))
-        assert len(parts[-1]) == len(world.asked)
-    assert sorted(asked) == sorted(texts_of(draw_pairs()))
+        scored += world.scored
+        assert seen[-1][1:] == (len(world.scored), len(world.scored))
+        assert len(parts[-1]) == len(world.scored)
+    assert sorted(scored) == sorted(texts_of(draw_pairs()))
     last = World()
     assert_same(build(tmp_path / "log", last), whole)
-    assert last.asked == []
+    assert last.scored == []
     keys = np.concatenate([part.pairs.keys() for part in parts])
     assert sorted(keys.tolist()) == sorted(whole.pairs.keys().tolist())
 
 
-def test_what_a_worker_left_out_is_scored_at_the_end(tmp_path: Path) -> None:
+def test_chunks_that_a_worker_left_out_are_scored_at_the_end(tmp_path: Path) -> None:
     whole, world = build(tmp_path / "one"), World()
     build(tmp_path / "log", part=(0, 2))
     assert_same(build(tmp_path / "log", world), whole)
@@ -325,9 +325,9 @@ def test_of_two_plans_at_once_the_first_counts(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(atomic, "_claim", race)
     world = World()
     late = build(tmp_path, world)
-    assert world.asked == []
+    assert world.scored == []
     assert_same(late, build(tmp_path))
-    assert len(raced.asked) == 38
+    assert len(raced.scored) == 38
 
 
 def test_without_links_plans_are_still_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,11 +371,11 @@ def test_a_damaged_chunk_is_named_and_can_be_deleted(tmp_path: Path, damage: Cal
     ):
         with pytest.raises(InputError, match=words):
             read()
-    assert failing.asked == []
+    assert failing.scored == []
     path.unlink()
     world = World()
     assert_same(build(tmp_path, world), whole)
-    assert len(world.asked) == 8
+    assert len(world.scored) == 8
 
 
 def test_a_reused_chunk_that_is_gone_is_scored_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -389,7 +389,7 @@ def test_a_reused_chunk_that_is_gone_is_scored_again(tmp_path: Path, caplog: pyt
     assert after.scores[8:].tobytes() == before.scores[8:].tobytes()
     again = World()
     assert_same(build(tmp_path, again), after)
-    assert again.asked == []
+    assert again.scored == []
 
 
 def test_foreign_files(tmp_path: Path) -> None:
@@ -463,7 +463,7 @@ def test_a_damaged_plan_is_named_and_can_be_deleted(tmp_path: Path, content: str
     path.unlink()
     world = World()
     assert_same(build(tmp_path, world), whole)
-    assert world.asked == []
+    assert world.scored == []
 
 
 def test_the_log_of_another_scorer(tmp_path: Path) -> None:
@@ -486,7 +486,7 @@ def test_a_damaged_log_file_is_named_and_can_be_deleted(tmp_path: Path, content:
     (tmp_path / "log.json").unlink()
     world = World()
     build(tmp_path, world)
-    assert world.asked == []
+    assert world.scored == []
 
 
 def test_a_newer_log_is_not_read(tmp_path: Path) -> None:
@@ -499,7 +499,9 @@ def test_a_newer_log_is_not_read(tmp_path: Path) -> None:
     ("number", "words"),
     [(errno.ENOSPC, "The disk is full: free some space and run again"), (errno.EROFS, "Change the permissions")],
 )
-def test_a_disk_that_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str) -> None:
+def test_a_disk_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
     whole, calls, sync = build(tmp_path / "whole"), 0, os.fsync
 
     def full(handle: int) -> None:
@@ -517,10 +519,10 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert ScoreLog.open(tmp_path / "log", scorer="salted").verify().chunks == 2
     world = World()
     assert_same(build(tmp_path / "log", world), whole)
-    assert len(world.asked) == 50 - 16
+    assert len(world.scored) == 50 - 16
 
 
-def test_places_that_cannot_be_used(tmp_path: Path) -> None:
+def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     for folder in (tmp_path / "file", tmp_path / "file" / "log"):
         with pytest.raises(InputError, match="A file is where a folder should be"):
@@ -543,7 +545,7 @@ def test_a_folder_that_cannot_be_written_can_be_read(tmp_path: Path) -> None:
         (tmp_path / "log").chmod(0o700)
 
 
-def test_what_killed_writers_left_is_removed_after_a_day(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_writers_are_removed_after_a_day(tmp_path: Path) -> None:
     build(tmp_path)
     old, new = tmp_path / ".x.parquet.0.tmp", tmp_path / ".x.parquet.1.tmp"
     for path in (old, new):
@@ -573,12 +575,12 @@ def test_arguments_are_checked(tmp_path: Path, options: dict[str, object], words
         build(tmp_path, **options)  # type: ignore[arg-type]
 
 
-# --- real processes, really killed
+# --- processes that are killed
 
 
-def work(folder: Path, asked: Path, pause: float, part: tuple[int, int]) -> None:
+def work(folder: Path, scored: Path, pause: float, part: tuple[int, int]) -> None:
     def score(pairs: list[tuple[str, str]]) -> list[float]:
-        with asked.open("a") as out:
+        with scored.open("a") as out:
             out.write("".join(f"{query}|{item}\n" for query, item in pairs))
         time.sleep(pause)
         return scores_of(pairs)
@@ -588,8 +590,8 @@ def work(folder: Path, asked: Path, pause: float, part: tuple[int, int]) -> None
     score_pairs_into(log, draw_pairs(140), QUERIES, ITEMS, scorer, chunk=3, part=part)
 
 
-def start(folder: Path, asked: str, pause: float, *, part: tuple[int, int] = (0, 1)) -> ForkProcess:
-    process = get_context("fork").Process(target=work, args=(folder / "log", folder / asked, pause, part))
+def start(folder: Path, scored: str, pause: float, *, part: tuple[int, int] = (0, 1)) -> ForkProcess:
+    process = get_context("fork").Process(target=work, args=(folder / "log", folder / scored, pause, part))
     process.start()
     return process
 
@@ -599,7 +601,7 @@ def wait(process: ForkProcess) -> int | None:
     return process.exitcode
 
 
-def asked_in(path: Path) -> list[tuple[str, ...]]:
+def scored_in(path: Path) -> list[tuple[str, ...]]:
     lines = path.read_text().splitlines() if path.exists() else []
     return [tuple(line.split("|")) for line in lines]
 
@@ -613,39 +615,39 @@ def finished(folder: Path) -> set[tuple[str, str]]:
 
 
 @forking
-def test_killed_again_and_again_it_ends_with_the_same_scores(tmp_path: Path) -> None:
+def test_after_several_kills_the_scores_are_the_same(tmp_path: Path) -> None:
     """A pair is scored twice only if its chunk was not yet in the log when the process was killed."""
     moments = random.Random(4)
     whole = build(tmp_path / "whole", pairs=draw_pairs(140), chunk=3)
     repeated = 0
     for kill in range(9):
-        before, done = asked_in(tmp_path / "asked"), finished(tmp_path)
-        worker = start(tmp_path, "asked", 0.01 if kill < 8 else 0)
+        before, done = scored_in(tmp_path / "scored"), finished(tmp_path)
+        worker = start(tmp_path, "scored", 0.01 if kill < 8 else 0)
         if kill < 8:
-            wanted, deadline = len(before) + 3 * moments.randint(0, 5), time.monotonic() + 30
-            while len(asked_in(tmp_path / "asked")) <= wanted and time.monotonic() < deadline:
+            expected, deadline = len(before) + 3 * moments.randint(0, 5), time.monotonic() + 30
+            while len(scored_in(tmp_path / "scored")) <= expected and time.monotonic() < deadline:
                 time.sleep(0.001)
             time.sleep(moments.uniform(0, 0.02))
             worker.kill()
         assert wait(worker) == (-signal.SIGKILL if kill < 8 else 0)
-        now = asked_in(tmp_path / "asked")[len(before) :]
+        now = scored_in(tmp_path / "scored")[len(before) :]
         assert not done & set(now)  # nothing that was finished is scored again
         repeated += len(set(before) & set(now))
     assert repeated <= 8 * 3  # the chunk in flight at each kill
-    assert set(asked_in(tmp_path / "asked")) == set(texts_of(draw_pairs(140)))
+    assert set(scored_in(tmp_path / "scored")) == set(texts_of(draw_pairs(140)))
     world = World()
     assert_same(build(tmp_path / "log", world, draw_pairs(140), chunk=3), whole)
-    assert world.asked == []
+    assert world.scored == []
 
 
 @forking
 @mock.patch("os.fsync", mock.Mock())
-def test_killed_before_each_use_of_a_file_it_goes_on(tmp_path: Path) -> None:
+def test_a_build_killed_before_any_use_of_a_file_is_resumed(tmp_path: Path) -> None:
     """SIGKILL at the first open, rename, link, listing or removal, at the second, and so on to the last."""
     pairs, whole = draw_pairs(25), build(tmp_path / "whole", pairs=draw_pairs(25), chunk=10)
     build(tmp_path / "before", pairs=pairs.take(slice(0, 5)))
     reference = build(shutil.copytree(tmp_path / "before", tmp_path / "reused"), pairs=pairs, chunk=10)
-    for start, wanted in ((None, whole), (tmp_path / "before", reference)):
+    for start, expected in ((None, whole), (tmp_path / "before", reference)):
         for step in range(1, 200):
             folder = tmp_path / f"{start is None}-{step}"
             if start is not None:
@@ -656,7 +658,7 @@ def test_killed_before_each_use_of_a_file_it_goes_on(tmp_path: Path) -> None:
                 build(folder, pairs=pairs, chunk=10)
                 os._exit(0)
             _, status = os.waitpid(child, 0)
-            assert_same(build(folder, pairs=pairs, chunk=10), wanted)
+            assert_same(build(folder, pairs=pairs, chunk=10), expected)
             if os.waitstatus_to_exitcode(status) == 0:
                 break
             assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
@@ -666,10 +668,10 @@ def test_killed_before_each_use_of_a_file_it_goes_on(tmp_path: Path) -> None:
 @forking
 def test_several_processes_write_at_once(tmp_path: Path) -> None:
     whole = build(tmp_path / "whole", pairs=draw_pairs(140), chunk=3)
-    workers = [start(tmp_path, f"asked{n}", 0.002, part=(n, 3)) for n in range(3)]
+    workers = [start(tmp_path, f"scored{n}", 0.002, part=(n, 3)) for n in range(3)]
     assert [wait(worker) for worker in workers] == [0, 0, 0]
-    asked = [pair for n in range(3) for pair in asked_in(tmp_path / f"asked{n}")]
-    assert sorted(asked) == sorted(texts_of(draw_pairs(140)))
+    scored = [pair for n in range(3) for pair in scored_in(tmp_path / f"scored{n}")]
+    assert sorted(scored) == sorted(texts_of(draw_pairs(140)))
     world = World()
     assert_same(build(tmp_path / "log", world, draw_pairs(140), chunk=3), whole)
-    assert world.asked == []
+    assert world.scored == []

@@ -161,6 +161,11 @@ def test_errors_of_the_disk_are_input_errors_and_errors_of_the_caller_pass(tmp_p
             file.write({0: ARRAY[:3]})
             raise ConnectionError
 
+    def ask():
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        complete(open_file(tmp_path / "other", width=ask))
     with pytest.raises(ConnectionError):
         fail()
     assert open_file(tmp_path).count_rows() == 3
