@@ -31,7 +31,7 @@ class RayEngine:
         address: HOST:PORT of a cluster that this machine is part of; "auto" for one that was started here, "local" for
             a new one on this machine alone. By default the cluster that this process is connected to, that of
             RAY_ADDRESS, one that was started here, or a new one.
-        workers: At most so many; by default one for each GPU of the cluster, or without GPUs for each CPU.
+        workers: The maximum number; by default one for each GPU of the cluster, or without GPUs for each CPU.
         cpus_per_worker: What Ray reserves for each, and from 1 on its number of threads. Below 1, a worker for each
             CPU leaves room for other work.
         gpus_per_worker: By default 1 where the cluster has GPUs. With 0.5, two workers share a GPU.

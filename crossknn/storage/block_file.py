@@ -86,7 +86,7 @@ class BlockFile:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 lock.enter_context(exclusive_lock(self.path.with_name(f".{self.path.name}.lock")))
                 listed = self._read_blocks()
-            _ = self.width  # asked outside `_disk_errors`: errors of the caller's function pass unchanged
+            _ = self.width  # computed outside `_disk_errors`: errors of the caller's function pass unchanged
             with self._disk_errors():
                 if not (self.path.exists() and self._is_complete()):
                     self._begin(listed)
