@@ -715,8 +715,8 @@ def test_a_work_folder_that_cannot_be_used_is_refused_before_anything_is_encoded
     setup.build(work_dir=tmp_path / "work")
     setup.asked.clear()
     for options, message in (
-        ({"work_dir": tmp_path / "file"}, f"{tmp_path / 'file'}.*a file is where a folder is wanted"),
-        ({"scorer": function_scorer(setup._score)}, r"a function without a name.*function_scorer\(fn, fingerprint="),
+        ({"work_dir": tmp_path / "file"}, f"{tmp_path / 'file'}.*A file is where a folder should be"),
+        ({"scorer": function_scorer(setup._score)}, r"without a fingerprint.*function_scorer\(fn, fingerprint="),
         ({"scorer": Setup(name="other").scorer}, r"log.json: holds the scores of 'true', not of 'other'"),
         ({"encoder": function_encoder(encoder.encode_items)}, "the encoder has no name .*give function_encoder a fing"),
     ):
@@ -780,9 +780,9 @@ def folder(saved, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "damaged. It has .* bytes, but index.json says"),
-        (lambda path: path.write_bytes(path.read_bytes() + b" "), "damaged. It has .* bytes, but index.json says"),
-        (lambda path: path.unlink(), "missing, though index.json names it"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "damaged: it has .* bytes, not"),
+        (lambda path: path.write_bytes(path.read_bytes() + b" "), "damaged: it has .* bytes, not"),
+        (lambda path: path.unlink(), "missing, although index.json lists it"),
     ],
     ids=["cut short", "too long", "missing"],
 )
