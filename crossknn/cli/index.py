@@ -138,7 +138,7 @@ def verify(
 ) -> None:
     """Read every byte of an index and compare it with its checksums."""
     from crossknn.indexing.index import Index
-    from crossknn.indexing.score_log import ScoreLog
+    from crossknn.storage.score_log import ScoreLog
 
     index = Index.load(folder)
     lines = [f"{folder}: whole, {index.verify():,} bytes read"]

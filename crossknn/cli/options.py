@@ -137,7 +137,7 @@ def load_builder_encoder(name: str, *, device: str | None) -> Encoder:
 
 def from_nothing(steps: Steps) -> Progress:
     """`steps`, told where a step begins; only scoring says by itself how much was done before."""
-    from crossknn.indexing.score_log import STEP
+    from crossknn.indexing.pair_scoring import STEP
 
     begun = {STEP}
 

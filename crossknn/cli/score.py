@@ -66,7 +66,7 @@ def score(
 
 def _read_pairs(texts: list[str], path: Path | None) -> tuple[Iterator[tuple[str, str]], int]:
     """The pairs, one at a time, and how many there are (0 where that is not known yet)."""
-    from crossknn.items import readers
+    from crossknn.items import fields, readers
 
     if path is None:
         if len(texts) < 2:
@@ -79,7 +79,7 @@ def _read_pairs(texts: list[str], path: Path | None) -> tuple[Iterator[tuple[str
     if path.name.removesuffix(".gz").endswith((".csv", ".tsv")):
         source = readers.Csv(path, delimiter=None, quote='"', id="query", text="item", join=" ", **limits)
     else:
-        source = readers.JsonLines(path, readers.Fields.of("query", "item", " "), **limits)
+        source = readers.JsonLines(path, fields.Fields.of("query", "item", " "), **limits)
     return ((query, item) for query, item, _ in source), 0
 
 

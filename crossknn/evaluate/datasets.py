@@ -21,8 +21,9 @@ from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.evaluate.splits import IrQrels, Listed, Qrels, Skip, Split, Unusable, list_names, make_split
 from crossknn.evaluate.zeshel import Contexts, find_documents, read_mentions
+from crossknn.items.fields import Fields
 from crossknn.items.items import Items
-from crossknn.items.readers import MAX_LINE_BYTES, Fields, JsonLines
+from crossknn.items.readers import MAX_LINE_BYTES, JsonLines
 from crossknn.types import Progress
 
 __all__ = ["Dataset", "Split"]

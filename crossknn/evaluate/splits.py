@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 from crossknn._checks import check_positive
 from crossknn.errors import InputError
+from crossknn.items.fields import describe
 from crossknn.items.items import Items
-from crossknn.items.readers import MAX_LINE_BYTES, Source, TextSource, describe
+from crossknn.items.readers import MAX_LINE_BYTES, Source, TextSource
 
 Unusable = Literal["error", "skip"]
 Judged = tuple[str, str, int, int]  # query id, item id, relevance, place

@@ -13,8 +13,8 @@ from crossknn.evaluate.measures import bootstrap_interval, top_k_recall
 from crossknn.evaluate.study_results import STEPS, Curve, Indexed, Point, SamplingStudy, Sweep
 from crossknn.indexing.builder import PSEUDO_QUERIES
 from crossknn.indexing.index import DEFAULT_FACTORS, Index
+from crossknn.indexing.pair_scoring import STEP
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling
-from crossknn.indexing.score_log import STEP
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy

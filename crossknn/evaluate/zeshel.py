@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from crossknn.errors import InputError
 from crossknn.evaluate.splits import Skip, Split, list_names
+from crossknn.items.fields import Fields, describe
 from crossknn.items.items import Items
-from crossknn.items.readers import MAX_LINE_BYTES, Fields, JsonLines, describe
+from crossknn.items.readers import MAX_LINE_BYTES, JsonLines
 
 MENTION_FIELDS: Final = {
     "mention_id": str,

@@ -23,10 +23,10 @@ from crossknn.indexing.factorization.cur import Cur, all_pairs
 from crossknn.indexing.factorization.factors import Factors, Method, fit_factors
 from crossknn.indexing.factorization.inductive import Inductive
 from crossknn.indexing.factorization.trainer import Report
+from crossknn.indexing.pair_scoring import STEP, open_score_log, score_pairs_into
 from crossknn.indexing.prior_fit import fit_prior
 from crossknn.indexing.pseudo_queries import cut_queries
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling, merge, sample_per_item, sample_per_query
-from crossknn.indexing.score_log import STEP, ScoreLog, score_pairs_into
 from crossknn.indexing.score_matrix import Coverage, Pairs, SparseScores
 from crossknn.items.items import Items
 from crossknn.models.fingerprints import is_unnamed
@@ -201,7 +201,7 @@ class Build:
     def score(self, part: tuple[int, int] = (0, 1)) -> SparseScores:
         """Sample the pairs and score them: all, or as worker `i` of `n` its part of them."""
         if self._work is not None:  # what is wrong with its log shows before anything is encoded
-            ScoreLog.open(self._work / "scores", scorer=self.scorer.fingerprint)
+            open_score_log(self._work / "scores", self.scorer)
         pairs = self.pairs
         with self._timing("score"):
             return score_build(
@@ -368,7 +368,7 @@ def score_build(
 ) -> SparseScores:
     """The entries of `pairs`, kept in the score log of the work folder where there is one."""
     if work_dir is not None:
-        log = ScoreLog.open(work_dir / "scores", scorer=scorer.fingerprint)
+        log = open_score_log(work_dir / "scores", scorer)
         where: dict[str, Any] = {"engine": engine, "on_calls": on_calls, "progress": progress}
         return score_pairs_into(log, pairs, queries, items, scorer, chunk=chunk, part=part, **where)
     if part != (0, 1):

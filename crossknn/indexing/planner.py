@@ -19,9 +19,9 @@ from crossknn.indexing.factorization.factors import Method
 from crossknn.indexing.factorization.inductive import Inductive
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.index import DEFAULT_FACTORS
+from crossknn.indexing.pair_scoring import PairScores, TextCodes
 from crossknn.indexing.ppca import ITEMS as TASTED
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling, sample_per_item
-from crossknn.indexing.score_log import ScoreLog, hash_texts
 from crossknn.indexing.score_matrix import Pairs, SparseScores
 from crossknn.storage.score_plan import Codes, Wanted
 from crossknn.items.items import Items
@@ -267,7 +267,7 @@ class _Work:
     def _count_missing(self, pairs: Pairs, queries: Sequence[str]) -> int:
         if self._folder is None:
             return len(pairs)
-        wanted = Wanted(pairs, Codes(hash_texts(queries)), self._codes)
+        wanted = PairScores(pairs, TextCodes(hash_texts(queries)), self._codes)
         if self._log is not None:
             for name in self._log.chunks:
                 wanted.reuse(self._log.read(name))
@@ -279,8 +279,8 @@ class _Work:
         return self._folder is not None and (self._log is not None or len(self._codes) < len(self._items))
 
     @cached_property
-    def _codes(self) -> Codes:
-        return Codes(hash_texts(self._items.texts))
+    def _codes(self) -> TextCodes:
+        return TextCodes(hash_texts(self._items.texts))
 
 
 class _Measured:

@@ -171,7 +171,7 @@ def test_score_arguments_and_files_agree_and_are_cached(bert_folder, tmp_path):
         (["search", "CORPUS", " ", "--encoder", "none"], "a query must be a string with something in it"),
         (["score", "ice"], "give a query and at least one item"),
         (["score", "ice", "snow", "--pairs", "CORPUS"], "not both"),
-        (["score", "--pairs", "CORPUS"], "corpus.jsonl:1: wanted an id in field 'query'"),
+        (["score", "--pairs", "CORPUS"], "corpus.jsonl:1: no id field 'query'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

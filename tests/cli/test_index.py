@@ -16,7 +16,7 @@ import crossknn as ck
 from crossknn.cli.build import _print_plan
 from crossknn.cli.index import work_dir_of
 from crossknn.indexing.planner import BuildPlan, Cost
-from crossknn.indexing.score_log import ScoreLog
+from crossknn.storage.score_log import ScoreLog
 from tests.cli.test_cli import as_json, fail, invoke
 from tests.scorers import tiny
 
@@ -223,7 +223,7 @@ def test_verify(built, index, monkeypatch, capsys):
     vectors.write_bytes(vectors.read_bytes()[:-1] + b"\x7f")
     code, said = fail(monkeypatch, capsys, "verify", index)
     assert code == 2
-    assert f"{vectors}: damaged. Its content has the hash" in said
+    assert f"{vectors}: damaged: its hash is" in said
     vectors.unlink()
     assert f"{vectors}: missing" in fail(monkeypatch, capsys, "verify", index)[1]
 
@@ -271,13 +271,13 @@ def test_verify_finds_a_damaged_score(built, index, tmp_path, monkeypatch, capsy
         ),
         (["build", "nowhere.jsonl", "-o", "new"], "nowhere.jsonl"),
         (["plan", "CORPUS", "--anchors", "5"], "--anchors goes with --factors cur only."),
-        (["info", "FILES"], "it holds no index.json, so it is no index."),
-        (["info", "nowhere"], "nowhere: there is no such folder."),
+        (["info", "FILES"], "not an index, for it holds no index.json."),
+        (["info", "nowhere"], "nowhere: no such folder."),
         (["verify", "INDEX", "--work-dir", "FILES"], "it holds no scores, so it is no work folder."),
         (["remove", "INDEX"], "give ids as arguments or in a file with --ids, one of the two."),
-        (["remove", "INDEX", "d0", "nobody"], "wanted the id of an item, got 'nobody'"),
+        (["remove", "INDEX", "d0", "nobody"], "items has the id 'nobody'"),
         (["add", "INDEX", "CORPUS", "--encoder", "embedded"], "the index has an item 'd0' already."),
-        (["add", "CORPUS", "CORPUS"], "so it is no index"),
+        (["add", "CORPUS", "CORPUS"], "not an index"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -90,8 +90,8 @@ def test_generated_queries_are_a_split_of_their_own(tmp_path, caplog):
         (one_split("q1\td0\t1\nq1\td0\t2\n"), "test.tsv:3: wanted one judgment of item 'd0' for query 'q1', got 1"),
         ({"queries": [*QUERIES, QUERIES[1]]}, "queries.jsonl:5: wanted every query id once, got 'q1' again, first at"),
         ({"queries": [{"_id": "q0", "text": " "}]}, "queries.jsonl:1: wanted text, got none for query 'q0'."),
-        ({"queries": [{"text": "no id"}]}, "queries.jsonl:1: wanted an id in field '_id'"),
-        ({"corpus": [*CORPUS, CORPUS[0]]}, "corpus.jsonl:5: wanted every id once, got 'd0' again"),
+        ({"queries": [{"text": "no id"}]}, "queries.jsonl:1: no id field '_id'"),
+        ({"corpus": [*CORPUS, CORPUS[0]]}, "corpus.jsonl:5: the id 'd0' is not unique"),
     ],
 )
 def test_what_is_off_in_a_beir_folder_is_named_with_its_place(tmp_path, changes, message):
@@ -102,7 +102,7 @@ def test_what_is_off_in_a_beir_folder_is_named_with_its_place(tmp_path, changes,
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("corpus.jsonl", "wanted a file, or a folder that holds corpus.jsonl"),
+        ("corpus.jsonl", "a folder without corpus.jsonl"),
         ("queries.jsonl", "wanted queries.jsonl or queries.jsonl.gz in it, got neither."),
     ],
 )
@@ -232,7 +232,7 @@ def test_the_random_split_keeps_its_size_and_repeats_with_its_seed(tmp_path):
         ),
         ([mention(1, start_index=-4)], {}, "at words -4 to 8, got ''."),
         ([mention(1, start_index="7")], {}, "test.json:1: wanted a whole number in field 'start_index', got str '7'."),
-        ([mention(1, text=None)], {}, "test.json:1: wanted a string in field 'text', got nothing (null)."),
+        ([mention(1, text=None)], {}, "test.json:1: wanted a string in field 'text', got null."),
         (
             [mention(1, corpus="coronation_street")],
             {},

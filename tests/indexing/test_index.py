@@ -569,13 +569,13 @@ def test_what_cannot_be_added_or_removed_is_refused():
         setup.add(index, ["word1"])
     with pytest.raises(InputError, match=r"queries_per_item must be a whole number of at least 1. Got 0"):
         setup.add(index, queries_per_item=0)
-    with pytest.raises(InputError, match="a function without a name cannot keep a score log"):
+    with pytest.raises(InputError, match="without a fingerprint cannot have a score log"):
         setup.add(index, scorer=function_scorer(setup._score), check_models=False, work_dir="nowhere")
     for some in (index, setup.build(None)):
         short = function_encoder(lambda texts: embed(HEARD, texts)[:, :4])
         with pytest.raises(InputError, match=r"the encoder must give 6 dimensions, as the index has. Got 4"):
             setup.add(some, encoder=short, check_models=False)
-    with pytest.raises(InputError, match="got 'nobody', which none of the 120 items has"):
+    with pytest.raises(InputError, match="None of the 120 items has the id 'nobody'"):
         index.remove(["id-1", "nobody"])
     with pytest.raises(InputError, match=r"must keep at least one item. Got the ids of all of them"):
         index.remove(index.items.ids)
@@ -715,9 +715,9 @@ def test_a_work_folder_that_cannot_be_used_is_refused_before_anything_is_encoded
     setup.build(work_dir=tmp_path / "work")
     setup.asked.clear()
     for options, message in (
-        ({"work_dir": tmp_path / "file"}, f"{tmp_path / 'file'}.*a file is where a folder is wanted"),
-        ({"scorer": function_scorer(setup._score)}, r"a function without a name.*function_scorer\(fn, fingerprint="),
-        ({"scorer": Setup(name="other").scorer}, r"log.json: wanted the scores of scorer 'other', got those of 'true'"),
+        ({"work_dir": tmp_path / "file"}, f"{tmp_path / 'file'}.*A file is where a folder should be"),
+        ({"scorer": function_scorer(setup._score)}, r"without a fingerprint.*function_scorer\(fn, fingerprint="),
+        ({"scorer": Setup(name="other").scorer}, r"log.json: holds the scores of 'true', not of 'other'"),
         ({"encoder": function_encoder(encoder.encode_items)}, "the encoder has no name .*give function_encoder a fing"),
     ):
         for sampling in (None, PerItem(nearest=0.5)):
@@ -780,9 +780,9 @@ def folder(saved, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "damaged. It has .* bytes, but index.json says"),
-        (lambda path: path.write_bytes(path.read_bytes() + b" "), "damaged. It has .* bytes, but index.json says"),
-        (lambda path: path.unlink(), "missing, though index.json names it"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "damaged: it has .* bytes, not"),
+        (lambda path: path.write_bytes(path.read_bytes() + b" "), "damaged: it has .* bytes, not"),
+        (lambda path: path.unlink(), "missing, although index.json lists it"),
     ],
     ids=["cut short", "too long", "missing"],
 )
@@ -805,7 +805,7 @@ def test_a_flipped_bit_is_found_by_verify(folder, name):
         flip(path, at)
     assert Index.load(folder).verify()
     flip(file_of(folder, "vectors.safetensors"), size - 1 if name == NAMES[2] else -1)
-    with pytest.raises(InputError, match=r"vectors-\w+.safetensors: damaged. Its content has the hash"):
+    with pytest.raises(InputError, match=r"vectors-\w+.safetensors: damaged: its hash is"):
         Index.load(folder).verify()
 
 
@@ -866,7 +866,7 @@ def test_files_of_two_indexes_do_not_make_one(folder, tmp_path):
     manifests[0]["files"]["items.arrow"] = manifests[1]["files"]["items.arrow"]
     shutil.copy(file_of(tmp_path / "other", "items.arrow"), folder)
     (folder / "index.json").write_text(json.dumps(manifests[0]))
-    with pytest.raises(InputError, match=r"index.json: damaged: its content is not what its hash says"):
+    with pytest.raises(InputError, match=r"index.json: damaged: its content does not match its hash"):
         Index.load(folder)
     built = setup.build()
     with pytest.raises(InputError, match=r"one vector per item. Got 50 items, 120 vectors and 120 fitted"):
@@ -898,7 +898,7 @@ def test_a_folder_of_something_else_is_no_place_for_an_index(tmp_path):
         index.save(tmp_path)
     with pytest.raises(InputError, match=r"thesis.txt: is a file. Give a folder for the index"):
         index.save(tmp_path / "thesis.txt")
-    with pytest.raises(InputError, match=r"there is no such folder. Give the folder that an index was saved to"):
+    with pytest.raises(InputError, match=r"no such folder. Give the folder that an index was saved to"):
         Index.load(tmp_path / "none")
 
 

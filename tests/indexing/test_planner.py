@@ -192,7 +192,7 @@ def test_a_build_with_a_prior_takes_at_most_eight_calls_per_item(factors):
 def test_a_plan_refuses_what_a_build_would_before_any_call(tmp_path):
     ck.Index.build(ITEMS, **Models().both, factors=SHORT, queries=TRAIN, work_dir=tmp_path / "work")
     models = Models(scorer="another")
-    with pytest.raises(ck.InputError, match="wanted the scores of scorer 'another', got those of 'score'"):
+    with pytest.raises(ck.InputError, match="holds the scores of 'score', not of 'another'"):
         plan_build(ITEMS, **models.both, work_dir=tmp_path / "work")
     with pytest.raises(ck.InputError, match="CUR scores every item for every anchor"):
         plan_build(ITEMS, **models.both, factors=ck.Cur(), sampling=ck.PerItem())

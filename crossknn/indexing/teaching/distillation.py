@@ -25,8 +25,8 @@ from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.sampling import PerQuery, Sampling
 from crossknn.indexing.score_matrix import SparseScores
 from crossknn.indexing.teaching.token_cache import Features, KeptTokens
+from crossknn.items.fields import describe
 from crossknn.items.items import Items
-from crossknn.items.readers import describe
 from crossknn.models.hub import no_progress_bars
 from crossknn.models.torch_attention import without_cudnn_attention
 from crossknn.storage.atomic import sync, unfinished
@@ -291,7 +291,7 @@ class _Student:
     def save(self, folder: Path) -> None:
         """Write the model; the folder is there whole or not at all."""
         broken_write = import_extra("safetensors", extra="models").SafetensorError
-        fresh = unfinished(folder)
+        fresh = temporary_path(folder)
         try:
             with no_progress_bars():
                 self._model.save_pretrained(str(fresh), create_model_card=False)
