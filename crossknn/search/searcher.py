@@ -18,13 +18,13 @@ from crossknn._checks import check_positive, check_signals
 from crossknn.encoders.base import check_vectors
 from crossknn.encoders.item_encoding import encode_items
 from crossknn.errors import InputError
-from crossknn.indexing.builder import BUILT_IN
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.cache import CandidateCache
 from crossknn.retrievers.dense import Dense
 from crossknn.retrievers.fused import Fused
+from crossknn.retrievers.registry import BUILT_IN
 from crossknn.retrievers.simple import Random
 from crossknn.retrievers.tfidf import TfIdf
 from crossknn.search.fusion import ScoreFusion, check_rank_by

@@ -1,4 +1,4 @@
-"""DE_dstl: the dual encoder itself, fine-tuned until it ranks the scored items as the cross-encoder does."""
+"""Knowledge distillation of the dual encoder (DE_dstl): fine-tuning on the cross-encoder's score distributions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn._checks import check_positive
+from crossknn._checks import check_number, check_positive, invalid
 from crossknn._imports import import_extra
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import EncoderError, InputError
 from crossknn.indexing.builder import Build
-from crossknn.indexing.factorization.trainer import Training, blocks, check_number, shuffled_batches
+from crossknn.indexing.factorization.trainer import Training, batches, shuffled_batches
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.sampling import PerQuery, Sampling
 from crossknn.indexing.score_matrix import SparseScores
-from crossknn.indexing.teaching.token_cache import Features, KeptTokens
 from crossknn.items.items import Items
-from crossknn.items.readers import describe
 from crossknn.models.hub import no_progress_bars
 from crossknn.models.torch_attention import attention_of_any_shape
 from crossknn.storage.atomic import sync, unfinished
@@ -36,37 +34,41 @@ from crossknn.types import Progress, Scorer
 if TYPE_CHECKING:
     from torch import Tensor
 
-STEP = "distilling"  # what progress is reported as
-QUERY, ITEM = "query", "document"  # sentence-transformers' names for the two sides
-TEMPERATURE_QUERIES = 100  # whose lists the temperature is measured on, as many as the paper's α and β
+PROGRESS_STEP = "distilling"
+QUERY, ITEM = "query", "document"  # sentence-transformers' names of the two sides
+TEMPERATURE_QUERIES = 100  # that the temperature is measured on, as many as for the paper's α and β
 PAPER_SAMPLING = PerQuery(items=100, retriever="dense")
-TEXTS_AT_ONCE = defaultdict(lambda: 32, cuda=512)  # by the kind of device
-MOST_APART = 0.03  # share of its length by which a vector may differ when it is computed in bfloat16
+TEXTS_AT_ONCE = defaultdict(lambda: 32, cuda=512)  # by type of device
+MAX_RELATIVE_ERROR = 0.03  # of a vector computed in bfloat16
+MAX_TOKENIZED_TEXTS = 200_000  # kept in memory: about a gigabyte with 256 tokens each
+
+Features = dict[str, Any]
+"""The input of a sentence-transformers model: token ids, attention mask."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation(Training):
-    """DE_dstl: every parameter of a dual encoder, by cross-entropy over each train query's *list*, its scored items.
+    """DE_dstl: fine-tune all parameters of a dual encoder by soft cross-entropy over each query's scored items.
 
-    Target is the softmax of the list's raw scores, which fixes them up to a constant; learned is the softmax of the
-    dual encoder's inner products, divided by `temperature`. A query with fewer than two scored items has no list.
+    The target is the softmax of the query's raw scores, the prediction the softmax of the dual encoder's inner
+    products divided by `temperature`. Queries with fewer than two scored items are left out.
 
-    batch            lists per step of AdamW, over which the paper accumulates gradients
-    held_out         share of the queries: their lists are not learned but check the fit after each epoch
-    items_per_query  of a longer list so many items are drawn at random, anew in each epoch
-    texts_at_once    texts whose activations are held in memory; changes the time it takes, not the result. None: 32
-                     on a CPU, 512 on a GPU, where smaller parts take several times as long
-    temperature      None measures it: inner products and scores then vary equally within the lists to begin with.
-                     The paper has none (1), which vectors of length 1 cannot do with: their products differ too little
-    time_limit       seconds after which no further step is made; the epoch so cut counts like a whole one. The
-                     paper's is 24 hours. None: no limit
+    Dropout is off (the paper does not say), so that the same seed gives the same weights on a CPU. A GPU computes in
+    bfloat16 by autocast; weights stay float32. Memory besides activations: five times the model's weights (gradients,
+    two moments, checkpoint), and the tokens of up to 200,000 texts. Nothing is saved on the way: an interrupted fit
+    starts over.
 
-    The rest is in `Training`. Dropout is off (the paper does not say), so that what is learned is what is measured,
-    and the same seed gives the same weights on a CPU. On a GPU, bfloat16 by autocast; weights are float32 always.
-
-    Memory, besides the activations: five times the model's weights, with gradients, two moments and the best epoch;
-    and the tokens of the texts, of up to 200,000.
-    Nothing is saved on the way: a fit that was killed begins again.
+    Args:
+        batch: Queries per step of AdamW, over which the paper accumulates gradients.
+        held_out: The share of queries held out to measure the error after each epoch.
+        items_per_query: Of more scored items, this many are drawn at random, again in each epoch.
+        texts_at_once: Texts whose activations are in memory together; affects time, not the result. None is 32 on a
+            CPU and 512 on a GPU, where smaller parts take several times as long.
+        temperature: None measures it, so that inner products and scores initially vary equally within queries. The
+            paper has none (1), which does not suit unit vectors: their inner products vary too little.
+        time_limit: Seconds after which no further step is made; the unfinished epoch counts like a whole one. The
+            paper's is 24 hours. None is unlimited.
+        epochs, learning_rate, weight_decay, patience, seed, device: See `Training`.
     """
 
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -85,12 +87,12 @@ class Distillation(Training):
         super().__post_init__()
         check_positive("items_per_query", self.items_per_query)
         if self.items_per_query < 2:
-            raise InputError("items_per_query must be at least 2: one item alone is no list. Got 1 instead.")
+            raise invalid("items_per_query", "at least 2", self.items_per_query)
         if self.texts_at_once is not None:
             check_positive("texts_at_once", self.texts_at_once)
         for name, value in (("temperature", self.temperature), ("time_limit", self.time_limit)):
             if value is not None:
-                check_number(name, value, positive=True)
+                check_number(name, value)
 
     def fit(
         self,
@@ -102,27 +104,34 @@ class Distillation(Training):
         *,
         progress: Progress | None = None,
     ) -> Distilled:
-        """Fine-tune a copy of the encoder's model; it is written to `folder`, which must not exist yet.
+        """Fine-tune a copy of the encoder's model and save it.
 
-        `queries` are the texts of the train queries, `items` those of all items. The encoder stays as it is. Its
-        prompts and `max_tokens` become the new model's own; `normalize=False` must be given again to open it.
+        Args:
+            entries: The scores to learn.
+            encoder: Stays as it is. Its prompts and `max_tokens` become the new model's own; `normalize=False` must
+                be given again to open it.
+            queries: The texts of the train queries.
+            items: All items, or their texts.
+            folder: Of the new model; must not exist yet.
+            progress: Called as `progress(step, done, total)`.
         """
         start = time.perf_counter()
         texts = _Texts.check(queries, items, entries)
-        fitted, held_out = self.split(_drop_short(entries))
-        target = _make_room(Path(folder))
+        fitted, held_out = self.split(_drop_single_items(entries))
+        target = _check_new_folder(Path(folder))
         student = _Student(encoder, self)
         student.check_vectors(texts, fitted)
-        report = _Learner(student, texts, self, start, progress).train(_Lists.of(fitted), _Lists.of(held_out))
+        trainer = _Trainer(student, texts, self, start, progress)
+        report = trainer.train(_ScoredLists.group(fitted), _ScoredLists.group(held_out))
         student.save(target)
         return Distilled(SentenceEncoder(target, device=self.device or "cpu", normalize=encoder.normalize), report)
 
     def split(self, entries: SparseScores) -> tuple[SparseScores, SparseScores]:
-        """(entries to fit, entries held out); all of a query's are on the same side."""
+        """(training entries, held-out entries), split by query."""
         _, firsts = np.unique(entries.pairs.queries, return_index=True)
         _, held_out = super().split(entries.take(firsts))
-        apart = np.isin(entries.pairs.queries, held_out.pairs.queries)
-        return entries.take(~apart), entries.take(apart)
+        is_held_out = np.isin(entries.pairs.queries, held_out.pairs.queries)
+        return entries.take(~is_held_out), entries.take(is_held_out)
 
 
 def distill(
@@ -139,13 +148,13 @@ def distill(
     device: str | None = None,
     progress: Progress | None = None,
 ) -> Distilled:
-    """Score pairs as `Index.build` does, and fine-tune a copy of the encoder on them, written to `folder`.
+    """Score pairs as `Index.build` does, and fine-tune a copy of the encoder on them.
 
-    The settings that both have are those of `Index.build`; with the same `work_dir` both use the same scores.
-    Build an index with the encoder that comes back.
+    Settings with the names of `Index.build`'s mean the same; with the same `work_dir` both share scores. Build an
+    index with the encoder that is returned. The new model is saved to `folder`, which must not exist yet.
     """
     settings = settings or Distillation(seed=seed, device=device)
-    target = _make_room(Path(folder))  # said before anything is scored
+    target = _check_new_folder(Path(folder))  # before anything is scored
     build = Build(
         items,
         scorer=scorer,
@@ -158,33 +167,33 @@ def distill(
         device=device,
         progress=progress,
     )
-    return settings.fit(build.score(), encoder, build.queries, items, target, progress=progress)
+    return settings.fit(build.score(), encoder, build.train_queries, items, target, progress=progress)
 
 
 class DistillReport(TypedDict):
-    """How a distillation went. Errors are mean cross-entropies of a list; what was held out is None where nothing was.
+    """Training statistics. Errors are mean cross-entropies per query, with at most `items_per_query` items each.
 
-    All are of lists cut to `items_per_query`.
+    Held-out ones are None if nothing was held out.
     """
 
-    queries: int  # whose lists were fitted
+    queries: int  # trained on
     held_out_queries: int
-    epochs: int  # that were begun
-    best_epoch: int  # whose weights were written; 0 is the start
-    stopped_early: bool  # by what was held out
+    epochs: int  # begun
+    best_epoch: int  # the one saved; 0 is the start
+    stopped_early: bool  # by the held-out error
     out_of_time: bool
     seconds: float
     temperature: float
-    train_errors: list[float]  # of each epoch, while it learned
+    train_errors: list[float]  # of each epoch, during training
     held_out_error_before: float | None
     held_out_error: float | None
     held_out_errors: list[float]  # before the first epoch and after each
-    held_out_entropy: float | None  # of the targets: no error is lower
+    held_out_entropy: float | None  # of the targets, the lower bound of the error
 
 
 @dataclass(frozen=True)
 class Distilled:
-    """The fine-tuned dual encoder, opened from its folder, and how the fit went."""
+    """The fine-tuned dual encoder, opened from its folder, and its training statistics."""
 
     encoder: SentenceEncoder
     report: DistillReport
@@ -192,21 +201,18 @@ class Distilled:
 
 @dataclass(frozen=True)
 class _Texts:
-    """What the entries are about."""
-
     queries: Sequence[str]
     items: Items
 
     @classmethod
     def check(cls, queries: Sequence[str], items: Items | Sequence[str], entries: SparseScores) -> _Texts:
         if isinstance(queries, str) or not all(isinstance(query, str) for query in queries):
-            wrong = queries if isinstance(queries, str) else next(q for q in queries if not isinstance(q, str))
-            raise InputError(f"queries must be a list of strings. Got {describe(wrong)} instead.")
+            raise invalid("queries", "a list of strings", queries)
         items = items if isinstance(items, Items) else Items(items)
         pairs = entries.pairs
-        for name, have, wanted in (("queries", queries, pairs.n_queries), ("items", items, pairs.n_items)):
-            if len(have) != wanted:
-                raise InputError(f"{name} must be the {wanted} that the entries number. Got {len(have)} instead.")
+        for name, texts, count in (("queries", queries, pairs.n_queries), ("items", items, pairs.n_items)):
+            if len(texts) != count:
+                raise InputError(f"`{name}` must be the {count} that `entries` refer to, got {len(texts)}.")
         return cls(queries, items)
 
     def queries_of(self, lists: Sequence[SparseScores]) -> list[str]:
@@ -215,82 +221,140 @@ class _Texts:
 
 
 @dataclass(frozen=True)
-class _Lists:
-    """Entries, those of a query together: list `i` is `entries[ends[i] : ends[i + 1]]`."""
+class _ScoredLists:
+    """The scored items of each query: list `i` is `entries[bounds[i] : bounds[i + 1]]`."""
 
     entries: SparseScores
-    ends: NDArray[np.int64]
+    bounds: NDArray[np.int64]
 
     @classmethod
-    def of(cls, entries: SparseScores) -> _Lists:
+    def group(cls, entries: SparseScores) -> _ScoredLists:
         counts = np.unique(entries.pairs.queries, return_counts=True)[1]
         order = np.argsort(entries.pairs.queries, kind="stable")
         return cls(entries.take(order), np.concatenate(([0], np.cumsum(counts))))
 
     def __len__(self) -> int:
-        return len(self.ends) - 1
+        return len(self.bounds) - 1
 
-    def draw(self, number: int, most: int, rng: np.random.Generator) -> SparseScores:
-        """One list, or a random part of it where it is longer than `most`."""
-        one = self.entries.take(slice(self.ends[number], self.ends[number + 1]))
-        return one if len(one) <= most else one.take(np.sort(rng.choice(len(one), most, replace=False)))
+    def draw(self, number: int, max_length: int, rng: np.random.Generator) -> SparseScores:
+        """One list, or a random part of it if it is longer than `max_length`."""
+        one = self.entries.take(slice(self.bounds[number], self.bounds[number + 1]))
+        return one if len(one) <= max_length else one.take(np.sort(rng.choice(len(one), max_length, replace=False)))
+
+
+class TokenCache:
+    """Tokenizes each text once, up to `max_texts` of them, and pads batches again.
+
+    Features with padding other than on the right cannot be cached: then all texts are tokenized every time.
+    """
+
+    def __init__(self, tokenize: Callable[[list[str]], Features], *, max_texts: int = MAX_TOKENIZED_TEXTS) -> None:
+        self._torch = import_extra("torch", extra="models")
+        self._tokenize = tokenize
+        self._max_texts = max_texts
+        self._cached: dict[str, Features] = {}
+        self._padding: dict[str, int] = {}
+        self._constant: Features = {}  # the same for all texts
+
+    def features(self, texts: Sequence[str]) -> Features:
+        """The features of these texts, padded to the longest."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._cached]
+        if len(self._cached) + len(new) > self._max_texts:
+            return self._tokenize(list(texts))
+        if new and not self._add(new, self._tokenize(new)):
+            self._max_texts = 0
+            return self._tokenize(list(texts))
+        pad = self._torch.nn.utils.rnn.pad_sequence
+        cached = [self._cached[text] for text in texts]
+        padded = {
+            name: pad([one[name] for one in cached], batch_first=True, padding_value=value).long()
+            for name, value in self._padding.items()
+        }
+        return {**padded, **self._constant}
+
+    def _add(self, texts: list[str], features: Features) -> bool:
+        """Cache the features of each text; False if they cannot be separated."""
+        tensors = {name: value for name, value in features.items() if self._torch.is_tensor(value)}
+        mask = tensors.get("attention_mask")
+        if mask is None or any(value.shape != mask.shape or value.is_floating_point() for value in tensors.values()):
+            return False
+        lengths = mask.sum(1)
+        if not (mask.bool() == (self._torch.arange(mask.shape[1]) < lengths[:, None])).all():
+            return False
+        for name, value in tensors.items():
+            padding = value[~mask.bool()]
+            if len(padding) or name not in self._padding:
+                self._padding[name] = int(padding[0]) if len(padding) else 0
+        self._constant = {name: value for name, value in features.items() if name not in tensors}
+        for row, (text, length) in enumerate(zip(texts, lengths.tolist(), strict=True)):
+            self._cached[text] = {name: value[row, :length].int() for name, value in tensors.items()}
+        return True
 
 
 class _Student:
-    """A copy of a dual encoder while it learns."""
+    """A float32 copy of a dual encoder in training."""
 
     def __init__(self, encoder: SentenceEncoder, settings: Distillation) -> None:
         self._torch = import_extra("torch", extra="models")
-        self._checkpoint = import_extra("torch.utils.checkpoint", extra="models").checkpoint
-        self._encoder = _copy(encoder, settings.device or "cpu")
+        self._checkpointed = import_extra("torch.utils.checkpoint", extra="models").checkpoint
+        self._encoder = SentenceEncoder(
+            encoder.folder,
+            device=settings.device or "cpu",
+            dtype="float32",
+            normalize=encoder.normalize,
+            query_prompt=encoder._prompts[QUERY],
+            item_prompt=encoder._prompts[ITEM],
+            max_tokens=encoder.max_tokens,
+        )
         self._model = self._encoder._model
-        self._model.prompts = {**self._model.prompts, **_given_prompts(encoder)}
+        given_prompts = {side: prompt for side, prompt in encoder._prompts.items() if prompt is not None}
+        self._model.prompts = {**self._model.prompts, **given_prompts}
         self.device = self._model.device
         self._at_once = settings.texts_at_once or TEXTS_AT_ONCE[self.device.type]
         self.parameters = [value for value in self._model.parameters() if value.requires_grad]
-        self._kept: list[Tensor] = []
-        self._tokens = {side: KeptTokens(partial(self._tokenize, side)) for side in (QUERY, ITEM)}
+        self._saved: list[Tensor] = []
+        self._tokens = {side: TokenCache(partial(self._tokenize, side)) for side in (QUERY, ITEM)}
 
     def encode(self, side: str, texts: Sequence[str]) -> Tensor:
-        """(texts, dim) float32, for gradients to flow through; they compute activations again, some texts at a time."""
-        order = np.argsort([len(text) for text in texts], kind="stable")  # texts of like length waste less padding
+        """(texts, dim) float32 with gradients; of many texts activations are recomputed (gradient checkpointing)."""
+        order = np.argsort([len(text) for text in texts], kind="stable")  # less padding
         parts = [
-            self._features(side, [texts[at] for at in order[block]]) for block in blocks(len(texts), self._at_once)
+            self._features(side, [texts[at] for at in order[batch]]) for batch in batches(len(texts), self._at_once)
         ]
         if len(parts) == 1:
-            vectors = self._read(side, parts[0])
+            vectors = self._forward(side, parts[0])
         else:
-            again = {"use_reentrant": False, "preserve_rng_state": False}
-            vectors = self._torch.cat([self._checkpoint(self._read, side, part, **again) for part in parts])
+            options = {"use_reentrant": False, "preserve_rng_state": False}
+            vectors = self._torch.cat([self._checkpointed(self._forward, side, part, **options) for part in parts])
         result: Tensor = vectors[self._torch.from_numpy(np.argsort(order)).to(self.device)]
         return result
 
     def check_vectors(self, texts: _Texts, entries: SparseScores) -> None:
-        """An error if the vectors that would be learned are not those that the encoder gives."""
+        """Raise `EncoderError` unless the vectors in training are those that the encoder returns."""
         queries, items = texts.queries_of([entries]), texts.items.texts_of(entries.pairs.rows[:1])
         with self._torch.no_grad():
             own = self._torch.cat([self.encode(QUERY, queries), self.encode(ITEM, items)]).cpu().numpy()
-        used = np.concatenate([self._encoder.encode_queries(queries), self._encoder.encode_items(items)])
-        apart = np.linalg.norm(own - used, axis=1) / np.linalg.norm(used, axis=1)
-        if not apart.max() < MOST_APART:
+        expected = np.concatenate([self._encoder.encode_queries(queries), self._encoder.encode_items(items)])
+        errors = np.linalg.norm(own - expected, axis=1) / np.linalg.norm(expected, axis=1)
+        if not errors.max() < MAX_RELATIVE_ERROR:
             raise EncoderError(
-                f"{self._encoder.name}: cannot be fine-tuned, for sentence-transformers encodes texts with it in a way "
-                f"that distillation does not know (vectors differ by {apart.max():.0%}). Upgrade sentence-transformers."
+                f"{self._encoder.name} cannot be fine-tuned: sentence-transformers encodes texts with it in a way that "
+                f"distillation does not support (vectors differ by {errors.max():.0%}). Upgrade sentence-transformers."
             )
 
-    def keep(self) -> None:
-        """Remember the present weights, and forget those that were kept before."""
-        self._kept = [value.detach().clone() for value in self.parameters]
+    def checkpoint(self) -> None:
+        """Save the weights in place of the previous checkpoint."""
+        self._saved = [value.detach().clone() for value in self.parameters]
 
-    def go_back(self) -> None:
-        """Return to the weights that were kept."""
+    def restore(self) -> None:
+        """Return to the checkpoint."""
         with self._torch.no_grad():
-            for value, kept in zip(self.parameters, self._kept, strict=True):
-                value.copy_(kept)
+            for value, saved in zip(self.parameters, self._saved, strict=True):
+                value.copy_(saved)
 
     def save(self, folder: Path) -> None:
-        """Write the model; the folder is there whole or not at all."""
-        broken_write = import_extra("safetensors", extra="models").SafetensorError
+        """Write the model to `folder` atomically."""
+        write_error = import_extra("safetensors", extra="models").SafetensorError
         fresh = unfinished(folder)
         try:
             with no_progress_bars():
@@ -298,7 +362,7 @@ class _Student:
             for path in fresh.rglob("*"):
                 sync(path)
             fresh.rename(folder)
-        except (OSError, broken_write) as error:
+        except (OSError, write_error) as error:
             raise InputError(f"{folder}: the model could not be written ({error}).") from error
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -312,11 +376,11 @@ class _Student:
         # sentence-transformers before 6
         return dict(model.tokenize([f"{prompt or ''}{text}" for text in texts], **self._task(side)))
 
-    def _read(self, side: str, features: Features) -> Tensor:
-        """(texts, dim) float32: what the encoder gives, but with its history."""
+    def _forward(self, side: str, features: Features) -> Tensor:
+        """(texts, dim) float32: what the encoder returns, with gradients."""
         half = self._torch.autocast("cuda", self._torch.bfloat16, enabled=self.device.type == "cuda")
         with half, attention_of_any_shape(self.device):
-            found = self._model(dict(features), **self._task(side))  # a copy, for the model fills in its results
+            found = self._model(dict(features), **self._task(side))  # a copy: the model adds its outputs to it
         vectors: Tensor = found["sentence_embedding"][:, : self._model.truncate_dim].float()
         return self._torch.nn.functional.normalize(vectors) if self._encoder.normalize else vectors
 
@@ -328,8 +392,8 @@ class _Student:
         return {name: v.to(self.device) if self._torch.is_tensor(v) else v for name, v in features.items()}
 
 
-class _Learner:
-    """The epochs of one fit."""
+class _Trainer:
+    """The epochs of one distillation."""
 
     def __init__(
         self, student: _Student, texts: _Texts, settings: Distillation, start: float, progress: Progress | None
@@ -342,31 +406,31 @@ class _Learner:
             student.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
         self._temperature = settings.temperature or 1.0
-        self._done = 0  # lists that were learned from, over all epochs
+        self._done = 0  # lists trained on, over all epochs
 
-    def train(self, fitted: _Lists, held_out: _Lists) -> DistillReport:
-        """Run the epochs, stop early or in time, leave the best weights in the student, and say how it went."""
+    def train(self, fitted: _ScoredLists, held_out: _ScoredLists) -> DistillReport:
+        """Train with early stopping and a time limit, and leave the best weights in the student."""
         settings, total = self._settings, self._settings.epochs * len(fitted)
         if settings.temperature is None:
             self._temperature = self._measure_temperature(fitted)
         checks = self._draw(held_out, range(len(held_out)))
-        errors, train_errors = self._measure(checks, epoch=0), list[float]()
-        watched = bool(errors) and settings.patience is not None
+        errors, train_errors = self._mean_error(checks, epoch=0), list[float]()
+        early_stopping = bool(errors) and settings.patience is not None
         patience = settings.patience or settings.epochs
         best = epoch = 0
-        while epoch < settings.epochs and epoch - best < patience and not self._is_over():
-            if watched and best == epoch:
-                self._student.keep()
+        while epoch < settings.epochs and epoch - best < patience and not self._is_out_of_time():
+            if early_stopping and best == epoch:
+                self._student.checkpoint()
             epoch += 1
             train_errors.append(self._run_epoch(fitted, epoch, total))
-            errors += self._measure(checks, epoch=epoch)
-            if not watched or errors[epoch] < errors[best]:
+            errors += self._mean_error(checks, epoch=epoch)
+            if not early_stopping or errors[epoch] < errors[best]:
                 best = epoch
         if best < epoch:
-            self._student.go_back()
+            self._student.restore()
         if self._progress is not None and self._done < total:
-            self._progress(STEP, total, total)
-        out_of_time = self._done < total and self._is_over()
+            self._progress(PROGRESS_STEP, total, total)
+        out_of_time = self._done < total and self._is_out_of_time()
         return DistillReport(
             queries=len(fitted),
             held_out_queries=len(held_out),
@@ -383,54 +447,56 @@ class _Learner:
             held_out_entropy=float(np.mean([_entropy(one.scores) for one in checks])) if checks else None,
         )
 
-    def _run_epoch(self, fitted: _Lists, epoch: int, total: int) -> float:
-        """The mean error while it learned; ends early when the time is over."""
+    def _run_epoch(self, fitted: _ScoredLists, epoch: int, total: int) -> float:
+        """The mean error during the epoch, which ends early when time is up."""
         errors: list[float] = []
         for chosen in shuffled_batches(len(fitted), self._settings.batch, self._rng):
             lists = self._draw(fitted, chosen)
             found = self._errors(lists)
             errors += found.tolist()
-            _check_finite(math.isfinite(sum(errors)), epoch)
+            _check_finite(errors, epoch)
             self._optimizer.zero_grad()
             self._torch.autograd.backward(found.mean())
             self._optimizer.step()
-            self._tick(len(chosen), total)
-            if self._is_over():
+            self._done += len(chosen)
+            if self._progress is not None:
+                self._progress(PROGRESS_STEP, self._done, total)
+            if self._is_out_of_time():
                 break
-        self._measure(lists[:1], epoch=epoch)  # the last step, too, may have broken what was learned
+        self._mean_error(lists[:1], epoch=epoch)  # the last step may have diverged, too
         return float(np.mean(errors))
 
-    def _draw(self, lists: _Lists, numbers: Iterable[int]) -> list[SparseScores]:
+    def _draw(self, lists: _ScoredLists, numbers: Iterable[int]) -> list[SparseScores]:
         return [lists.draw(number, self._settings.items_per_query, self._rng) for number in numbers]
 
     def _errors(self, lists: Sequence[SparseScores]) -> Tensor:
-        """(lists,) cross-entropy between the softmax of a list's scores and that of its estimates."""
-        measure = self._torch.nn.functional.cross_entropy
+        """(lists,) soft cross-entropy between the softmax of a list's scores and that of its inner products."""
+        cross_entropy = self._torch.nn.functional.cross_entropy
         scores = [self._torch.from_numpy(one.scores).to(self._student.device) for one in lists]
         products = self._products(lists)
-        errors = [measure(p / self._temperature, s.softmax(0)) for p, s in zip(products, scores, strict=True)]
+        errors = [cross_entropy(p / self._temperature, s.softmax(0)) for p, s in zip(products, scores, strict=True)]
         return self._torch.stack(errors)  # type: ignore[no-any-return]
 
     def _products(self, lists: Sequence[SparseScores]) -> list[Tensor]:
-        """The inner products of each list's query with its items; an item of several lists is encoded once."""
-        rows, places = np.unique(np.concatenate([one.pairs.rows for one in lists]), return_inverse=True)
+        """The inner products of each list's query with its items; an item in several lists is encoded once."""
+        rows, positions = np.unique(np.concatenate([one.pairs.rows for one in lists]), return_inverse=True)
         items = self._student.encode(ITEM, self._texts.items.texts_of(rows))
         queries = self._student.encode(QUERY, self._texts.queries_of(lists))
-        each = items[self._torch.from_numpy(places).to(items.device)]
+        each = items[self._torch.from_numpy(positions).to(items.device)]
         parts = self._torch.split(each, [len(one) for one in lists])
         return [part @ query for part, query in zip(parts, queries, strict=True)]
 
-    def _measure(self, lists: list[SparseScores], *, epoch: int) -> list[float]:
-        """The mean error on these lists, if there are any."""
+    def _mean_error(self, lists: list[SparseScores], *, epoch: int) -> list[float]:
+        """The mean error on these lists; empty if there are none."""
         errors: list[float] = []
         with self._torch.no_grad():
-            for block in blocks(len(lists), self._settings.batch):
-                errors += self._errors(lists[block]).tolist()
-        _check_finite(math.isfinite(sum(errors)), epoch)
+            for batch in batches(len(lists), self._settings.batch):
+                errors += self._errors(lists[batch]).tolist()
+        _check_finite(errors, epoch)
         return [float(np.mean(errors))] if errors else []
 
-    def _measure_temperature(self, fitted: _Lists) -> float:
-        """The paper's β, which scales scores to inner products, of what differs within lists."""
+    def _measure_temperature(self, fitted: _ScoredLists) -> float:
+        """The paper's β, which scales scores to inner products, for deviations from the mean of each list."""
         scores, products = [], []
         with self._torch.no_grad():
             for number in self._rng.permutation(len(fitted))[:TEMPERATURE_QUERIES]:
@@ -440,55 +506,30 @@ class _Learner:
                 products.append((found - found.mean()).cpu().numpy())
         return Normalization.fit(np.concatenate(scores), np.concatenate(products)).beta
 
-    def _tick(self, lists: int, total: int) -> None:
-        self._done += lists
-        if self._progress is not None:
-            self._progress(STEP, self._done, total)
-
-    def _is_over(self) -> bool:
+    def _is_out_of_time(self) -> bool:
         return self._settings.time_limit is not None and self._seconds() > self._settings.time_limit
 
     def _seconds(self) -> float:
         return time.perf_counter() - self._start
 
 
-def _copy(encoder: SentenceEncoder, device: str) -> SentenceEncoder:
-    """The same encoder once more, in float32."""
-    return SentenceEncoder(
-        encoder.folder,
-        device=device,
-        dtype="float32",
-        normalize=encoder.normalize,
-        query_prompt=encoder._prompts[QUERY],
-        item_prompt=encoder._prompts[ITEM],
-        max_tokens=encoder.max_tokens,
-    )
-
-
-def _given_prompts(encoder: SentenceEncoder) -> dict[str, str]:
-    """Those that were given in the place of the model's own."""
-    return {side: prompt for side, prompt in encoder._prompts.items() if prompt is not None}
-
-
-def _drop_short(entries: SparseScores) -> SparseScores:
+def _drop_single_items(entries: SparseScores) -> SparseScores:
     """The entries of queries that have at least two."""
     counts = np.bincount(entries.pairs.queries, minlength=entries.pairs.n_queries)
     kept = entries.take(counts[entries.pairs.queries] >= 2)
     if not len(kept):
-        raise InputError(
-            f"entries must hold two scored items of some query. Got {len(entries)} entries, at most one per query."
-        )
+        raise InputError(f"`entries` must hold two scored items of some query, got {len(entries)} entries.")
     return kept
 
 
-def _make_room(folder: Path) -> Path:
-    """The folder to write, which is not there yet; the one that it will be in is."""
+def _check_new_folder(folder: Path) -> Path:
+    """The folder, which must not exist; its parents are created."""
     if folder.exists():
-        raise InputError(f"{folder}: exists already. Give a new folder for the fine-tuned model.")
+        raise InputError(f"{folder} exists already. Give a new folder for the fine-tuned model.")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be written ({error.strerror or error}).") from error
+        raise InputError(f"{folder} cannot be written ({error.strerror or error}).") from error
     return folder
 
 
@@ -499,9 +540,9 @@ def _entropy(scores: NDArray[np.float32]) -> float:
     return float(np.log(weights.sum()) - (weights * shifted).sum() / weights.sum())
 
 
-def _check_finite(finite: bool, epoch: int) -> None:
-    if not finite:
+def _check_finite(errors: list[float], epoch: int) -> None:
+    if not math.isfinite(sum(errors)):
         raise InputError(
-            f"the fit broke down in epoch {epoch}: NaN or infinity in what was learned. Lower learning_rate, or raise "
-            "temperature where it is far below 0.01."
+            f"The fit diverged in epoch {epoch}: NaN or infinity in the error. Lower `learning_rate`, or raise "
+            "`temperature` if it is far below 0.01."
         )
