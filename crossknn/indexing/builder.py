@@ -259,9 +259,8 @@ class Build:
         only_normalizes = self.factors is None and not self.prior
         if self.queries is None:
             count = NORMALIZATION_QUERIES if only_normalizes else PSEUDO_QUERIES
-            return cut_queries(
-                self.items, self.factors.anchors if isinstance(self.factors, Cur) else count, seed=self.seed
-            )
+            count = self.factors.anchors if isinstance(self.factors, Cur) else count
+            return cut_queries(self.items, count, seed=self.seed)
         _check_queries(self.queries)
         distinct = list(dict.fromkeys(self.queries))
         if isinstance(self.factors, Cur):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -122,11 +122,11 @@ def plan_build(
         ways.setdefault(_describe(build), build)
     counter = _CallCounter(items, None if work_dir is None else Path(work_dir), scorer)
     calls = {name: counter.count(build) for name, build in ways.items()}
-    first = next(iter(ways.values()))
+    first, any_calls = next(iter(ways.values())), any(to_make for _, to_make, _ in calls.values())
     path = first.vectors_path
     to_encode = len(items) - (0 if path is None else count_encoded(items, encoder, path=path))
-    models = _ModelTimer(items, first.train_queries, scorer, encoder, progress)
-    dim, text_bytes = models.dim, items.stored_bytes + estimate_bytes(items)
+    speed = _measure_speed(items, first.train_queries, scorer if any_calls else None, encoder, progress)
+    dim, text_bytes = speed.dim, items.stored_bytes + estimate_bytes(items)
     time_fit = cache(partial(_seconds_per_work, dim=dim))
     costs = []
     for name, build in ways.items():
@@ -138,20 +138,15 @@ def plan_build(
                 pairs,
                 to_make,
                 at_most,
-                scoring=to_make * models.seconds_per_call if to_make else 0.0,
-                encoding=to_encode * models.seconds_per_item + n_queries * models.seconds_per_query,
+                scoring=to_make * speed.per_call,
+                encoding=to_encode * speed.per_item + n_queries * speed.per_query,
                 factorizing=_fit_seconds(build, pairs, dim, device, time_fit),
                 disk=text_bytes + Items(build.train_queries).stored_bytes + _array_bytes(build, dim),
                 memory=_memory_bytes(build, dim, pairs),
             )
         )
-    timed = any(to_make for _, to_make, _ in calls.values())
-    return BuildPlan(
-        costs,
-        calls_made=MEASURED_CALLS if timed else 0,
-        calls_per_second=1 / models.seconds_per_call if timed else None,
-        items_per_second=1 / models.seconds_per_item,
-    )
+    calls_per_second = 1 / speed.per_call if any_calls else None
+    return BuildPlan(costs, MEASURED_CALLS if any_calls else 0, calls_per_second, 1 / speed.per_item)
 
 
 def usual_ways(seed: int = 0) -> list[dict[str, Any]]:
@@ -224,51 +219,45 @@ class _CallCounter:
         return Codes(hash_texts(self._items.texts))
 
 
-class _ModelTimer:
-    """Speeds of the models, measured on first use."""
+class _Speed(NamedTuple):
+    """Dimension of the encoder's vectors, and seconds of both models."""
 
-    def __init__(
-        self, items: Items, queries: Sequence[str], scorer: Scorer, encoder: Encoder, progress: Progress | None
-    ) -> None:
-        self._items = items
-        self._queries = queries
-        self._scorer = scorer
-        self._encoder = encoder
-        self._report = progress or (lambda *_: None)
+    dim: int
+    per_item: float
+    per_query: float
+    per_call: float
 
-    @cached_property
-    def dim(self) -> int:
-        return int(check_vectors(self._encoder.encode_items([]), []).shape[1])
 
-    @cached_property
-    def seconds_per_item(self) -> float:
-        return self._time(self._encoder.encode_items, self._items.texts_of(_spread(len(self._items), MEASURED_ITEMS)))
+def _measure_speed(
+    items: Items, queries: Sequence[str], scorer: Scorer | None, encoder: Encoder, progress: Progress | None
+) -> _Speed:
+    report, dim = progress or (lambda *_: None), int(check_vectors(encoder.encode_items([]), []).shape[1])
 
-    @cached_property
-    def seconds_per_query(self) -> float:
-        numbers = _spread(len(self._queries), MEASURED_QUERIES)
-        return self._time(self._encoder.encode_queries, [self._queries[number] for number in numbers])
-
-    def _time(self, encode: Callable[[Sequence[str]], Vectors], texts: list[str]) -> float:
-        """Seconds per text, sorted by length as in a build."""
-        texts.sort(key=len)
-        self._report("measure the encoder", 0, len(texts))
+    def time_encoder(encode: Callable[[Sequence[str]], Vectors], texts: list[str]) -> float:
+        texts.sort(key=len)  # batches of similar lengths, as in a build
+        report("measure the encoder", 0, len(texts))
         encode(texts[:WARM_UP_TEXTS])
         start = time.perf_counter()
-        check_vectors(encode(texts), texts, dim=self.dim)
+        check_vectors(encode(texts), texts, dim=dim)
         took = time.perf_counter() - start
-        self._report("measure the encoder", len(texts), len(texts))
+        report("measure the encoder", len(texts), len(texts))
         return max(took, 1e-9) / len(texts)
 
-    @cached_property
-    def seconds_per_call(self) -> float:
+    def time_scorer(scorer: Scorer) -> float:
         rng = np.random.default_rng(0)
-        rows = rng.permutation(_spread(len(self._items), MEASURED_CALLS))
-        queries = [self._queries[number] for number in rng.integers(len(self._queries), size=MEASURED_CALLS)]
-        self._report("measure the scorer", 0, MEASURED_CALLS)
-        speed = measure_speed(self._scorer, queries, self._items.texts_of(rows))
-        self._report("measure the scorer", MEASURED_CALLS, MEASURED_CALLS)
-        return speed.per_call
+        rows = rng.permutation(_spread(len(items), MEASURED_CALLS))
+        chosen = [queries[number] for number in rng.integers(len(queries), size=MEASURED_CALLS)]
+        report("measure the scorer", 0, MEASURED_CALLS)
+        per_call = measure_speed(scorer, chosen, items.texts_of(rows)).per_call
+        report("measure the scorer", MEASURED_CALLS, MEASURED_CALLS)
+        return per_call
+
+    return _Speed(
+        dim,
+        time_encoder(encoder.encode_items, items.texts_of(_spread(len(items), MEASURED_ITEMS))),
+        time_encoder(encoder.encode_queries, [queries[at] for at in _spread(len(queries), MEASURED_QUERIES)]),
+        0.0 if scorer is None else time_scorer(scorer),
+    )
 
 
 def _spread(count: int, size: int) -> Rows:

@@ -183,14 +183,19 @@ def _fit_variance_components(
     bias = biases.items[seen.rows]
     features = np.column_stack([seen.features, bias / spread, np.ones(len(bias))])
     residuals = _regress_out(seen.queries, features, (seen.scores - mean - bias) / gamma)
-    sample = _sample_pairs(seen, seed)
-    held_out_factors = _cross_fit_factors(seen, residuals, sample, n_items, seed)
     features[:, -2] = biases.leave_one_out / spread
     targets = (seen.scores - mean - biases.leave_one_out) / gamma
-    variances, noise = _fit_variances(seen.rows, features, targets, held_out_factors, item_vectors, sample)
+    scale, cases = max(float(targets.var()), 1e-12), []
+    sample = _sample_pairs(seen, seed)
+    for positions, factors in zip(sample, _cross_fit(seen, residuals, sample, n_items, seed), strict=True):
+        vectors = np.asarray(item_vectors[seen.rows[positions]], np.float64)
+        of_features = (np.outer(feature, feature) for feature in features[positions].T)
+        kernels = np.stack([vectors @ vectors.T, *of_features, factors @ factors.T])
+        cases.append((kernels, targets[positions] / np.sqrt(scale)))
+    *variances, factor_variance, noise = _maximize_likelihood(cases) * scale
     pca = ProbabilisticPca.fit(seen.queries, seen.rows, residuals, n_items=n_items, seed=seed)
-    latent_factors = pca.features(np.arange(n_items)) * min(1.0, np.sqrt(variances[-1]))
-    return variances[:-1], noise, latent_factors.astype(np.float16)  # as stored in an index
+    latent_factors = pca.features(np.arange(n_items)) * min(1.0, np.sqrt(factor_variance))
+    return np.array(variances), float(noise), latent_factors.astype(np.float16)  # as stored in an index
 
 
 def _regress_out(queries: NDArray[np.int32], features: Array, values: Array) -> Array:
@@ -215,7 +220,7 @@ def _sample_pairs(seen: _Observations, seed: int) -> list[Positions]:
     return sample
 
 
-def _cross_fit_factors(
+def _cross_fit(
     seen: _Observations, residuals: Array, sample: Sequence[Positions], n_items: int, seed: int
 ) -> list[Array]:
     """For each sampled query (its pairs, factors) latent factors fitted to the half of the queries it is not in."""
@@ -229,26 +234,6 @@ def _cross_fit_factors(
         for which, own in ((True, half), (False, ~half))
     }
     return [fits[not half[positions[0]]].features(seen.rows[positions]) for positions in sample]
-
-
-def _fit_variances(
-    rows: NDArray[np.int32],
-    features: Array,
-    targets: Array,
-    latent_factors: Sequence[Array],
-    item_vectors: NDArray[Any],
-    sample: Sequence[Positions],
-) -> tuple[Array, float]:
-    """Variances of the vector, each feature and the latent factors, and the noise, by marginal likelihood."""
-    scale = max(float(targets.var()), 1e-12)
-    cases = []
-    for positions, factors in zip(sample, latent_factors, strict=True):
-        vectors = np.asarray(item_vectors[rows[positions]], np.float64)
-        of_features = (np.outer(feature, feature) for feature in features[positions].T)
-        kernels = np.stack([vectors @ vectors.T, *of_features, factors @ factors.T])
-        cases.append((kernels, targets[positions] / np.sqrt(scale)))
-    found = _maximize_likelihood(cases) * scale
-    return found[:-1], float(found[-1])
 
 
 def _maximize_likelihood(cases: Sequence[tuple[Array, Array]]) -> Array:

@@ -101,9 +101,7 @@ def sample_per_item(
 ) -> Pairs:
     """`plan.queries` distinct queries for every item; fewer only if there are fewer queries.
 
-    Args:
-        queries: Searches the train queries' vectors; required for `plan.nearest`.
-        item_vectors: (items, dim), required for `plan.nearest`.
+    The nearest ones are found by a search over the `queries`' vectors with `item_vectors` (items, dim).
     """
     per_item = min(plan.queries, n_queries)
     nearest = round(plan.nearest * per_item)

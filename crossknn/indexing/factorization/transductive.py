@@ -24,7 +24,7 @@ from crossknn.indexing.factorization.trainer import (
     train,
 )
 from crossknn.indexing.score_matrix import Numbers, Pairs, SparseScores
-from crossknn.types import Progress, Scores, Vectors
+from crossknn.types import Progress, Rows, Scores, Vectors
 
 if TYPE_CHECKING:
     import torch
@@ -99,19 +99,12 @@ class Transductive(Training):
         *,
         progress: Progress | None = None,
     ) -> TransductiveFit:
-        """Vectors of all queries and items of `entries`.
-
-        Args:
-            entries: The observed scores.
-            query_vectors: (queries, dim) initial vectors; None with random initialization.
-            item_vectors: (items, dim) initial vectors; None with random initialization.
-            progress: Called as `progress(step, done, total)`.
-        """
+        """Fit all queries and items, from initial vectors (queries, dim) and (items, dim) unless init is "random"."""
         fitted, held_out = self.split(entries)
         sides = _make_sides(entries.pairs, *self._initialize(entries.pairs, query_vectors, item_vectors), self.device)
         learner: Learner = _AdamW(sides, fitted, self) if self.method == "adamw" else _Als(sides, fitted, self)
         report = train(learner, fitted, held_out, self, progress)
-        del learner  # frees the moments before the result is allocated
+        del learner  # frees moments and checkpoint before the result is allocated
         return TransductiveFit(sides[0].result(), sides[1].result(), report)
 
     def _initialize(
@@ -169,29 +162,18 @@ class _Side:
         self.vectors: torch.Tensor = self._torch.empty((len(self.seen), initial.shape[1]), device=self.device)
         for batch in batches(len(self.seen)):
             self.vectors[batch] = self.read_initial(batch)
-        self._saved: torch.Tensor | None = None
 
-    def read_initial(self, positions: slice | NDArray[np.int64]) -> torch.Tensor:
+    def read_initial(self, positions: slice | Rows) -> torch.Tensor:
         """(positions, dim) float32 on the device: the initial vectors."""
         tensor: torch.Tensor = self._torch.from_numpy(read_vectors(self.initial, self.seen[positions]))
         return tensor.to(self.device)
 
-    def locate(self, numbers: Numbers) -> NDArray[np.int64]:
+    def locate(self, numbers: Numbers) -> Rows:
         """Positions in `vectors` of queries or items that have entries."""
         return np.searchsorted(self.seen, numbers)
 
-    def checkpoint(self) -> None:
-        if self._saved is None:
-            self._saved = self._torch.empty_like(self.vectors)
-        self._saved.copy_(self.vectors)
-
-    def restore(self) -> None:
-        if self._saved is not None:
-            self.vectors.copy_(self._saved)
-
     def result(self) -> Vectors:
         """(all, dim) float32: fitted rows, and initial ones where there are no entries."""
-        self._saved = None
         vectors = np.empty(self.initial.shape, np.float32)
         for batch in batches(len(vectors)):
             vectors[batch] = self.initial[batch]
@@ -209,6 +191,7 @@ class _FreeVectors:
         self._settings = settings
         self._scores = fitted.scores
         self._positions = self._locate(fitted.pairs)
+        self._saved: list[torch.Tensor] = []
 
     def estimate(self, pairs: Pairs) -> Scores:
         left, right = (
@@ -226,14 +209,14 @@ class _FreeVectors:
         )
 
     def checkpoint(self) -> None:
-        for side in self._sides:
-            side.checkpoint()
+        self._saved.clear()  # frees the memory for the next one
+        self._saved += [side.vectors.clone() for side in self._sides]
 
     def restore(self) -> None:
-        for side in self._sides:
-            side.restore()
+        for side, saved in zip(self._sides, self._saved, strict=True):
+            side.vectors.copy_(saved)
 
-    def _locate(self, pairs: Pairs) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _locate(self, pairs: Pairs) -> tuple[Rows, Rows]:
         return self._sides[0].locate(pairs.queries), self._sides[1].locate(pairs.rows)
 
     def _to_device(self, array: NDArray[Any]) -> torch.Tensor:
@@ -290,18 +273,12 @@ class LazyAdamW:
     A row without a gradient still decays and coasts along its first moment. These updates are applied in closed form
     when the row is next needed. Let d = 1 − lr · weight_decay. While a row coasts, both moments shrink geometrically,
     so k steps after its last gradient it is at `dᵏ (x − lr · m/√v · Σⱼ rʲ c)`, j = 1 … k, with r = β₁/(√β₂ d) and c
-    the bias correction of each step; the sums come from one table over all steps. Equal to torch's up to rounding.
-
-    Args:
-        vectors: (rows, dim), updated in place.
-        learning_rate: As in torch.
-        weight_decay: As in torch.
-        steps: The maximal number of steps.
+    the bias correction of each step; the sums come from one table over all `steps`. Equal to torch's up to rounding.
     """
 
     def __init__(self, vectors: torch.Tensor, *, learning_rate: float, weight_decay: float, steps: int) -> None:
         self._torch = import_extra("torch", extra="models")
-        self._vectors = vectors
+        self._vectors = vectors  # (rows, dim), updated in place
         self._first = self._torch.zeros_like(vectors)
         self._second = self._torch.zeros_like(vectors)
         self._last_step = self._torch.zeros(len(vectors), dtype=self._torch.int64, device=vectors.device)
@@ -367,55 +344,51 @@ class _Als(_FreeVectors):
     def __init__(self, sides: tuple[_Side, _Side], fitted: SparseScores, settings: Transductive) -> None:
         super().__init__(sides, fitted, settings)
         queries, items = self._positions
-        self._by_query = _Groups.make(queries, items, len(sides[0].seen))
-        self._by_item = _Groups.make(items, queries, len(sides[1].seen))
+        self._by_query = _Groups.make(queries, len(sides[0].seen), items, sides[1])
+        self._by_item = _Groups.make(items, len(sides[1].seen), queries, sides[0])
 
     def run_epoch(self, tick: Callable[[], None]) -> None:
         self.solve_items()
         tick()
-        self._solve_side(*self._sides, self._by_query)
+        self._solve_side(self._sides[0], self._by_query)
         tick()
 
     def solve_items(self) -> None:
         """Solve for the items' vectors, the queries' being fixed."""
-        queries, items = self._sides
-        self._solve_side(items, queries, self._by_item)
+        self._solve_side(self._sides[1], self._by_item)
 
-    def _solve_side(self, side: _Side, other: _Side, groups: _Groups) -> None:
+    def _solve_side(self, side: _Side, groups: _Groups) -> None:
         torch, dim = self._torch, side.vectors.shape[1]
         for members, count in groups.batches(dim):
             prior = torch.zeros((len(members), dim), dtype=torch.float64, device=side.device)
             if self._settings.init == "encoder":
                 prior += side.read_initial(members)
             solve = self._solve_dual if count < dim else self._solve_primal
-            side.vectors[self._to_device(members)] = (prior + solve(members, count, prior, other, groups)).float()
+            side.vectors[self._to_device(members)] = (prior + solve(members, count, prior, groups)).float()
 
-    def _solve_dual(
-        self, members: NDArray[np.int64], count: int, prior: torch.Tensor, other: _Side, groups: _Groups
-    ) -> torch.Tensor:
+    def _solve_dual(self, members: Rows, count: int, prior: torch.Tensor, groups: _Groups) -> torch.Tensor:
         """Aᵀ (A Aᵀ + ridge I)⁻¹ (s − A v₀): as many unknowns as entries."""
-        rows, residuals = self._read(groups.entries(members, slice(0, count)), prior, other, groups)
+        rows, residuals = self._read(members, slice(0, count), prior, groups)
         kernel = rows @ rows.transpose(1, 2)
         return (rows.transpose(1, 2) @ self._solve(kernel, residuals))[:, :, 0]
 
-    def _solve_primal(
-        self, members: NDArray[np.int64], count: int, prior: torch.Tensor, other: _Side, groups: _Groups
-    ) -> torch.Tensor:
+    def _solve_primal(self, members: Rows, count: int, prior: torch.Tensor, groups: _Groups) -> torch.Tensor:
         """(AᵀA + ridge I)⁻¹ Aᵀ (s − A v₀): as many unknowns as dimensions; A is read in parts."""
         dim = prior.shape[1]
         kernel = self._torch.zeros((len(members), dim, dim), dtype=prior.dtype, device=prior.device)
         right = self._torch.zeros((len(members), dim, 1), dtype=prior.dtype, device=prior.device)
         for part in batches(count, max(1, SYSTEM_NUMBERS // (len(members) * dim))):
-            rows, residuals = self._read(groups.entries(members, part), prior, other, groups)
+            rows, residuals = self._read(members, part, prior, groups)
             kernel += rows.transpose(1, 2) @ rows
             right += rows.transpose(1, 2) @ residuals
         return self._solve(kernel, right)[:, :, 0]
 
     def _read(
-        self, entries: NDArray[np.int64], prior: torch.Tensor, other: _Side, groups: _Groups
+        self, members: Rows, part: slice, prior: torch.Tensor, groups: _Groups
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A (members, entries, dim), the other side's vectors, and the residuals s − A v₀."""
-        rows = other.vectors[self._to_device(groups.other[entries])].double()
+        """A (members, entries, dim), the other side's vectors, and the residuals s − A v₀, of a part."""
+        entries = groups.order[groups.starts[members][:, None] + np.arange(part.start, part.stop)]
+        rows = groups.other.vectors[self._to_device(groups.positions[entries])].double()
         return rows, self._to_device(self._scores[entries])[:, :, None] - rows @ prior[:, :, None]
 
     def _solve(self, kernel: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -432,17 +405,18 @@ class _Als(_FreeVectors):
 class _Groups:
     """The entries of each row of one side, and the rows grouped by their number of entries."""
 
-    order: NDArray[np.int64]  # (entries,) sorted by row
-    starts: NDArray[np.int64]  # (rows,) the first of a row's entries in `order`
-    counts: NDArray[np.int64]  # (rows,)
-    other: NDArray[np.int64]  # (entries,) the row on the other side
+    order: Rows  # (entries,) sorted by row
+    starts: Rows  # (rows,) the first of a row's entries in `order`
+    counts: Rows  # (rows,) of entries
+    positions: Rows  # (entries,) of the row on the other side
+    other: _Side
 
     @classmethod
-    def make(cls, own: NDArray[np.int64], other: NDArray[np.int64], rows: int) -> _Groups:
+    def make(cls, own: Rows, rows: int, positions: Rows, other: _Side) -> _Groups:
         counts = np.bincount(own, minlength=rows)
-        return cls(np.argsort(own, kind="stable"), np.cumsum(counts) - counts, counts, other)
+        return cls(np.argsort(own, kind="stable"), np.cumsum(counts) - counts, counts, positions, other)
 
-    def batches(self, dim: int) -> Iterator[tuple[NDArray[np.int64], int]]:
+    def batches(self, dim: int) -> Iterator[tuple[Rows, int]]:
         """(rows, entries per row): batches of rows with the same number of entries, at least one."""
         by_count = np.argsort(self.counts, kind="stable")
         values, firsts = np.unique(self.counts[by_count], return_index=True)
@@ -450,7 +424,3 @@ class _Groups:
             size = max(1, SYSTEM_NUMBERS // (dim * max(1, min(count, dim))))
             for batch in batches(len(members), size) if count else ():
                 yield members[batch], count
-
-    def entries(self, members: NDArray[np.int64], part: slice) -> NDArray[np.int64]:
-        """(members, entries of the part): a part of the entries of each member."""
-        return self.order[self.starts[members][:, None] + np.arange(part.start, part.stop)]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import shutil
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
@@ -18,16 +15,14 @@ from numpy.typing import NDArray
 from crossknn._checks import check_number, check_positive, invalid
 from crossknn._imports import import_extra
 from crossknn.encoders.sentence import SentenceEncoder
-from crossknn.errors import EncoderError, InputError
+from crossknn.errors import InputError
 from crossknn.indexing.builder import Build
 from crossknn.indexing.factorization.trainer import Training, batches, shuffled_batches
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.sampling import PerQuery, Sampling
 from crossknn.indexing.score_matrix import SparseScores
+from crossknn.indexing.teaching.student import ITEM, QUERY, Student
 from crossknn.items.items import Items
-from crossknn.models.hub import no_progress_bars
-from crossknn.models.torch_attention import attention_of_any_shape
-from crossknn.storage.atomic import sync, unfinished
 from crossknn.strategies.normalization import Normalization
 from crossknn.types import Progress, Scorer
 
@@ -35,15 +30,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PROGRESS_STEP = "distilling"
-QUERY, ITEM = "query", "document"  # sentence-transformers' names of the two sides
 TEMPERATURE_QUERIES = 100  # that the temperature is measured on, as many as for the paper's α and β
 PAPER_SAMPLING = PerQuery(items=100, retriever="dense")
-TEXTS_AT_ONCE = defaultdict(lambda: 32, cuda=512)  # by type of device
-MAX_RELATIVE_ERROR = 0.03  # of a vector computed in bfloat16
-MAX_TOKENIZED_TEXTS = 200_000  # kept in memory: about a gigabyte with 256 tokens each
-
-Features = dict[str, Any]
-"""The input of a sentence-transformers model: token ids, attention mask."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,25 +92,20 @@ class Distillation(Training):
         *,
         progress: Progress | None = None,
     ) -> Distilled:
-        """Fine-tune a copy of the encoder's model and save it.
+        """Fine-tune a copy of the encoder's model and save it to `folder`, which must not exist yet.
 
-        Args:
-            entries: The scores to learn.
-            encoder: Stays as it is. Its prompts and `max_tokens` become the new model's own; `normalize=False` must
-                be given again to open it.
-            queries: The texts of the train queries.
-            items: All items, or their texts.
-            folder: Of the new model; must not exist yet.
-            progress: Called as `progress(step, done, total)`.
+        `queries` are all train queries and `items` all items that `entries` refer to. The encoder's prompts and
+        `max_tokens` become the new model's own; `normalize=False` must be given again to open it.
         """
         start = time.perf_counter()
-        texts = _Texts.check(queries, items, entries)
-        fitted, held_out = self.split(_drop_single_items(entries))
+        items = items if isinstance(items, Items) else Items(items)
+        _check_texts(queries, items, entries)
+        fitted, held_out = (_group_by_query(part) for part in self.split(_drop_single_items(entries)))
         target = _check_new_folder(Path(folder))
-        student = _Student(encoder, self)
-        student.check_vectors(texts, fitted)
-        trainer = _Trainer(student, texts, self, start, progress)
-        report = trainer.train(_ScoredLists.group(fitted), _ScoredLists.group(held_out))
+        student = Student(encoder, device=self.device, texts_at_once=self.texts_at_once)
+        first = fitted[0].pairs
+        student.check_vectors(queries[first.queries[0]], items.text(int(first.rows[0])))
+        report = _Trainer(student, queries, items, self, start, progress).train(fitted, held_out)
         student.save(target)
         return Distilled(SentenceEncoder(target, device=self.device or "cpu", normalize=encoder.normalize), report)
 
@@ -199,208 +182,21 @@ class Distilled:
     report: DistillReport
 
 
-@dataclass(frozen=True)
-class _Texts:
-    queries: Sequence[str]
-    items: Items
-
-    @classmethod
-    def check(cls, queries: Sequence[str], items: Items | Sequence[str], entries: SparseScores) -> _Texts:
-        if isinstance(queries, str) or not all(isinstance(query, str) for query in queries):
-            raise invalid("queries", "a list of strings", queries)
-        items = items if isinstance(items, Items) else Items(items)
-        pairs = entries.pairs
-        for name, texts, count in (("queries", queries, pairs.n_queries), ("items", items, pairs.n_items)):
-            if len(texts) != count:
-                raise InputError(f"`{name}` must be the {count} that `entries` refer to, got {len(texts)}.")
-        return cls(queries, items)
-
-    def queries_of(self, lists: Sequence[SparseScores]) -> list[str]:
-        """The query of each list."""
-        return [self.queries[one.pairs.queries[0]] for one in lists]
-
-
-@dataclass(frozen=True)
-class _ScoredLists:
-    """The scored items of each query: list `i` is `entries[bounds[i] : bounds[i + 1]]`."""
-
-    entries: SparseScores
-    bounds: NDArray[np.int64]
-
-    @classmethod
-    def group(cls, entries: SparseScores) -> _ScoredLists:
-        counts = np.unique(entries.pairs.queries, return_counts=True)[1]
-        order = np.argsort(entries.pairs.queries, kind="stable")
-        return cls(entries.take(order), np.concatenate(([0], np.cumsum(counts))))
-
-    def __len__(self) -> int:
-        return len(self.bounds) - 1
-
-    def draw(self, number: int, max_length: int, rng: np.random.Generator) -> SparseScores:
-        """One list, or a random part of it if it is longer than `max_length`."""
-        one = self.entries.take(slice(self.bounds[number], self.bounds[number + 1]))
-        return one if len(one) <= max_length else one.take(np.sort(rng.choice(len(one), max_length, replace=False)))
-
-
-class TokenCache:
-    """Tokenizes each text once, up to `max_texts` of them, and pads batches again.
-
-    Features with padding other than on the right cannot be cached: then all texts are tokenized every time.
-    """
-
-    def __init__(self, tokenize: Callable[[list[str]], Features], *, max_texts: int = MAX_TOKENIZED_TEXTS) -> None:
-        self._torch = import_extra("torch", extra="models")
-        self._tokenize = tokenize
-        self._max_texts = max_texts
-        self._cached: dict[str, Features] = {}
-        self._padding: dict[str, int] = {}
-        self._constant: Features = {}  # the same for all texts
-
-    def features(self, texts: Sequence[str]) -> Features:
-        """The features of these texts, padded to the longest."""
-        new = [text for text in dict.fromkeys(texts) if text not in self._cached]
-        if len(self._cached) + len(new) > self._max_texts:
-            return self._tokenize(list(texts))
-        if new and not self._add(new, self._tokenize(new)):
-            self._max_texts = 0
-            return self._tokenize(list(texts))
-        pad = self._torch.nn.utils.rnn.pad_sequence
-        cached = [self._cached[text] for text in texts]
-        padded = {
-            name: pad([one[name] for one in cached], batch_first=True, padding_value=value).long()
-            for name, value in self._padding.items()
-        }
-        return {**padded, **self._constant}
-
-    def _add(self, texts: list[str], features: Features) -> bool:
-        """Cache the features of each text; False if they cannot be separated."""
-        tensors = {name: value for name, value in features.items() if self._torch.is_tensor(value)}
-        mask = tensors.get("attention_mask")
-        if mask is None or any(value.shape != mask.shape or value.is_floating_point() for value in tensors.values()):
-            return False
-        lengths = mask.sum(1)
-        if not (mask.bool() == (self._torch.arange(mask.shape[1]) < lengths[:, None])).all():
-            return False
-        for name, value in tensors.items():
-            padding = value[~mask.bool()]
-            if len(padding) or name not in self._padding:
-                self._padding[name] = int(padding[0]) if len(padding) else 0
-        self._constant = {name: value for name, value in features.items() if name not in tensors}
-        for row, (text, length) in enumerate(zip(texts, lengths.tolist(), strict=True)):
-            self._cached[text] = {name: value[row, :length].int() for name, value in tensors.items()}
-        return True
-
-
-class _Student:
-    """A float32 copy of a dual encoder in training."""
-
-    def __init__(self, encoder: SentenceEncoder, settings: Distillation) -> None:
-        self._torch = import_extra("torch", extra="models")
-        self._checkpointed = import_extra("torch.utils.checkpoint", extra="models").checkpoint
-        self._encoder = SentenceEncoder(
-            encoder.folder,
-            device=settings.device or "cpu",
-            dtype="float32",
-            normalize=encoder.normalize,
-            query_prompt=encoder._prompts[QUERY],
-            item_prompt=encoder._prompts[ITEM],
-            max_tokens=encoder.max_tokens,
-        )
-        self._model = self._encoder._model
-        given_prompts = {side: prompt for side, prompt in encoder._prompts.items() if prompt is not None}
-        self._model.prompts = {**self._model.prompts, **given_prompts}
-        self.device = self._model.device
-        self._at_once = settings.texts_at_once or TEXTS_AT_ONCE[self.device.type]
-        self.parameters = [value for value in self._model.parameters() if value.requires_grad]
-        self._saved: list[Tensor] = []
-        self._tokens = {side: TokenCache(partial(self._tokenize, side)) for side in (QUERY, ITEM)}
-
-    def encode(self, side: str, texts: Sequence[str]) -> Tensor:
-        """(texts, dim) float32 with gradients; of many texts activations are recomputed (gradient checkpointing)."""
-        order = np.argsort([len(text) for text in texts], kind="stable")  # less padding
-        parts = [
-            self._features(side, [texts[at] for at in order[batch]]) for batch in batches(len(texts), self._at_once)
-        ]
-        if len(parts) == 1:
-            vectors = self._forward(side, parts[0])
-        else:
-            options = {"use_reentrant": False, "preserve_rng_state": False}
-            vectors = self._torch.cat([self._checkpointed(self._forward, side, part, **options) for part in parts])
-        result: Tensor = vectors[self._torch.from_numpy(np.argsort(order)).to(self.device)]
-        return result
-
-    def check_vectors(self, texts: _Texts, entries: SparseScores) -> None:
-        """Raise `EncoderError` unless the vectors in training are those that the encoder returns."""
-        queries, items = texts.queries_of([entries]), texts.items.texts_of(entries.pairs.rows[:1])
-        with self._torch.no_grad():
-            own = self._torch.cat([self.encode(QUERY, queries), self.encode(ITEM, items)]).cpu().numpy()
-        expected = np.concatenate([self._encoder.encode_queries(queries), self._encoder.encode_items(items)])
-        errors = np.linalg.norm(own - expected, axis=1) / np.linalg.norm(expected, axis=1)
-        if not errors.max() < MAX_RELATIVE_ERROR:
-            raise EncoderError(
-                f"{self._encoder.name} cannot be fine-tuned: sentence-transformers encodes texts with it in a way that "
-                f"distillation does not support (vectors differ by {errors.max():.0%}). Upgrade sentence-transformers."
-            )
-
-    def checkpoint(self) -> None:
-        """Save the weights in place of the previous checkpoint."""
-        self._saved = [value.detach().clone() for value in self.parameters]
-
-    def restore(self) -> None:
-        """Return to the checkpoint."""
-        with self._torch.no_grad():
-            for value, saved in zip(self.parameters, self._saved, strict=True):
-                value.copy_(saved)
-
-    def save(self, folder: Path) -> None:
-        """Write the model to `folder` atomically."""
-        write_error = import_extra("safetensors", extra="models").SafetensorError
-        fresh = unfinished(folder)
-        try:
-            with no_progress_bars():
-                self._model.save_pretrained(str(fresh), create_model_card=False)
-            for path in fresh.rglob("*"):
-                sync(path)
-            fresh.rename(folder)
-        except (OSError, write_error) as error:
-            raise InputError(f"{folder}: the model could not be written ({error}).") from error
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-        sync(folder.parent)
-
-    def _tokenize(self, side: str, texts: list[str]) -> Features:
-        model = self._model
-        prompt = model.prompts.get(side, model.prompts.get(model.default_prompt_name))
-        if hasattr(model, "preprocess"):
-            return dict(model.preprocess(texts, prompt=prompt, **self._task(side)))
-        # sentence-transformers before 6
-        return dict(model.tokenize([f"{prompt or ''}{text}" for text in texts], **self._task(side)))
-
-    def _forward(self, side: str, features: Features) -> Tensor:
-        """(texts, dim) float32: what the encoder returns, with gradients."""
-        half = self._torch.autocast("cuda", self._torch.bfloat16, enabled=self.device.type == "cuda")
-        with half, attention_of_any_shape(self.device):
-            found = self._model(dict(features), **self._task(side))  # a copy: the model adds its outputs to it
-        vectors: Tensor = found["sentence_embedding"][:, : self._model.truncate_dim].float()
-        return self._torch.nn.functional.normalize(vectors) if self._encoder.normalize else vectors
-
-    def _task(self, side: str) -> dict[str, str]:
-        return {"task": side} if hasattr(self._model, "encode_query") else {}  # sentence-transformers 5 and later
-
-    def _features(self, side: str, texts: list[str]) -> Features:
-        features = self._tokens[side].features(texts)
-        return {name: v.to(self.device) if self._torch.is_tensor(v) else v for name, v in features.items()}
-
-
 class _Trainer:
     """The epochs of one distillation."""
 
     def __init__(
-        self, student: _Student, texts: _Texts, settings: Distillation, start: float, progress: Progress | None
+        self,
+        student: Student,
+        queries: Sequence[str],
+        items: Items,
+        settings: Distillation,
+        start: float,
+        progress: Progress | None,
     ) -> None:
         self._torch = import_extra("torch", extra="models")
-        self._student, self._texts, self._settings = student, texts, settings
-        self._start, self._progress = start, progress
+        self._student, self._queries, self._items = student, queries, items
+        self._settings, self._start, self._progress = settings, start, progress
         self._rng = np.random.default_rng((settings.seed, 1))
         self._optimizer = self._torch.optim.AdamW(
             student.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
@@ -408,12 +204,12 @@ class _Trainer:
         self._temperature = settings.temperature or 1.0
         self._done = 0  # lists trained on, over all epochs
 
-    def train(self, fitted: _ScoredLists, held_out: _ScoredLists) -> DistillReport:
+    def train(self, fitted: list[SparseScores], held_out: list[SparseScores]) -> DistillReport:
         """Train with early stopping and a time limit, and leave the best weights in the student."""
         settings, total = self._settings, self._settings.epochs * len(fitted)
         if settings.temperature is None:
             self._temperature = self._measure_temperature(fitted)
-        checks = self._draw(held_out, range(len(held_out)))
+        checks = self._draw(held_out)
         errors, train_errors = self._mean_error(checks, epoch=0), list[float]()
         early_stopping = bool(errors) and settings.patience is not None
         patience = settings.patience or settings.epochs
@@ -447,11 +243,11 @@ class _Trainer:
             held_out_entropy=float(np.mean([_entropy(one.scores) for one in checks])) if checks else None,
         )
 
-    def _run_epoch(self, fitted: _ScoredLists, epoch: int, total: int) -> float:
+    def _run_epoch(self, fitted: list[SparseScores], epoch: int, total: int) -> float:
         """The mean error during the epoch, which ends early when time is up."""
         errors: list[float] = []
         for chosen in shuffled_batches(len(fitted), self._settings.batch, self._rng):
-            lists = self._draw(fitted, chosen)
+            lists = self._draw(fitted[number] for number in chosen)
             found = self._errors(lists)
             errors += found.tolist()
             _check_finite(errors, epoch)
@@ -466,8 +262,13 @@ class _Trainer:
         self._mean_error(lists[:1], epoch=epoch)  # the last step may have diverged, too
         return float(np.mean(errors))
 
-    def _draw(self, lists: _ScoredLists, numbers: Iterable[int]) -> list[SparseScores]:
-        return [lists.draw(number, self._settings.items_per_query, self._rng) for number in numbers]
+    def _draw(self, lists: Iterable[SparseScores]) -> list[SparseScores]:
+        """The lists, with a random sample of those longer than `items_per_query`."""
+        size = self._settings.items_per_query
+        return [
+            one if len(one) <= size else one.take(np.sort(self._rng.choice(len(one), size, replace=False)))
+            for one in lists
+        ]
 
     def _errors(self, lists: Sequence[SparseScores]) -> Tensor:
         """(lists,) soft cross-entropy between the softmax of a list's scores and that of its inner products."""
@@ -480,8 +281,8 @@ class _Trainer:
     def _products(self, lists: Sequence[SparseScores]) -> list[Tensor]:
         """The inner products of each list's query with its items; an item in several lists is encoded once."""
         rows, positions = np.unique(np.concatenate([one.pairs.rows for one in lists]), return_inverse=True)
-        items = self._student.encode(ITEM, self._texts.items.texts_of(rows))
-        queries = self._student.encode(QUERY, self._texts.queries_of(lists))
+        items = self._student.encode(ITEM, self._items.texts_of(rows))
+        queries = self._student.encode(QUERY, [self._queries[one.pairs.queries[0]] for one in lists])
         each = items[self._torch.from_numpy(positions).to(items.device)]
         parts = self._torch.split(each, [len(one) for one in lists])
         return [part @ query for part, query in zip(parts, queries, strict=True)]
@@ -495,12 +296,12 @@ class _Trainer:
         _check_finite(errors, epoch)
         return [float(np.mean(errors))] if errors else []
 
-    def _measure_temperature(self, fitted: _ScoredLists) -> float:
+    def _measure_temperature(self, fitted: list[SparseScores]) -> float:
         """The paper's β, which scales scores to inner products, for deviations from the mean of each list."""
         scores, products = [], []
         with self._torch.no_grad():
             for number in self._rng.permutation(len(fitted))[:TEMPERATURE_QUERIES]:
-                [one] = self._draw(fitted, [number])
+                [one] = self._draw([fitted[number]])
                 [found] = self._products([one])
                 scores.append(one.scores - one.scores.mean())
                 products.append((found - found.mean()).cpu().numpy())
@@ -511,6 +312,22 @@ class _Trainer:
 
     def _seconds(self) -> float:
         return time.perf_counter() - self._start
+
+
+def _check_texts(queries: Sequence[str], items: Items, entries: SparseScores) -> None:
+    if isinstance(queries, str) or not all(isinstance(query, str) for query in queries):
+        raise invalid("queries", "a list of strings", queries)
+    pairs = entries.pairs
+    for name, found, expected in (("queries", len(queries), pairs.n_queries), ("items", len(items), pairs.n_items)):
+        if found != expected:
+            raise InputError(f"`{name}` must be the {expected} that `entries` refer to, got {found}.")
+
+
+def _group_by_query(entries: SparseScores) -> list[SparseScores]:
+    """One list of scored items per query."""
+    order = np.argsort(entries.pairs.queries, kind="stable")
+    _, starts = np.unique(entries.pairs.queries[order], return_index=True)
+    return [entries.take(positions) for positions in np.split(order, starts[1:])] if len(entries) else []
 
 
 def _drop_single_items(entries: SparseScores) -> SparseScores:
