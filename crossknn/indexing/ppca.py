@@ -84,7 +84,7 @@ class ProbabilisticPca:
         return features
 
     def _posterior(self, rows: Integers) -> Iterator[tuple[Integers, Array, Array, Array]]:
-        """Batches of (positions in `rows`, posterior means of z, gain, loadings); the covariance is I − gain·loadings."""
+        """Batches of (positions in `rows`, posterior means of z, gain, loadings); covariance I − gain·loadings."""
         for part, entries in self.scores.batches(rows):
             loadings = self.loadings[self.scores.queries[entries]]  # (items, scores, factors)
             gain = _gain(loadings, self.noise)
