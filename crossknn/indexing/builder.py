@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -56,7 +56,7 @@ QUERY_BATCH = 1024  # queries encoded or retrieved for together
 CHUNK = 8192  # calls saved together, the most that a kill can lose
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class Build:
     """One build, whose steps run when they are first needed. The settings are those of `Index.build`.
 
@@ -64,10 +64,11 @@ class Build:
         train_queries: Distinct; cut from the items if no `queries` were given.
         samplings: The given ones, or the default.
         calls_made: So far.
-        seconds: Of each step so far.
+        seconds: Of each step so far; saved in indexes, so that the names of steps do not change.
     """
 
-    items: Items = field(kw_only=False)
+    items: Items
+    _: KW_ONLY
     scorer: Scorer
     encoder: Encoder
     queries: Sequence[str] | None = None

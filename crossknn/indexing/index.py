@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -33,7 +33,7 @@ from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.prior import SIGNALS, Prior
 from crossknn.types import Encoder, Engine, Progress, Retriever, Scorer
 
-VECTORS, BIAS, LATENT_FACTORS = "vectors", "bias", "traits"  # names of the arrays in an index folder
+VECTORS, BIAS, LATENT_FACTORS = "vectors", "bias", "traits"  # names of the arrays on disk, never to change
 LOAD_ATTEMPTS = 20  # while the folder is being replaced
 DEFAULT_FACTORS = Transductive(method="als", ridge=3.0, epochs=5)  # see benchmarks/README.md
 
@@ -56,15 +56,16 @@ class Index:
 
     items: Items
     vectors: NDArray[Any]
-    queries: Sequence[str] = field(kw_only=True)
-    normalization: Normalization = field(kw_only=True)
-    factors: Factors | None = field(kw_only=True)
-    prior: Prior | None = field(kw_only=True, default=None)
-    scorer: str = field(kw_only=True)
-    encoder: str = field(kw_only=True)
-    report: BuildReport = field(kw_only=True)
-    _bm25: Bm25 | KeptBm25 | None = field(kw_only=True, default=None)
-    _folder: Folder | None = field(kw_only=True, default=None)
+    _: KW_ONLY
+    queries: Sequence[str]
+    normalization: Normalization
+    factors: Factors | None
+    prior: Prior | None = None
+    scorer: str
+    encoder: str
+    report: BuildReport
+    _bm25: Bm25 | KeptBm25 | None = None
+    _folder: Folder | None = None
 
     def __post_init__(self) -> None:
         n_items, fitted = len(self.items), len(self.items if self.factors is None else self.factors.items)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Method = Transductive | Inductive | Cur
 Kind = Literal["transductive", "inductive", "cur"]
-ITEMS, TRAIN, NETS = "fitted.items", "fitted.queries", "nets."  # names of the arrays in an index folder
+ITEMS, TRAIN, NETS = "fitted.items", "fitted.queries", "nets."  # names of the arrays on disk, never to change
 NO_VECTORS = np.empty((0, 0), np.float32)
 
 

@@ -173,7 +173,7 @@ class _Side:
         return np.searchsorted(self.seen, numbers)
 
     def result(self) -> Vectors:
-        """(all, dim) float32: fitted rows, and initial ones where there are no entries."""
+        """(all, dim) float32: fitted rows, and initial ones of rows without entries."""
         vectors = np.empty(self.initial.shape, np.float32)
         for batch in batches(len(vectors)):
             vectors[batch] = self.initial[batch]
