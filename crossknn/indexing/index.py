@@ -265,8 +265,8 @@ class Index:
                 continue
             unnamed = ", an unnamed function" if is_unnamed(built) else ""
             raise InputError(
-                f"`{name}` must be the one the index was built with (fingerprint {built!r}{unnamed}), "
-                f"got {given.fingerprint!r}. Pass check_models=False if they are the same."
+                f"the index was built with another {name} (fingerprint {built!r}{unnamed}), got {given.fingerprint!r}. "
+                "Give that one, build the index again, or pass check_models=False if they are the same."
             )
 
     def add(
@@ -291,7 +291,7 @@ class Index:
             self.check_models(scorer=scorer, encoder=encoder)
         duplicate = next((id_ for id_ in items.ids if id_ in self.items), None)
         if duplicate is not None:
-            raise InputError(f"The index has an item {duplicate!r} already. Remove it first, or use another id.")
+            raise InputError(f"the index has an item {duplicate!r} already. Remove it first, or use another id.")
         vectors = encode_items(items, encoder, dtype=str(self.vectors.dtype), progress=progress)
         if vectors.shape[1] != self.vectors.shape[1]:
             raise InputError(
@@ -356,6 +356,6 @@ def _naming(folder: Folder) -> Iterator[None]:
         yield
     except (KeyError, TypeError, AttributeError, InputError) as error:
         raise InputError(
-            f"{folder.path}: damaged: index.json and the files it names do not match ({error!r}). "
+            f"{folder.path}: damaged: index.json and the files it names do not fit together ({error!r}). "
             "Restore it from a copy or build the index again."
         ) from error

@@ -430,7 +430,7 @@ def test_another_model_raises_unless_check_models_is_false(what, names):
     setup, other = Setup(), Setup(**names)
     index = setup.build()
     built = getattr(setup, what).fingerprint
-    message = rf"`{what}` must be the one .*\(fingerprint '{built}'\), got 'other'\..*check_models=False"
+    message = rf"built with another {what} \(fingerprint '{built}'\), got 'other'\..*check_models=False"
     models = {"scorer": setup.scorer, "encoder": setup.encoder, what: getattr(other, what)}
     with pytest.raises(InputError, match=message):
         Searcher(index, **models)
@@ -852,7 +852,7 @@ def test_invalid_facts_raise(folder, fact, value, monkeypatch):
     content["hash"] = "not looked at"
     content["facts"].pop(fact) if value is None else content["facts"].update({fact: value})
     (folder / "index.json").write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"index: damaged: index.json and the files it names do not match"):
+    with pytest.raises(InputError, match=r"index: damaged: index.json and the files it names do not fit together"):
         Index.load(folder)
 
 

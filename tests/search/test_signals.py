@@ -70,7 +70,7 @@ def test_loaded_is_saved(setup, index, tmp_path):
 
 def test_a_searcher_without_the_retriever_of_a_prior_says_so_before_a_call(setup, index):
     searcher = setup.searcher(index)
-    setup.asked.clear()
+    setup.scored.clear()
     for options in ({}, {"strategy": SEARCH}, {"strategy": Rerank(30, "dense"), "rank_by": "fused"}):
         with pytest.raises(InputError) as error:
             searcher.search(setup.new_queries[0], **options)
@@ -78,7 +78,7 @@ def test_a_searcher_without_the_retriever_of_a_prior_says_so_before_a_call(setup
             "there is no retriever named 'mine'. Known here: bm25, dense, fused, random, tfidf. "
             "The prior of the index needs it: give yours in retrievers=[…]."
         )
-    assert not setup.asked
+    assert not setup.scored
     assert len(searcher.search(setup.new_queries[0], strategy=Rerank(30, "dense"))) == 10
 
 
@@ -119,16 +119,16 @@ def test_the_fused_order_counts_the_signals(setup):
     ],
 )
 def test_signals_that_do_not_exist_are_refused_before_a_call(setup, signals, message):
-    setup.asked.clear()
+    setup.scored.clear()
     with pytest.raises(InputError, match=message):
         setup.build(None, prior=True, signals=signals, retrievers=[setup.rank()])
     with pytest.raises(InputError, match=message):
         setup.searcher(setup.items, signals=signals, retrievers=[setup.rank()])
-    assert not setup.asked
+    assert not setup.scored
 
 
 def test_signals_go_with_a_prior_and_with_no_other(setup, index):
-    with pytest.raises(InputError, match="signals are what a prior is learned from: pass prior=True"):
+    with pytest.raises(InputError, match="pass prior=True"):
         setup.build(None, signals=("dense",))
     with pytest.raises(InputError, match="was learned from dense, bm25, tfidf, mine: leave signals out"):
         setup.searcher(index, retrievers=[setup.rank()], signals=("dense", "bm25"))

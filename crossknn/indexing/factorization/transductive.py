@@ -50,7 +50,8 @@ class Transductive(Training):
 
     Normalize scores first (`crossknn.strategies.normalization`), so that they are on the scale of the vectors' inner
     products. An item that was never scored keeps its initial vector to the bit. From a random start the held-out
-    error can rise or stall for tens of epochs before it falls: allow more epochs and patience.
+    error can rise or stall for tens of epochs before it falls: allow more epochs and patience. The other settings are
+    those of `Training`, of which `learning_rate`, `weight_decay` and `batch` concern AdamW only.
 
     Memory besides the entries and the float32 result (4 · dim bytes per item, allocated last): for each *scored* item
     16 · dim bytes with "adamw" (vector, two moments, checkpoint) and 8 · dim with "als" (vector, checkpoint), 4 · dim
@@ -64,8 +65,6 @@ class Transductive(Training):
         init: "encoder" starts from the dual encoder's vectors, "random" from Gaussian ones of length about 1.
         dim: Of random vectors; None with "encoder".
         ridge: ALS: the pull toward v₀, the initial vector (zero with "random").
-        epochs, learning_rate, weight_decay, batch, held_out, patience, seed, device: See `Training`;
-            `learning_rate`, `weight_decay` and `batch` concern AdamW only.
     """
 
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -39,7 +39,8 @@ class Distillation(Training):
     """DE_dstl: fine-tune all parameters of a dual encoder by soft cross-entropy over each query's scored items.
 
     The target is the softmax of the query's raw scores, the prediction the softmax of the dual encoder's inner
-    products divided by `temperature`. Queries with fewer than two scored items are left out.
+    products divided by `temperature`. Queries with fewer than two scored items are left out. The other settings are
+    those of `Training`.
 
     Dropout is off (the paper does not say), so that the same seed gives the same weights on a CPU. A GPU computes in
     bfloat16 by autocast; weights stay float32. Memory besides activations: five times the model's weights (gradients,
@@ -56,7 +57,6 @@ class Distillation(Training):
             paper has none (1), which does not suit unit vectors: their inner products vary too little.
         time_limit: Seconds after which no further step is made; the unfinished epoch counts like a whole one. The
             paper's is 24 hours. None is unlimited.
-        epochs, learning_rate, weight_decay, patience, seed, device: See `Training`.
     """
 
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {

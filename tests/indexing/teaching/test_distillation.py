@@ -432,7 +432,7 @@ def test_distilling_pays_for_the_pairs_an_index_would_and_gives_an_encoder_to_bu
     assert made.report["queries"] + made.report["held_out_queries"] == len(QUERIES)
     index = Index.build(items, encoder=made.encoder, factors=None, **given)
     index.check_models(encoder=SentenceEncoder(tmp_path / "taught", device="cpu"))
-    with pytest.raises(InputError, match="`encoder` must be the one the index was built with"):
+    with pytest.raises(InputError, match="another encoder"):
         index.check_models(encoder=small)
     with pytest.raises(InputError, match="exists already"):
         distill(items, tmp_path / "taught", encoder=small, **given)
