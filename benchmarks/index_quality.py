@@ -144,7 +144,7 @@ def build_all(
             )
             build.vectors = vectors
             build.seconds |= first.seconds
-            index = Index.of(build.run(), scorer, encoder)
+            index = Index.from_build(build)
             yield keep(index, folder, name), describe(name, index), remember(encoder, data)
     if "DE_dstl/Q" not in options.without:
         yield from distil(data, per_query, encoder, vectors, folder, options)

@@ -29,9 +29,9 @@ from crossknn.evaluate.ground_truth import truth_rows
 from crossknn.evaluate.measures import bootstrap_interval, paired_difference, top_k_recall
 from crossknn.evaluate.tasks import Task, read_matrix
 from crossknn.indexing import prior_fit
-from crossknn.indexing.builder import prior_sampling
 from crossknn.indexing.index import Index
 from crossknn.indexing.ppca import ProbabilisticPca
+from crossknn.indexing.sampling import prior_sampling
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
@@ -165,7 +165,7 @@ def as_it_is() -> Iterator[None]:
 @contextmanager
 def without_growth() -> Iterator[None]:
     """γ is 1 everywhere."""
-    with patch.object(prior_fit, "BEYOND", 0.0):
+    with patch.object(prior_fit, "GAMMA_EXTRAPOLATION", 0.0):
         yield
 
 
@@ -174,7 +174,7 @@ def without_biases() -> Iterator[None]:
     def none(*given: Any) -> Any:
         _, residuals, _, item_vectors = given
         items, dim = item_vectors.shape
-        return prior_fit._Biases(np.zeros(items, np.float32), np.zeros(len(residuals)), np.zeros(dim + 1))
+        return prior_fit.ItemBiases(np.zeros(items, np.float32), np.zeros(len(residuals)), np.zeros(dim + 1))
 
     with patch.object(prior_fit, "_fit_biases", none):
         yield

@@ -24,8 +24,8 @@ from crossknn.evaluate.known import FittedOnce
 from crossknn.evaluate.matrices import read_scores
 from crossknn.evaluate.measures import paired_difference
 from crossknn.evaluate.tasks import Task, read_matrix
-from crossknn.indexing.builder import prior_sampling
 from crossknn.indexing.index import Index
+from crossknn.indexing.sampling import prior_sampling
 from crossknn.items.items import Items
 from crossknn.retrievers.tfidf import TfIdf
 from crossknn.search.searcher import Searcher

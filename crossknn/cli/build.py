@@ -321,7 +321,7 @@ def _print_plan(plan: BuildPlan) -> None:
     table = Table(Column("way", overflow="fold"), *numbers, box=None, pad_edge=False, header_style="dim")
     for cost in plan.costs:
         calls = [cost.calls, cost.to_make] if spared else [cost.calls]
-        seconds = (cost.scoring, cost.encoding, cost.factorising, cost.seconds)
+        seconds = (cost.scoring, cost.encoding, cost.factorizing, cost.seconds)
         table.add_row(
             cost.way,
             *("≤ " * cost.at_most + f"{count:,}" for count in calls),

@@ -20,11 +20,11 @@ from crossknn.evaluate.contenders import Entry, Offer, Vectors
 from crossknn.evaluate.ground_truth import truth_hits
 from crossknn.evaluate.quality import measure_quality
 from crossknn.evaluate.tasks import Task
-from crossknn.indexing.builder import PSEUDO_QUERIES, prior_sampling
+from crossknn.indexing.builder import PSEUDO_QUERIES
 from crossknn.indexing.factorization.cur import Cur
 from crossknn.indexing.factorization.factors import Method
 from crossknn.indexing.index import DEFAULT_FACTORS, Index
-from crossknn.indexing.sampling import PerItem, Sampling
+from crossknn.indexing.sampling import PerItem, Sampling, prior_sampling
 from crossknn.items.items import Items
 from crossknn.search.results import Hits
 from crossknn.search.searcher import Searcher

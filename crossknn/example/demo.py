@@ -194,8 +194,7 @@ class Demo:
         _ = self._build.vectors
         queries, items = self._train_pairs
         with self._counting("score train pairs", len(queries), self.scorer.count_missing(queries, items)):
-            built = self._build.run()
-        return Index.of(built, self.scorer, self.encoder)
+            return Index.from_build(self._build)
 
     def _count_encoded(self) -> int:
         if (self._saved / MANIFEST).exists() or self._build.vectors_path is None:
@@ -227,7 +226,7 @@ class Demo:
     def _train_pairs(self) -> tuple[list[str], list[str]]:
         """The texts of the pairs that the index is built from."""
         pairs = self._build.pairs
-        return [self._build.queries[number] for number in pairs.queries], self.items.texts_of(pairs.rows)
+        return [self._build.train_queries[number] for number in pairs.queries], self.items.texts_of(pairs.rows)
 
     def _report(self, step: str, done: int, total: int) -> None:
         if self._progress is not None:

@@ -71,7 +71,7 @@ class Postings:
         return {name: getattr(self, name) for name in DTYPES}
 
     @classmethod
-    def load(cls, stems: Strings, arrays: Mapping[str, NDArray[Any]]) -> Self:
+    def load(cls, stems: StringColumn, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """The inverse of `arrays`; memory-mapped arrays stay so."""
         return cls(stems, **{name: np.asarray(arrays[name], dtype) for name, dtype in DTYPES.items()})
 

@@ -126,7 +126,11 @@ class SearchResources:
         with self._lock:
             if self._augmented is None:
                 vectors = self.item_vectors()
-                extend = vectors.with_columns if isinstance(vectors, AugmentableSearch) else partial(AugmentedSearch, vectors)
+                extend = (
+                    vectors.with_columns
+                    if isinstance(vectors, AugmentableSearch)
+                    else partial(AugmentedSearch, vectors)
+                )
                 self._augmented = extend(*self.prior.item_columns)
             return self._augmented
 

@@ -22,7 +22,7 @@ from crossknn.storage.atomic import disk_errors, exclusive_lock, sync, temporary
 
 MANIFEST = "index.json"
 LOCK = ".lock"
-FORMAT = 1
+FORMAT = 2
 STORED_NAME = re.compile(r"^(?P<stem>[a-z_]+)-[0-9a-f]{16}(?P<suffix>\.[a-z]+)$")
 TEMPORARY_NAME = re.compile(r"^\.[a-z_.]+\.[0-9a-f]{16}\.tmp$")  # left by a writer that was killed
 MAX_ATTEMPTS = 5  # to read a folder that is being replaced
@@ -140,11 +140,12 @@ def _parse(folder: Path, text: bytes, stamp: Stamp) -> Folder:
     try:
         content = json.loads(text)
         version = int(content["format"])
-        facts, entries = (dict(content["facts"]), _parse_entries(content["files"])) if version <= FORMAT else ({}, {})
+        facts, entries = (dict(content["facts"]), _parse_entries(content["files"])) if version == FORMAT else ({}, {})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{manifest}: damaged ({error!r}). {RESTORE}") from error
-    if version > FORMAT:
-        raise InputError(f"{folder}: written by a newer crossknn (format {version}, this one reads {FORMAT}). Upgrade.")
+    if version != FORMAT:
+        age, hint = ("a newer", "Upgrade.") if version > FORMAT else ("an older", "Build the index again.")
+        raise InputError(f"{folder}: written by {age} crossknn (format {version}, this one reads {FORMAT}). {hint}")
     for entry in entries.values():
         if not STORED_NAME.match(entry["file"]):
             raise InputError(f"{manifest}: lists {entry['file']!r}, which is not a file of an index.")

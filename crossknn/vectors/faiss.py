@@ -186,7 +186,7 @@ class FaissSearch(BaseSearch):
         if path.is_file():
             return self._open(path)
         folder.mkdir(parents=True, exist_ok=True)
-        index, temporary = self._build(), unfinished(path)
+        index, temporary = self._build(), temporary_path(path)
         try:
             self._faiss.write_index(index, str(temporary))
             temporary.replace(path)

@@ -1,4 +1,4 @@
-"""The prior of posterior search: what it finds in scores whose law is known."""
+"""Empirical Bayes fit of the prior: recovers the parameters of synthetic scores."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ RNG = np.random.default_rng(0)
 VECTORS = RNG.normal(size=(ITEMS, DIM)).astype(np.float32) / np.sqrt(DIM)
 SIGNAL = RNG.normal(size=(QUERIES, ITEMS)).astype(np.float32)
 BIAS = RNG.normal(size=ITEMS)
-PROPOSED = [top_rows(line, ITEMS) for line in SIGNAL]
+PROPOSED = [top_rows(estimates, ITEMS) for estimates in SIGNAL]
 
 
 def propose(name, n):
@@ -36,45 +36,45 @@ def make_entries(scores, *, per_item=6, per_query=15):
 
 def make_scores(*, bias=1.0, vectors=0.5, noise=0.3, growth=0.0):
     weights = RNG.normal(size=(QUERIES, DIM)) * np.sqrt(vectors)
-    said = 2.0 * np.arcsinh(SIGNAL) - 3.0
+    mean = 2.0 * np.arcsinh(SIGNAL) - 3.0
     off = weights @ VECTORS.T + np.sqrt(noise) * RNG.normal(size=SIGNAL.shape)
-    return said + bias * BIAS + (1 + growth * np.maximum(said + 3, 0)) * off
+    return mean + bias * BIAS + (1 + growth * np.maximum(mean + 3, 0)) * off
 
 
 def fit(scores, **options):
     return fit_prior(make_entries(scores, **options), ["signal"], propose, VECTORS)
 
 
-def say(prior, query):
-    """(items,) what the retriever lets expect of a query's scores, but for the biases."""
+def prior_mean(prior, query):
+    """(items,) the prior mean of a query's scores without the biases."""
     columns = signal_features([PROPOSED[query]], [ranks_in(PROPOSED[query], np.arange(ITEMS))])
     return (columns - prior.center) / prior.spread @ prior.weights + prior.intercept
 
 
-def test_finds_the_law_of_the_scores():
+def test_recovers_the_parameters():
     scores = make_scores()
     prior = fit(scores)
-    said = say(prior, 0)
-    assert np.corrcoef(said, np.arcsinh(SIGNAL[0]))[0, 1] > 0.99
+    mean = prior_mean(prior, 0)
+    assert np.corrcoef(mean, np.arcsinh(SIGNAL[0]))[0, 1] > 0.99
     assert np.corrcoef(prior.bias, BIAS)[0, 1] > 0.85
     assert 0.25 < prior.vector_variance < 1.0
     assert 0.2 < prior.noise < 0.45
-    assert prior.gamma_max < 1.5  # scores lie as far from the mean everywhere
+    assert prior.most < 1.5  # residuals have the same deviation everywhere
 
 
-def test_finds_that_scores_of_good_items_lie_further_from_the_mean():
+def test_gamma_grows_where_top_items_have_larger_residuals():
     prior = fit(make_scores(bias=0.0, growth=1.0))
     assert prior.gamma_slope > 0.2
     assert prior.gamma_max > 2
 
 
 @pytest.mark.parametrize("bias", [0.0, 1.0])
-def test_biases_are_shrunk_where_there_are_none(bias):
+def test_biases_are_shrunk_to_zero_if_there_are_none(bias):
     spread = fit(make_scores(bias=bias)).bias.std()
     assert (spread > 0.7) if bias else (spread < 0.15)
 
 
-def test_an_item_that_was_never_scored_has_the_bias_that_its_vector_lets_expect_and_no_traits():
+def test_an_unscored_item_has_the_bias_predicted_from_its_vector_and_no_latent_factors():
     liked = 3 * VECTORS[:, 0]
     scores = make_scores(bias=0.0, vectors=0.05) + liked
     entries = make_entries(scores)
@@ -87,13 +87,13 @@ def test_an_item_that_was_never_scored_has_the_bias_that_its_vector_lets_expect_
     assert grown.latent_factors.shape == (ITEMS + len(unscored), LATENT_FACTORS)
 
 
-def test_finds_traits_that_vectors_do_not_show():
-    """Each query likes one of three hidden traits; held-out queries tell how much traits are worth."""
+def test_recovers_latent_factors_that_are_not_in_the_vectors():
+    """Three latent factors per item; held-out queries determine their variance."""
     hidden = RNG.normal(size=(ITEMS, 3))
-    tastes = RNG.normal(size=(QUERIES, 3))
+    loadings = RNG.normal(size=(QUERIES, 3))
     plain = make_scores(bias=0.0)
-    prior, without = fit(plain + tastes @ hidden.T, per_item=20), fit(plain, per_item=20)
-    traits = prior.latent_factors.astype(np.float32)
+    prior, without = fit(plain + loadings @ hidden.T, per_item=20), fit(plain, per_item=20)
+    traits = prior.traits.astype(np.float32)
     explained = np.linalg.lstsq(traits, hidden, rcond=None)[0]
     assert np.corrcoef((traits @ explained).ravel(), hidden.ravel())[0, 1] > 0.85
     assert (traits**2).sum(1).mean() > 1.5  # of 3
@@ -101,13 +101,13 @@ def test_finds_traits_that_vectors_do_not_show():
     assert prior.noise < 0.8
 
 
-def test_pairs_near_the_top_count_as_much_as_all_others():
-    """Far from the top the signal says nothing: most pairs are there, but its slope is not lost."""
-    said = np.maximum(np.arcsinh(SIGNAL) - 1.0, 0) * 4
-    scores = said + 0.3 * RNG.normal(size=SIGNAL.shape)
+def test_top_pairs_weigh_as_much_as_all_others():
+    """Below the top, where most pairs are, the signal is uninformative, but its slope is not lost."""
+    mean = np.maximum(np.arcsinh(SIGNAL) - 1.0, 0) * 4
+    scores = mean + 0.3 * RNG.normal(size=SIGNAL.shape)
     prior = fit(scores, per_query=40)
     best = PROPOSED[0].rows[:10]
-    expected = say(prior, 0) + prior.bias
+    expected = prior_mean(prior, 0) + prior.bias
     assert expected[best].mean() > 0.6 * scores[0, best].mean()
 
 
@@ -141,17 +141,17 @@ def test_the_same_seed_gives_the_same_prior():
     np.testing.assert_array_equal(one.latent_factors, other.latent_factors)
 
 
-def test_facts_and_bias_bring_it_back():
+def test_loaded_from_its_facts_and_arrays():
     prior = fit(make_scores())
-    back = Prior.from_dict(prior.to_dict(), bias=prior.bias, latent_factors=prior.latent_factors)
-    heard, same = (
+    back = Prior.load(prior.bias, prior.traits, prior.facts())
+    features, same = (
         RetrieverFeatures([PROPOSED[:3]], one, items=ITEMS, device=torch.device("cpu")) for one in (prior, back)
     )
-    for one, other in zip((*heard.terms, heard.bias), (*same.terms, same.bias), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert replace(back, bias=prior.bias).to_dict() == prior.to_dict()
+    for name in ("base", "deviation", "shown", "bias"):
+        np.testing.assert_array_equal(getattr(features, name), getattr(same, name))
+    assert replace(back, bias=prior.bias).facts() == prior.facts()
 
 
-def test_no_scores_no_prior():
-    with pytest.raises(InputError, match=r"needs the scores of some pairs\. Got 0"):
+def test_a_prior_needs_scores():
+    with pytest.raises(InputError, match="at least two pairs, got 0"):
         fit_prior(make_entries(make_scores()).take(slice(0, 0)), ["signal"], propose, VECTORS)

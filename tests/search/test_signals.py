@@ -70,7 +70,7 @@ def test_loaded_is_saved(setup, index, tmp_path):
 
 def test_a_searcher_without_the_retriever_of_a_prior_says_so_before_a_call(setup, index):
     searcher = setup.searcher(index)
-    setup.asked.clear()
+    setup.scored.clear()
     for options in ({}, {"strategy": SEARCH}, {"strategy": Rerank(30, "dense"), "rank_by": "fused"}):
         with pytest.raises(InputError, match="no retriever named 'mine', which the prior of the index needs"):
             searcher.search(setup.new_queries[0], **options)
@@ -112,12 +112,12 @@ def test_the_fused_order_counts_the_signals(setup):
     ],
 )
 def test_signals_that_do_not_exist_are_refused_before_a_call(setup, signals, message):
-    setup.asked.clear()
+    setup.scored.clear()
     with pytest.raises(InputError, match=message):
         setup.build(None, prior=True, signals=signals, retrievers=[setup.rank()])
     with pytest.raises(InputError, match=message):
         setup.searcher(setup.items, signals=signals, retrievers=[setup.rank()])
-    assert not setup.asked
+    assert not setup.scored
 
 
 def test_signals_go_with_a_prior_and_with_no_other(setup, index):
