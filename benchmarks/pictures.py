@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
-from crossknn.evaluate.report.style import DASHES, LIGHT, MARKERS, Canvas, Style
+from crossknn.evaluate.report.style import DASHES, MARKERS, SERIES, Canvas, Style
 
 SIDES = ("best Rerank", "best Axn", "Posterior, no index", "Posterior")
 NAMES = ("best Rerank", "best Axn", "Posterior, no index", "Posterior, prior")
@@ -14,7 +14,7 @@ NAMES = ("best Rerank", "best Axn", "Posterior, no index", "Posterior, prior")
 
 def draw_recall(sets: Sequence[dict[str, Any]], k: int = 10) -> bytes:
     """What is found of the true top k against the budget, one panel for each set."""
-    canvas = Canvas(len(sets), LIGHT, stacked=False, height=2.6)
+    canvas = Canvas(len(sets), height=2.6)
     for axis, found in zip(canvas.axes, sets, strict=True):
         cells = [cell for cell in found["cells"] if cell["k"] == k]
         budgets = [cell["budget"] for cell in cells]
@@ -25,15 +25,15 @@ def draw_recall(sets: Sequence[dict[str, Any]], k: int = 10) -> bytes:
         axis.set_ylim(0, 100)
         for place, side in enumerate(SIDES):
             axis.plot(budgets, [cell[side]["mean"] for cell in cells], **style_of(place))
-    canvas.name_axes("budget (calls per query)", f"true top {k} found, %")
-    canvas.draw_legend([[(name, style_of(place)) for place, name in enumerate(NAMES)]])
-    return with_few_colours(canvas.render())
+    canvas.label_axes("budget (calls per query)", f"true top {k} found, %")
+    canvas.add_legend([(name, style_of(place)) for place, name in enumerate(NAMES)])
+    return with_few_colours(canvas.render("png"))
 
 
 def style_of(place: int) -> Style:
     """Lines of what is best in each cell are dashed."""
     return {
-        "color": LIGHT.series[place],
+        "color": SERIES[place],
         "marker": MARKERS[place],
         "markersize": 5,
         "linewidth": 1.8,

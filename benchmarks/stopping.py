@@ -25,10 +25,10 @@ from benchmarks.pictures import with_few_colours
 from benchmarks.posterior import CALLS_PER_ITEM, Shares, build, search
 from benchmarks.scoring_speed import surroundings
 from crossknn.evaluate.benchmark import Bench
-from crossknn.evaluate.compare import TOGETHER
+from crossknn.evaluate.comparison import QUERY_BATCH
 from crossknn.evaluate.ground_truth import truth_rows
 from crossknn.evaluate.measures import top_k_recall
-from crossknn.evaluate.report.style import LIGHT, MARKERS, Canvas
+from crossknn.evaluate.report.style import MARKERS, MUTED, SERIES, Canvas
 from crossknn.evaluate.tasks import Task, read_matrix
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Flow, SearchContext
@@ -150,10 +150,10 @@ class Watch:
 
 def watch(task: Task, searcher: Searcher, k: int) -> Course:
     truth, parts = truth_rows(task.scores, k), []
-    for start in range(0, len(task.queries), TOGETHER):
+    for start in range(0, len(task.queries), QUERY_BATCH):
         watched = Watch()
-        searcher.search_many(task.queries[start : start + TOGETHER], k=k, strategy=watched)
-        parts.append(follow(watched, truth[start : start + TOGETHER], k))
+        searcher.search_many(task.queries[start : start + QUERY_BATCH], k=k, strategy=watched)
+        parts.append(follow(watched, truth[start : start + QUERY_BATCH], k))
     return Course(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
@@ -205,10 +205,10 @@ def compare_fixed(calls: float, found: float, curve: list[float]) -> dict[str, f
 def draw(sets: list[dict[str, Any]]) -> bytes:
     """Measured against expected recall, one panel for each set with and without an index."""
     panels = [(one["set"], name, side) for one in sets for name, side in one["sides"].items()]
-    canvas = Canvas(len(panels), LIGHT, stacked=False, height=3.2)
-    right = {"color": LIGHT.quiet, "linewidth": 1.2, "zorder": 1}
+    canvas = Canvas(len(panels), height=3.2)
+    right = {"color": MUTED, "linewidth": 1.2, "zorder": 1}
     styles = [
-        {"color": LIGHT.series[place], "marker": MARKERS[place], "markersize": 5, "linewidth": 1.8}
+        {"color": SERIES[place], "marker": MARKERS[place], "markersize": 5, "linewidth": 1.8}
         for place in range(len(KS))
     ]
     for axis, (name, kind, side) in zip(canvas.axes, panels, strict=True):
@@ -217,10 +217,10 @@ def draw(sets: list[dict[str, Any]]) -> bytes:
         for top, style in zip(side["top"], styles, strict=True):
             shown = [one for one in top["calibration"] if one["searches"] >= FEWEST]
             axis.plot([one["expected"] for one in shown], [one["measured"] for one in shown], **style)
-    canvas.name_axes("expected recall, %", "measured recall, %")
+    canvas.label_axes("expected recall, %", "measured recall, %")
     labels = [(f"top {k}", style) for k, style in zip(KS, styles, strict=True)]
-    canvas.draw_legend([[*labels, ("as expected", right)]])
-    return with_few_colours(canvas.render())
+    canvas.add_legend([*labels, ("as expected", right)])
+    return with_few_colours(canvas.render("png"))
 
 
 if __name__ == "__main__":

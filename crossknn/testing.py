@@ -36,11 +36,18 @@ class MatrixScorer:
     """A scorer that answers from a matrix of known scores and counts what it was asked.
 
     `queries` and `items` are the texts of the rows and columns; without them the texts are
-    "query 0", "query 1", … and "item 0", "item 1", …
+    "query 0", "query 1", … and "item 0", "item 1", … `fingerprint` is that of the scorer whose scores these are;
+    without `record` nothing is counted.
     """
 
     def __init__(
-        self, matrix: ArrayLike, *, queries: Sequence[str] | None = None, items: Sequence[str] | None = None
+        self,
+        matrix: ArrayLike,
+        *,
+        queries: Sequence[str] | None = None,
+        items: Sequence[str] | None = None,
+        fingerprint: str | None = None,
+        record: bool = True,
     ) -> None:
         self.matrix = np.asarray(matrix, dtype=np.float32)  # (queries, items)
         if self.matrix.ndim != 2:
@@ -49,11 +56,14 @@ class MatrixScorer:
         self.items = _names("item", items, self.matrix.shape[1])
         self._query_rows = {text: row for row, text in enumerate(self.queries)}
         self._item_rows = {text: row for row, text in enumerate(self.items)}
+        self._fingerprint, self._record = fingerprint, record
         self.asked: list[tuple[int, int]] = []  # every pair scored so far, in order
         self.batches: list[int] = []  # how many pairs each call of `score` brought
 
     @property
     def fingerprint(self) -> str:
+        if self._fingerprint is not None:
+            return self._fingerprint
         texts = "\0".join([*self.queries, *self.items]).encode()
         return f"matrix:{blake2b(self.matrix.tobytes() + texts, digest_size=16).hexdigest()}"
 
@@ -63,9 +73,14 @@ class MatrixScorer:
         return len(self.asked)
 
     def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
-        pairs = [(self._query_rows[query], self._item_rows[item]) for query, item in zip(queries, items, strict=True)]
-        self.asked += pairs
-        self.batches.append(len(pairs))
+        known = self._query_rows, self._item_rows
+        try:
+            pairs = [(known[0][query], known[1][item]) for query, item in zip(queries, items, strict=True)]
+        except KeyError as error:
+            raise InputError(f"the matrix has no scores of the text {error.args[0]!r}.") from None
+        if self._record:
+            self.asked += pairs
+            self.batches.append(len(pairs))
         if not pairs:
             return np.empty(0, np.float32)
         rows, columns = np.array(pairs).T

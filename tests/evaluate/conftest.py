@@ -5,11 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
-
-from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.evaluate.compare import Contender, Quality, Result
-from crossknn.evaluate.comparison import Answer, Comparison, Line
 from crossknn.evaluate.report.write import write_report
 from crossknn.evaluate.study_results import (
     Curve,
@@ -24,6 +20,10 @@ from crossknn.evaluate.study_results import (
     Sweep,
     Times,
 )
+from playwright.sync_api import Browser
+
+from crossknn.encoders.precomputed import PrecomputedEncoder
+from crossknn.evaluate.comparison import Answer, Comparison, Line
 from crossknn.items.items import Items
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn

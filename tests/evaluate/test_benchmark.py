@@ -5,12 +5,12 @@ import lzma
 
 import numpy as np
 import pytest
+from crossknn.evaluate.known import FittedOnce, KnownRanking, KnownScores
 
 from crossknn.encoders.function import function_encoder
 from crossknn.errors import InputError
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.contenders import default_names, make_entries
-from crossknn.evaluate.known import FittedOnce, KnownRanking, KnownScores
 from crossknn.evaluate.tasks import read_matrix, read_set, score_task
 from crossknn.items.items import Items
 from crossknn.retrievers.bm25 import Bm25

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from crossknn.evaluate.compare import Contender, compare, exact_truth
 
 from crossknn.errors import InputError
-from crossknn.evaluate.compare import Contender, compare, exact_truth
 from crossknn.evaluate.comparison import Comparison, Line, show_answer
 from crossknn.scorers.speed import Speed
 from crossknn.strategies.axn import Axn

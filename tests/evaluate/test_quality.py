@@ -6,10 +6,10 @@ import sys
 
 import numpy as np
 import pytest
+from crossknn.evaluate.quality import accuracy, measure_quality
 
 from crossknn.errors import InputError, MissingExtra
 from crossknn.evaluate.measures import bootstrap_interval, paired_difference
-from crossknn.evaluate.quality import accuracy, measure_quality
 from crossknn.evaluate.splits import Split
 
 SPLIT = Split(

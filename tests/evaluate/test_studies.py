@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from crossknn.evaluate.compare import Contender, Quality, compare
+from crossknn.evaluate.sweeps import MIXES, Trial, plan_calls, study_mix, study_rounds, study_sampling
 
 from crossknn.errors import InputError
 from crossknn.evaluate import studies
 from crossknn.evaluate.benchmark import Bench
-from crossknn.evaluate.compare import Contender, Quality, compare
 from crossknn.evaluate.contenders import make_entries
 from crossknn.evaluate.ground_truth import truth_hits
 from crossknn.evaluate.studies import NAMES, read_studies, run_studies, study_distributions, study_quality, why_not
-from crossknn.evaluate.sweeps import MIXES, Trial, plan_calls, study_mix, study_rounds, study_sampling
 from crossknn.evaluate.tasks import read_matrix
 from crossknn.scorers.speed import Speed
 from crossknn.strategies.axn import Axn

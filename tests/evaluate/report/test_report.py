@@ -10,18 +10,18 @@ from pathlib import Path
 
 import matplotlib
 import pytest
+from crossknn.evaluate.report.markup import Markup, element
+from crossknn.evaluate.report.pictures import Picture, make_pictures
+from crossknn.evaluate.report.recall_plots import draw, plot
+from crossknn.evaluate.report.write import write_report
+from crossknn.evaluate.study_results import Studies
 
 from crossknn.errors import InputError, MissingExtra
 from crossknn.evaluate.comparison import Answer, Line
 from crossknn.evaluate.report.findings import headline, tally
 from crossknn.evaluate.report.format import milliseconds, number, signed
-from crossknn.evaluate.report.markup import Markup, element
 from crossknn.evaluate.report.page import page
-from crossknn.evaluate.report.pictures import Picture, make_pictures
-from crossknn.evaluate.report.recall_plots import draw, plot
 from crossknn.evaluate.report.style import DARK, DPI, LIGHT, in_pairs, styles_of
-from crossknn.evaluate.report.write import write_report
-from crossknn.evaluate.study_results import Studies
 from crossknn.scorers.speed import Speed
 from tests.evaluate.conftest import LONG_NAME, made_by_hand, result, with_studies
 
