@@ -95,6 +95,7 @@ class Canvas:
         rows = -(-panels // self.columns)
         size = (width or max(3.7 * self.columns, 5.5), 0.4 + rows * height)
         self.figure: Any = Figure(figsize=size, layout="constrained")
+        self.figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
         axes = self.figure.subplots(rows, self.columns, squeeze=False).ravel()
         self.axes: Sequence[Any] = axes[:panels]
         for axis in axes[panels:]:
@@ -132,7 +133,7 @@ class Canvas:
         legend = self.figure.legend(
             [Line2D([], [], **style) for _, style in labels],
             [str(place) for place in range(len(labels))],  # matplotlib would read "_" and "$" in a name
-            loc="outside lower center",
+            loc="outside lower left",
             ncols=columns,
             frameon=False,
             fontsize=10,
