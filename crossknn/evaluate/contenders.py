@@ -130,12 +130,13 @@ def resolve_strategy(
             raise InputError(f"{spec}: the setting {setting!r} cannot be chosen in a benchmark.")
     kind = STRATEGIES[name]
     known, first_stage, settings = settings_of(kind), first_stage_setting(kind), dict(given)
-    for setting, value in (("rounds", rounds), ("seed", seed), (first_stage, available.default_retriever)):
+    for setting, value in {"rounds": rounds, "seed": seed}.items():
         if setting in known:
             settings.setdefault(setting, value)
-    first = "dense" if "query_vectors" in requirements_of(kind) else available.default_retriever
     if first_stage is not None:
-        first = settings[first_stage]
+        first = settings.setdefault(first_stage, available.default_retriever)
+    else:
+        first = "dense" if "query_vectors" in requirements_of(kind) else available.default_retriever
     display = _display_name(name, {"retriever": first, **given} if name == "rerank" else given)
     contender = Contender(display, partial(_make, name, settings))
     for budget in budgets:

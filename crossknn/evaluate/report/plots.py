@@ -97,6 +97,8 @@ def plot_recall(comparison: Comparison) -> Plot:
             axis.plot(limit, 100 * limit / k, zorder=1, **LIMIT_STYLE)
         for name in comparison.strategies:
             known = [result for budget in budgets if (result := comparison.result(name, budget, k))]
+            if not known:
+                continue
             at = [result.budget for result in known]
             if bands:
                 low, high = ([100 * getattr(result, end) for result in known] for end in ("low", "high"))

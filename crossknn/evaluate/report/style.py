@@ -94,9 +94,10 @@ class Canvas:
         self.columns = 2 if panels == 4 else min(panels, MAX_COLUMNS)
         rows = -(-panels // self.columns)
         size = (width or max(3.7 * self.columns, 5.5), 0.4 + rows * height)
-        self.figure: Any = Figure(figsize=size, layout="constrained")
-        self.figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
-        axes = self.figure.subplots(rows, self.columns, squeeze=False).ravel()
+        figure: Any = Figure(figsize=size, layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
+        self.figure = figure
+        axes = figure.subplots(rows, self.columns, squeeze=False).ravel()
         self.axes: Sequence[Any] = axes[:panels]
         for axis in axes[panels:]:
             axis.set_visible(False)
