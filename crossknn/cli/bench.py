@@ -64,18 +64,11 @@ StrategiesOption = Annotated[
 ]
 BudgetsOption = Annotated[str, typer.Option("--budgets", help="Calls per query, comma-separated.")]
 KsOption = Annotated[str, typer.Option("--k", help="Recall is that of the true top k; comma-separated.")]
-RoundsOption = Annotated[
-    int, typer.Option("--rounds", min=1, help="Of strategies that set none; a smaller budget has fewer.")
-]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Of strategies that set none; at most the budget.")]
 CallsOption = Annotated[
-    int,
-    typer.Option(
-        "--index-calls-per-item", min=0, help="Offline calls per item: axn also runs with vectors fitted to them."
-    ),
+    int, typer.Option("--index-calls-per-item", min=0, help="Offline calls per item; axn also runs fitted to them.")
 ]
-QueriesOption = Annotated[
-    int | None, typer.Option("--queries", min=1, help="Use only the first of the test queries. Default: all.")
-]
+QueriesOption = Annotated[int | None, typer.Option("--queries", min=1, help="Number of test queries. Default: all.")]
 TuneOption = Annotated[
     bool,
     typer.Option(
@@ -84,11 +77,9 @@ TuneOption = Annotated[
         "the oracle: the best setting for each k and budget.",
     ),
 ]
-JsonFileOption = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Also write the numbers into this file.")
-]
+JsonFileOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the numbers here.")]
 ReportOption = Annotated[
-    Path | None, typer.Option("--report", metavar="FOLDER", help="Also write a page and its figures into this folder.")
+    Path | None, typer.Option("--report", metavar="FOLDER", help="Also write a page with figures.")
 ]
 StudiesOption = Annotated[
     str | None,
@@ -159,27 +150,19 @@ def set_(
     queries: QueriesOption = None,
     split: Annotated[str, typer.Option(help="The test queries.")] = "test",
     train_split: Annotated[
-        str | None,
-        typer.Option(help="The train queries. Default: train, or without such a split queries cut from items."),
+        str | None, typer.Option(help="The train queries. Default: train if it exists, else cut from items.")
     ] = None,
-    train_queries: Annotated[
-        int | None, typer.Option(min=1, help="Learn only from the first of the train queries. Default: from all.")
-    ] = None,
+    train_queries: Annotated[int | None, typer.Option(min=1, help="Number of train queries. Default: all.")] = None,
     tune: TuneOption = False,
     dev_split: Annotated[
-        str | None,
-        typer.Option(help="The dev queries of --tune. Default: dev, or without such a split the last train queries."),
+        str | None, typer.Option(help="The dev queries of --tune. Default: dev if it exists, else train queries.")
     ] = None,
     dev_queries: Annotated[
-        int | None,
-        typer.Option(min=1, help=f"Maximum number of dev queries, scored with every item. Default: {DEV_QUERIES}."),
+        int | None, typer.Option(min=1, help=f"Maximum number of dev queries, all scored. Default: {DEV_QUERIES}.")
     ] = None,
     scorer: ScorerOption = DEFAULT_SCORER,
     encoder: EncoderOption = DEFAULT_ENCODER,
-    work_dir: Annotated[
-        Path | None,
-        typer.Option("--work-dir", help="Folder that keeps scores and vectors. Default: SET.work, next to a folder."),
-    ] = None,
+    work_dir: Annotated[Path | None, typer.Option(help="Keeps scores and vectors. Default: SET.work.")] = None,
     engine: EngineOption = EngineName.local,
     address: AddressOption = None,
     workers: WorkersOption = None,

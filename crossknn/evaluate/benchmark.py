@@ -45,12 +45,8 @@ class Bench:
     """A benchmark of strategies on a task.
 
     Args:
-        task: What is searched.
         calls_per_item: Offline calls per item for fitted vectors; 0 for none.
         anchors: Train queries that CUR scores all items for; 0 for no CUR.
-        seed: Of sampled pairs, fits and anchors.
-        device: Where vectors are searched.
-        progress: Counts offline calls and searches.
     """
 
     def __init__(

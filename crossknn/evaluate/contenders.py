@@ -99,14 +99,8 @@ def resolve_strategies(
 ) -> list[ResolvedStrategy]:
     """The contenders of these names, in their order, each with its baseline.
 
-    With fitted vectors, `axn` also runs as "axn, fitted" and `posterior` as "posterior, prior".
-
-    Args:
-        names: The names.
-        available: What the data provide.
-        budgets: Every strategy must be valid for each of these.
-        rounds: Of strategies that do not set their own; lowered to a smaller budget, so that every round has a call.
-        seed: Of random strategies.
+    With fitted vectors, `axn` also runs as "axn, fitted" and `posterior` as "posterior, prior". Every strategy must be
+    valid for each of the budgets. `rounds` is for strategies that do not set their own, lowered to a smaller budget.
     """
     resolved = [
         one for name in names for one in resolve_strategy(name, available, budgets=budgets, rounds=rounds, seed=seed)

@@ -19,16 +19,7 @@ import numpy as np
 from crossknn._checks import check_positive, check_seed, invalid
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
-from crossknn.evaluate.splits import (
-    BeirQrels,
-    IrQrels,
-    ListedQrels,
-    Split,
-    Unusable,
-    UnusableRecords,
-    list_names,
-    make_split,
-)
+from crossknn.evaluate.splits import Split, Unusable, UnusableRecords, list_names, make_split, read_beir_qrels
 from crossknn.evaluate.zeshel import MentionContext, find_documents, read_mentions
 from crossknn.items.items import Items
 from crossknn.items.readers import MAX_LINE_BYTES, Fields, JsonLines
@@ -112,9 +103,9 @@ class Dataset:
         Args:
             source: A BEIR folder, `zeshel:FOLDER:DOMAIN` or `ir_datasets:NAME`. `zeshel:FOLDER:DOMAIN:100` has 100
                 train queries instead of 500; `ir_datasets:NAME` has those of the splits train, dev and test that exist.
-            seed: Of the split of ZeShEL.
-            marks: Tokens around a mention of ZeShEL.
-            title_mark: Token between title and text of ZeShEL.
+            seed: For ZeShEL, as in `from_zeshel`.
+            marks: The same.
+            title_mark: The same.
             progress: Counts items.
         """
         kind, _, name = os.fspath(source).partition(":")
@@ -160,7 +151,7 @@ class Dataset:
             queries, qrels = files[name]
             if queries not in texts:
                 texts[queries] = _read_queries(queries)
-            read[name] = make_split(BeirQrels(qrels), texts[queries], items, records)
+            read[name] = make_split(str(qrels), read_beir_qrels(qrels), texts[queries], items, records)
         return cls(folder.resolve().name, items, read, records.counts)
 
     @classmethod
@@ -229,7 +220,11 @@ class Dataset:
         read = {}
         for split, part in parts.items():
             texts = _distinct((query.query_id, query.default_text()) for query in part.queries_iter())
-            read[split] = make_split(IrQrels(names[split], part), texts, items, records)
+            judgments = (
+                (str(qrel.query_id), str(qrel.doc_id), int(qrel.relevance), f"{names[split]}: judgment {at}")
+                for at, qrel in enumerate(part.qrels_iter())
+            )
+            read[split] = make_split(names[split], judgments, texts, items, records)
         return cls(name, items, read, records.counts)
 
     @classmethod
@@ -359,9 +354,14 @@ def _read_texts(path: Path) -> dict[str, Any]:
 
 def _listed_split(folder: Path, name: str, queries: list[dict[str, Any]], items: Items) -> Split:
     """All queries: each has its row of scores, so none may be skipped."""
-    source = ListedQrels(f"{folder / 'texts.json.xz'}: {name}", queries)
+    source = f"{folder / 'texts.json.xz'}: {name}"
     for at, query in enumerate(queries):
         if not query["relevant"]:
-            raise source.error(at, f"query {query['id']!r} has no relevant item.")
+            raise InputError(f"{source}: query {at}: query {query['id']!r} has no relevant item.")
     texts = _distinct((query["id"], query["text"]) for query in queries)
-    return make_split(source, texts, items, UnusableRecords("error", advice="Correct the file."))
+    judgments = (
+        (query["id"], str(item), 1, f"{source}: query {at}")
+        for at, query in enumerate(queries)
+        for item in query["relevant"]
+    )
+    return make_split(source, judgments, texts, items, UnusableRecords("error", advice="Correct the file."))

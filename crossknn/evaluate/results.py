@@ -87,45 +87,29 @@ class Curve:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Recall within one budget, against a setting.
-
-    Attributes:
-        curves: One per strategy with the setting and per k.
-        levels: One per strategy without it and per k, constant, to compare with.
-    """
+    """Recall within one budget, against a setting."""
 
     budget: int
-    curves: Sequence[Curve]
-    levels: Sequence[Curve]
+    curves: Sequence[Curve]  # one per k for each strategy with the setting
+    levels: Sequence[Curve]  # constant ones, of strategies without it, to compare with
 
 
 @dataclass(frozen=True)
 class Indexed:
-    """An index built for the sampling study.
+    """An index built for the sampling study."""
 
-    Attributes:
-        sampling: "per item" or "per query".
-        seconds: By step. "score" is computed from the scorer's speed, and left out if that is unknown.
-    """
-
-    sampling: str
+    sampling: str  # "per item" or "per query"
     calls: int
     calls_per_item: float
-    seconds: Mapping[str, float]
+    seconds: Mapping[str, float]  # by step; "score" is computed from the scorer's speed, and left out if unknown
 
 
 @dataclass(frozen=True)
 class SamplingStudy:
-    """Recall with vectors fitted to more and more scores, for each sampling design.
+    """Recall with vectors fitted to more and more scores, for each sampling design."""
 
-    Attributes:
-        calls: Recall against offline calls per item.
-        seconds: Recall against the seconds of indexing; None if the scorer's speed is unknown.
-        indexes: The indexes that were built.
-    """
-
-    calls: Sweep
-    seconds: Sweep | None
+    calls: Sweep  # against offline calls per item
+    seconds: Sweep | None  # against the seconds of indexing; None if the scorer's speed is unknown
     indexes: Sequence[Indexed]
 
 
@@ -158,11 +142,7 @@ class Histogram:
 class DistributionStudy:
     """The cross-encoder's scores and the encoder's similarities of the same pairs.
 
-    Attributes:
-        histograms: Of scores and similarities; with α and β also of scaled scores and of similarities on shared edges.
-        pairs: How many were drawn.
-        alpha: Scaled scores are β (score − α).
-        beta: See `alpha`.
+    With α and β, two more histograms have the scaled scores β (score − α) and the similarities between shared edges.
     """
 
     histograms: Sequence[Histogram]

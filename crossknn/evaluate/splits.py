@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from crossknn._checks import check_choice, check_positive
 from crossknn.errors import InputError
 from crossknn.items.items import Items
-from crossknn.items.readers import MAX_LINE_BYTES, Source, TextSource, describe
+from crossknn.items.readers import MAX_LINE_BYTES, TextSource, describe
 
 Unusable = Literal["error", "skip"]
-Judgment = tuple[str, str, int, int]  # query id, item id, relevance, place in the source
+Judgment = tuple[str, str, int, str]  # query id, item id, relevance, place in the source
 
 
 @dataclass(frozen=True)
@@ -72,100 +72,62 @@ class UnusableRecords:
         self._policy, self._advice = policy, advice
         self.counts: dict[str, int] = {}
 
-    def add(self, reason: str, error: InputError) -> None:
+    def add(self, reason: str, error: InputError | str) -> None:
         """Raise the error, or count its reason."""
         if self._policy == "error":
             raise InputError(f"{error} {self._advice}")
         self.counts[reason] = self.counts.get(reason, 0) + 1
 
 
-class BeirQrels(TextSource):
+def read_beir_qrels(path: Path) -> Iterator[Judgment]:
     """Judgments of a BEIR file: query id, item id and relevance, tab-separated, after a header line."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, errors="strict", max_line_bytes=MAX_LINE_BYTES)
-
-    def judgments(self) -> Iterator[Judgment]:
-        for line in self.lines():
-            fields = line.rstrip("\r\n").split("\t")
-            if not line.strip() or (self.line == 1 and not _is_integer(fields[-1])):
-                continue
-            if len(fields) != 3 or not fields[0] or not fields[1] or not _is_integer(fields[2]):
-                raise self.error(
-                    self.line,
-                    "a judgment must be a query id, an item id and an integer, separated by tabs, "
-                    f"got {describe(line.rstrip())}.",
-                )
-            yield fields[0], fields[1], int(fields[2]), self.line
-
-
-class IrQrels(Source):
-    """Judgments of one dataset of `ir_datasets`."""
-
-    def __init__(self, name: str, dataset: Any) -> None:
-        self.name, self._dataset = name, dataset
-
-    def place(self, at: int) -> str:
-        return f"{self.name}: judgment {at}"
-
-    def judgments(self) -> Iterator[Judgment]:
-        for at, qrel in enumerate(self._dataset.qrels_iter()):
-            yield str(qrel.query_id), str(qrel.doc_id), int(qrel.relevance), at
-
-
-class ListedQrels(Source):
-    """Judgments in a list of queries, each with the ids of its relevant items."""
-
-    def __init__(self, name: str, queries: list[dict[str, Any]]) -> None:
-        self.name, self._queries = name, queries
-
-    def place(self, at: int) -> str:
-        return f"{self.name}: query {at}"
-
-    def judgments(self) -> Iterator[Judgment]:
-        for at, query in enumerate(self._queries):
-            for item in query["relevant"]:
-                yield query["id"], str(item), 1, at
+    source = TextSource(path, errors="strict", max_line_bytes=MAX_LINE_BYTES)
+    for line in source.lines():
+        fields = line.rstrip("\r\n").split("\t")
+        if not line.strip() or (source.line == 1 and not _is_integer(fields[-1])):
+            continue
+        if len(fields) != 3 or not fields[0] or not fields[1] or not _is_integer(fields[2]):
+            found = describe(line.rstrip())
+            raise source.error(source.line, f"a judgment must be query id, item id and integer, by tabs, got {found}.")
+        yield fields[0], fields[1], int(fields[2]), source.place(source.line)
 
 
 def make_split(
-    source: BeirQrels | IrQrels | ListedQrels, texts: Mapping[str, str], items: Items, unusable: UnusableRecords
+    name: str, judgments: Iterable[Judgment], texts: Mapping[str, str], items: Items, unusable: UnusableRecords
 ) -> Split:
-    """The judged queries, in the order of their first judgments."""
-    judgments = list(source.judgments())
+    """The judged queries, in the order of their first judgments; errors name the source."""
+    judgments = list(judgments)
     if not judgments:
-        raise InputError(f"{source.name}: there are no judgments. Check that it is the right input.")
+        raise InputError(f"{name}: there are no judgments. Check that it is the right input.")
     by_query: dict[str, dict[str, int]] = {}
-    for query, item, relevance, at in _known_judgments(judgments, source, texts, items, unusable):
+    for query, item, relevance, place in _known_judgments(judgments, texts, items, unusable):
         known = by_query.setdefault(query, {})
         if known.setdefault(item, relevance) != relevance:
-            raise source.error(
-                at, f"item {item!r} is judged twice for query {query!r}: {known[item]} before and {relevance} here."
-            )
+            both = f"{known[item]} before and {relevance} here"
+            raise InputError(f"{place}: item {item!r} is judged twice for query {query!r}: {both}.")
     kept = []
     for query, judged in by_query.items():
         if any(relevance > 0 for relevance in judged.values()):
             kept.append(query)
         else:
-            error = InputError(f"{source.name}: query {query!r} has no relevant item.")
-            unusable.add("queries without relevant items", error)
+            unusable.add("queries without relevant items", f"{name}: query {query!r} has no relevant item.")
     if not kept:
-        raise InputError(f"{source.name}: no query has a relevant item.")
+        raise InputError(f"{name}: no query has a relevant item.")
     return Split(tuple(kept), tuple(texts[query] for query in kept), tuple(by_query[query] for query in kept))
 
 
 def _known_judgments(
-    judgments: list[Judgment], source: Source, texts: Mapping[str, str], items: Items, unusable: UnusableRecords
+    judgments: list[Judgment], texts: Mapping[str, str], items: Items, unusable: UnusableRecords
 ) -> Iterator[Judgment]:
     """The judgments whose query and item exist."""
     complete = len(items.rows_of([item for _, item, _, _ in judgments], missing="skip")) == len(judgments)
-    for query, item, relevance, at in judgments:
+    for query, item, relevance, place in judgments:
         if query not in texts:
-            unusable.add("judgments of unknown queries", source.error(at, f"there is no query with the id {query!r}."))
+            unusable.add("judgments of unknown queries", f"{place}: there is no query with the id {query!r}.")
         elif not complete and item not in items:
-            unusable.add("judgments of unknown items", source.error(at, f"there is no item with the id {item!r}."))
+            unusable.add("judgments of unknown items", f"{place}: there is no item with the id {item!r}.")
         else:
-            yield query, item, relevance, at
+            yield query, item, relevance, place
 
 
 def list_names(names: Iterable[str]) -> str:

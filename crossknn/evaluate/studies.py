@@ -76,14 +76,8 @@ def run_studies(
 ) -> Studies:
     """Make these studies, as far as the data of the benchmark allow.
 
-    Those of recall are within the middle one of the comparison's budgets, for each of its k.
-
-    Args:
-        bench: What ran the comparison.
-        comparison: What is studied.
-        names: Of the studies.
-        rounds: Of strategies whose rounds are not studied.
-        progress: Counts searches and offline calls.
+    Those of recall are within the middle one of the comparison's budgets, for each of its k. `rounds` is for
+    strategies whose rounds are not studied.
     """
     budget = comparison.budgets[len(comparison.budgets) // 2]
     trial = Trial(bench, budget=budget, ks=comparison.ks, rounds=rounds, progress=progress)

@@ -92,12 +92,8 @@ def read_matrix(folder: str | Path, *, queries: int | None = None, tune: bool = 
 
     Items and queries are named by their places ("item 0", "test 0", "train 0"), because a folder may have no texts, or
     equal texts with different scores. BM25 ranks by the folder's texts, else by its own BM25 scores. α and β come from
-    all scores of 100 train queries, and judgments from the folder's relevant items.
-
-    Args:
-        folder: The folder.
-        queries: Use only the first test queries.
-        tune: Whether the last fifth of the train queries, at most 100, become dev queries.
+    all scores of 100 train queries, and judgments from the folder's relevant items. Only the first `queries` test
+    queries are used. To `tune`, the last fifth of the train queries, at most 100, become dev queries.
     """
     found = read_scores(folder)
     if not len(found.test):
@@ -158,19 +154,10 @@ def read_set(
 ) -> Task:
     """The task of a dataset, before `score_task` scores its queries.
 
-    Args:
-        source: What `Dataset.open` takes.
-        scorer: The cross-encoder.
-        encoder: The dual encoder.
-        split: The test queries.
-        train_split: By default "train" if it exists. Train queries with the text of a test query are left out.
-        train_queries: Use only the first train queries.
-        queries: Use only the first test queries.
-        dev_split: By default "dev" if it exists, else the last of the train queries, at most a fifth of them.
-        dev_queries: Maximum number of dev queries, from which nothing is learned; None is no tuning.
-        seed: Of the split of ZeShEL.
-        work_dir: Keeps scores and vectors.
-        progress: Counts items.
+    `source` and `seed` are what `Dataset.open` takes. Test queries are the first `queries` of `split`, and train
+    queries the first `train_queries` of `train_split`, by default "train" if it exists, without those that have the
+    text of a test query. With `dev_queries`, at most as many are for tuning, and nothing is learned from them: of
+    `dev_split`, by default "dev" if it exists, else the last train queries, at most a fifth of them.
     """
     dataset = Dataset.open(source, seed=seed, **marks_of(scorer), progress=progress)
     judged = dataset.split(split) if queries is None else dataset.split(split).first(queries)
@@ -209,12 +196,7 @@ def score_task(task: Task, *, engine: Engine = LOCAL, progress: Progress | None 
     """The task with all scores of its test and dev queries: queries × items calls, unless the work folder has them.
 
     Searches look these scores up afterwards. The scorer's time is computed from its speed, measured here on 300
-    pairs; with fewer pairs it is unknown.
-
-    Args:
-        task: As returned by `read_set`.
-        engine: Where the calls are made.
-        progress: Counts calls.
+    pairs; with fewer pairs it is unknown. The `engine` makes the calls.
     """
     if task.work_dir is None:
         raise InputError("exact scores need a work folder, which only tasks of `read_set` have.")

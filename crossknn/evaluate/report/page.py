@@ -13,17 +13,7 @@ from crossknn.errors import InputError
 from crossknn.evaluate.comparison import Comparison
 from crossknn.evaluate.measures import DRAWS, LEVEL
 from crossknn.evaluate.report import findings
-from crossknn.evaluate.report.format import (
-    PERCENT,
-    describe_speed,
-    milliseconds,
-    number,
-    percent,
-    points,
-    short,
-    signed,
-    value,
-)
+from crossknn.evaluate.report import format as numbers
 from crossknn.evaluate.report.plots import Plot, make_plots
 from crossknn.evaluate.results import TIME_PARTS
 from crossknn.storage.atomic import write_whole
@@ -34,7 +24,7 @@ def embed(plot: Plot) -> str:
     return f"data:image/svg+xml;base64,{b64encode(plot.render('svg')).decode()}"
 
 
-FILTERS = (percent, number, short, milliseconds, signed, value, embed)
+FILTERS = (numbers.percent, numbers.number, numbers.short, numbers.milliseconds, numbers.signed, numbers.value, embed)
 
 
 def write_report(comparison: Comparison, folder: str | Path) -> Path:
@@ -63,12 +53,7 @@ def write_report(comparison: Comparison, folder: str | Path) -> Path:
 
 
 def render_page(comparison: Comparison, plots: Mapping[str, Plot] | None = None) -> str:
-    """The HTML page, which loads nothing from elsewhere.
-
-    Args:
-        comparison: What the page is about.
-        plots: Those of `make_plots`, if they are drawn already.
-    """
+    """The HTML page, which loads nothing from elsewhere; with these plots, if they are drawn already."""
     jinja2 = import_extra("jinja2", extra="report")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -80,10 +65,10 @@ def render_page(comparison: Comparison, plots: Mapping[str, Plot] | None = None)
     environment.filters |= {function.__name__: function for function in FILTERS}
     environment.globals |= {
         "findings": findings,
-        "points": points,
+        "points": numbers.points,
         "time_parts": TIME_PARTS,
         "draws": DRAWS,
-        "confidence": f"{100 * LEVEL:.0f}{PERCENT}",
+        "confidence": f"{100 * LEVEL:.0f}{numbers.PERCENT}",
     }
     page: str = environment.get_template("page.html.j2").render(
         comparison=comparison,
@@ -99,7 +84,7 @@ def _facts(comparison: Comparison) -> dict[str, Any]:
     """What is known about the run, by name."""
     facts: dict[str, Any] = {"items": comparison.items, **comparison.data}
     if comparison.speed:
-        facts["scorer time"] = f"{describe_speed(comparison.speed)}, because scores were cached"
+        facts["scorer time"] = f"{numbers.describe_speed(comparison.speed)}, because scores were cached"
     return facts
 
 
