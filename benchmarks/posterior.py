@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.scoring_speed import surroundings
 from crossknn.evaluate.benchmark import Bench
-from crossknn.evaluate.compare import rows_of, search_together
+from crossknn.evaluate.comparison import rows_of, search_in_batches
 from crossknn.evaluate.ground_truth import truth_rows
 from crossknn.evaluate.measures import bootstrap_interval, paired_difference, top_k_recall
 from crossknn.evaluate.tasks import Task, read_matrix
@@ -211,7 +211,7 @@ def search_queries(
     truth = truth_rows(scores, max(k for k, _ in cells))
     shares: Shares = {}
     for budget in sorted({budget for _, budget in cells}):
-        found = chain.from_iterable(search_together(searcher, queries, make(budget), k=budget))
+        found = chain.from_iterable(search_in_batches(searcher, queries, make(budget), k=budget))
         rows = [rows_of(hits) for hits in found]
         shares |= {(k, b): 100 * top_k_recall(truth, rows, k) for k, b in cells if b == budget}
     return shares

@@ -25,7 +25,7 @@ from benchmarks.plots import render_png
 from benchmarks.posterior import CALLS_PER_ITEM, Shares, build, search
 from benchmarks.scoring_speed import surroundings
 from crossknn.evaluate.benchmark import Bench
-from crossknn.evaluate.compare import TOGETHER
+from crossknn.evaluate.comparison import QUERY_BATCH
 from crossknn.evaluate.ground_truth import truth_rows
 from crossknn.evaluate.measures import top_k_recall
 from crossknn.evaluate.tasks import Task, read_matrix
@@ -150,10 +150,10 @@ class Watch:
 
 def watch(task: Task, searcher: Searcher, k: int) -> Course:
     truth, parts = truth_rows(task.scores, k), []
-    for start in range(0, len(task.queries), TOGETHER):
+    for start in range(0, len(task.queries), QUERY_BATCH):
         watched = Watch()
-        searcher.search_many(task.queries[start : start + TOGETHER], k=k, strategy=watched)
-        parts.append(follow(watched, truth[start : start + TOGETHER], k))
+        searcher.search_many(task.queries[start : start + QUERY_BATCH], k=k, strategy=watched)
+        parts.append(follow(watched, truth[start : start + QUERY_BATCH], k))
     return Course(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 

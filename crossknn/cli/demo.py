@@ -127,7 +127,7 @@ def _answer(demo: Demo, queries: Sequence[str], steps: Steps, *, k: int, budget:
 
 def _tour(demo: Demo, steps: Steps, *, queries: int, budget: int, strategy: str, start: float) -> None:
     """Everything: build, showcase, comparison, report."""
-    from crossknn.evaluate.report.write import write_report
+    from crossknn.evaluate.report.page import write_report
 
     with _saying("estimating"):
         left = demo.estimate(queries)

@@ -24,8 +24,8 @@ from crossknn._imports import import_extra
 from crossknn.encoders.item_encoding import STEP, count_encoded
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError
-from crossknn.evaluate.compare import Contender, Result, compare, exact_truth
-from crossknn.evaluate.comparison import Answer, Comparison, show_answer
+from crossknn.evaluate.comparison import Answer, Comparison, Contender, compare, exact_truth, show_answer
+from crossknn.evaluate.results import Result
 from crossknn.example import wordnet as example
 from crossknn.example.wordnet import ExampleQuery
 from crossknn.indexing.builder import Build

@@ -62,7 +62,7 @@ def test_a_whole_search_finds_the_same_though_an_actor_is_killed(shards, path, r
     world = World.low_rank(items=ITEMS, dim=8)
     world.vectors = np.load(path).astype(np.float32)
     columns = np.zeros((ITEMS, 1), np.float32)
-    space = replace(world.space(), item_vectors=lambda: shards)
+    context = replace(world.context(), item_vectors=lambda: shards)
     wide = shards.with_columns(columns)
     wide.take(np.arange(ITEMS))
     os.kill(ray.get(shards.parts[1]._actor.process.remote()), signal.SIGKILL)

@@ -12,7 +12,7 @@ import pytest
 
 from crossknn.errors import InputError
 from crossknn.evaluate import ground_truth as truth
-from crossknn.evaluate.compare import exact_truth
+from crossknn.evaluate.comparison import exact_truth
 from crossknn.evaluate.ground_truth import exact_scores, truth_hits, truth_rows
 from crossknn.items.items import Items
 from crossknn.scorers.function import function_scorer

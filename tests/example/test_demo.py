@@ -377,7 +377,7 @@ def test_killed_in_the_middle_it_goes_on_and_scores_nothing_twice(tmp_path, monk
     assert rows_of_table(second.stdout) == ROWS * 3
     assert before + calls_of_the_last_run(folder) == count_scores(folder) == total
     # Drawing takes time and was done by the second run.
-    monkeypatch.setattr("crossknn.evaluate.report.pictures.Picture.png", lambda self, **options: b"")
+    monkeypatch.setattr("crossknn.evaluate.report.plots.Plot.render", lambda self, kind: b"")
     third = CliRunner().invoke(app, command[3:])
     assert third.exit_code == 0, third.output
     assert calls_of_the_last_run(folder) == 0

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from crossknn.errors import InputError
-from crossknn.evaluate.known import KnownRanking
+from crossknn.evaluate.precomputed import PrecomputedRetriever
 from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerItem
 from crossknn.strategies.exact import Exact
@@ -27,7 +27,7 @@ class Known(Setup):
         self.lines = dict(zip(queries, (lines + noise).astype(np.float32), strict=True))
 
     def rank(self, name="mine"):
-        return KnownRanking(self.lines, name=name)
+        return PrecomputedRetriever(self.lines, name=name)
 
     def recall(self, searcher):
         truth = searcher.search_many(self.new_queries, k=20, strategy=Exact())
@@ -129,7 +129,7 @@ def test_signals_go_with_a_prior_and_with_no_other(setup, index):
 
 
 def test_an_own_dense_retriever_takes_the_place_of_the_built_in(setup):
-    class Asked(KnownRanking):
+    class Asked(PrecomputedRetriever):
         def retrieve(self, queries, n, **options):
             asked.update(queries)
             return super().retrieve(queries, n, **options)

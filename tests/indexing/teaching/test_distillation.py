@@ -39,10 +39,10 @@ def color_world() -> tuple[SparseScores, list[str], list[str]]:
         6.0 * ("blue" in items[row]) + 2.0 * (queries[number].split()[0] in items[row])
         for number, row in zip(numbers, rows, strict=True)
     ]
-    return make_entries(numbers, rows, scores, len(queries), len(items)), queries, items
+    return resolve_strategies(numbers, rows, scores, len(queries), len(items)), queries, items
 
 
-def make_entries(numbers, rows, scores, n_queries: int = len(QUERIES), n_items: int = len(ITEMS)) -> SparseScores:
+def resolve_strategies(numbers, rows, scores, n_queries: int = len(QUERIES), n_items: int = len(ITEMS)) -> SparseScores:
     pairs = Pairs(np.array(numbers, np.int32), np.array(rows, np.int32), n_queries, n_items)
     return SparseScores(pairs, np.array(scores, np.float32))
 
@@ -51,7 +51,7 @@ def noise(count: int = 8) -> SparseScores:
     """`count` items of each tiny query, with scores that mean nothing."""
     rng = np.random.default_rng(1)
     rows = np.concatenate([rng.choice(len(ITEMS), count, replace=False) for _ in QUERIES])
-    return make_entries(np.repeat(np.arange(len(QUERIES)), count), rows, rng.normal(size=len(rows)))
+    return resolve_strategies(np.repeat(np.arange(len(QUERIES)), count), rows, rng.normal(size=len(rows)))
 
 
 def cross_entropy(encoder: SentenceEncoder, entries: SparseScores, queries, items, temperature: float) -> float:
@@ -188,7 +188,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(small, tmp_path
 
 
 def test_a_long_list_is_sampled_anew_in_each_epoch(small, tmp_path, read_texts):
-    entries = make_entries([3] * 20, range(20), np.arange(20) / 5)
+    entries = resolve_strategies([3] * 20, range(20), np.arange(20) / 5)
     settings = Distillation(epochs=6, items_per_query=4, held_out=0, temperature=1.0)
     settings.fit(entries, small, QUERIES, ITEMS, tmp_path / "model")
     drawn = [frozenset(texts) for side, texts in read_texts if side == "document"][1::2]  # those between are checks
@@ -226,7 +226,7 @@ def test_few_texts_at_once_give_the_same_result_from_less_memory(small, tmp_path
 
 
 def test_an_item_of_several_lists_is_encoded_once_in_a_step(small, tmp_path, read_texts):
-    entries = make_entries(np.repeat([0, 1, 2], 2), [4, 5, 5, 6, 4, 6], range(6))
+    entries = resolve_strategies(np.repeat([0, 1, 2], 2), [4, 5, 5, 6, 4, 6], range(6))
     Distillation(epochs=1, held_out=0, temperature=1.0).fit(entries, small, QUERIES, ITEMS, tmp_path / "model")
     assert [side for side, _ in read_texts] == ["query", "document"] + ["document", "query"] * 2
     assert sorted(read_texts[2][1]) == sorted(ITEMS[4:7])
@@ -234,12 +234,12 @@ def test_an_item_of_several_lists_is_encoded_once_in_a_step(small, tmp_path, rea
 
 
 def test_queries_with_fewer_than_two_items_are_left_out(small, tmp_path, read_texts):
-    entries = make_entries([0, 0, 1, 2, 2, 2], [1, 2, 3, 4, 5, 6], range(6))
+    entries = resolve_strategies([0, 0, 1, 2, 2, 2], [1, 2, 3, 4, 5, 6], range(6))
     report = Distillation(epochs=1, held_out=0).fit(entries, small, QUERIES, ITEMS, tmp_path / "model").report
     assert report["queries"] == 2
     assert not any(QUERIES[1] in texts or ITEMS[3] in texts for _, texts in read_texts)
     with pytest.raises(InputError, match="two scored items of some query, got 2 entries"):
-        TINY.fit(make_entries([0, 1], [1, 1], [0, 1]), small, QUERIES, ITEMS, tmp_path / "other")
+        TINY.fit(resolve_strategies([0, 1], [1, 1], [0, 1]), small, QUERIES, ITEMS, tmp_path / "other")
 
 
 class Clock:
@@ -374,7 +374,7 @@ def test_texts_that_do_not_match_the_entries_raise(small, tmp_path, monkeypatch,
 
 def test_no_entries_raise(small, tmp_path):
     with pytest.raises(InputError, match="two scored items of some query, got 0 entries"):
-        TINY.fit(make_entries([], [], []), small, QUERIES, ITEMS, tmp_path / "model")
+        TINY.fit(resolve_strategies([], [], []), small, QUERIES, ITEMS, tmp_path / "model")
 
 
 @pytest.mark.parametrize(
