@@ -16,25 +16,24 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from crossknn.cli.engine import AddressOption, EngineName, EngineOption, WorkersOption, make_engine
+from crossknn.cli.console import ProgressBars, out, resumable, say
 from crossknn.cli.options import (
     DEFAULT_ENCODER,
     DEFAULT_SCORER,
+    AddressOption,
     DeviceOption,
     Dtype,
     DtypeOption,
     EncoderOption,
+    EngineName,
+    EngineOption,
     ScorerOption,
     SeedOption,
-    Steps,
-    from_nothing,
-    going_on,
-    load_builder_encoder,
+    WorkersOption,
+    default_work_dir,
+    load_index_encoder,
     load_scorer,
-    out,
-    paid_scores_of,
-    say,
-    work_dir_of,
+    make_engine,
 )
 from crossknn.errors import InputError
 
@@ -127,16 +126,16 @@ def matrix(
     sizes = {"budgets": _read_sizes("--budgets", budgets), "ks": _read_sizes("--k", ks)}
     _check_outputs(json_file, report)
     chosen = _choose_studies(studies, json_file, report)
-    with Steps() as progress:
+    with ProgressBars() as progress:
         task = _choose_judged(read_matrix(folder, queries=queries, tune=tune), chosen, named=studies is not None)
         bench = Bench(
-            task, calls_per_item=calls_per_item, anchors=len(task.train), seed=seed, progress=from_nothing(progress)
+            task, calls_per_item=calls_per_item, anchors=len(task.train), seed=seed, progress=progress.from_zero
         )
         run = _plan(strategies, bench, **sizes, rounds=rounds, tune=tune, progress=progress)
         given = {"--strategies": strategies, "--budgets": budgets, "--k": ks, "--rounds": rounds, "--seed": seed}
         given |= {"--index-calls-per-item": calls_per_item, "--queries": queries, "--tune": tune}
         comparison = run(bench, _command("matrix", str(folder), given))
-        comparison = _add_studies(comparison, bench, chosen, rounds, from_nothing(progress))
+        comparison = _add_studies(comparison, bench, chosen, rounds, progress.from_zero)
     _present(comparison, sizes["ks"], json_file, report)
 
 
@@ -208,12 +207,12 @@ def set_(
             raise InputError(f"{option} goes with --tune only. Got {value!r} without it.")
     work = work_dir or _work_dir_of(source)
     place = make_engine(engine, address=address, workers=workers, scorer=scorer, device=device)
-    with Steps(keep=True, lines=True) as steps, going_on():
-        progress = from_nothing(steps)
+    with ProgressBars(keep=True, log=True) as steps, resumable():
+        progress = steps.from_zero
         task = read_set(
             source,
-            scorer=load_scorer(scorer, device=device, dtype=dtype, cache=paid_scores_of(scorer, work)),
-            encoder=load_builder_encoder(encoder, device=device),
+            scorer=load_scorer(scorer, device=device, dtype=dtype, work_dir=work),
+            encoder=load_index_encoder(encoder, device=device),
             split=split,
             train_split=train_split,
             train_queries=train_queries,
@@ -255,7 +254,7 @@ def _work_dir_of(source: str) -> Path:
     """Beside a folder, else in the current one."""
     if source.partition(":")[0] in ("zeshel", "ir_datasets"):
         return Path(re.sub(r"[^\w.-]+", "-", source) + ".work")
-    return work_dir_of(Path(source))
+    return default_work_dir(Path(source))
 
 
 def _plan(
