@@ -188,15 +188,16 @@ def check_corpus_options(corpus: Path, *, for_items: Mapping[str, Any], for_inde
             raise InputError(f"{option} applies to {other} only, and {corpus} is {found}. Leave it out.")
 
 
-def load_vectors(items: Items, encoder: Encoder | None, path: Path | None, progress: Progress) -> Any:
-    """The item vectors that --vectors names, encoded first if the file is missing; None without the option."""
+def load_vectors(source: object, encoder: Encoder | None, path: Path | None, progress: Progress) -> Any:
+    """The item vectors that --vectors names, encoded first if the file is missing; None for an index."""
     from crossknn.encoders.item_encoding import encode_items
+    from crossknn.items.items import Items
 
-    if path is None:
+    if path is None or not isinstance(source, Items):
         return None
     if encoder is None:
         raise InputError("--vectors needs an --encoder: query and item vectors must come from the same model.")
-    return encode_items(items, encoder, path=path, progress=progress)
+    return encode_items(source, encoder, path=path, progress=progress)
 
 
 def choose_strategy(spec: str, options: Mapping[str, Any]) -> Strategy:

@@ -120,9 +120,7 @@ def search(
             source,
             scorer=model,
             encoder=dual_encoder,
-            vectors=None
-            if isinstance(source, Index)
-            else options.load_vectors(source, dual_encoder, vectors, progress),
+            vectors=options.load_vectors(source, dual_encoder, vectors, progress),
             device=device,
             check_models=not any_model,
             progress=progress,

@@ -126,9 +126,7 @@ def serve(
                     scorer=model,
                     encoder=dual_encoder,
                     settings=settings,
-                    vectors=None
-                    if isinstance(source, Path)
-                    else options.load_vectors(source, dual_encoder, vectors, progress),
+                    vectors=options.load_vectors(source, dual_encoder, vectors, progress),
                     device=device,
                     check_models=not any_model,
                     progress=progress,
