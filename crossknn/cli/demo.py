@@ -25,8 +25,6 @@ from crossknn.example import DEMO_FOLDER, DEMO_QUERIES, DEMO_SENSES
 if TYPE_CHECKING:
     from crossknn.evaluate.comparison import Comparison
     from crossknn.example.demo import Demo, Estimate
-    from crossknn.items.items import Items
-    from crossknn.search.results import Hits
     from crossknn.strategies.base import Strategy
 
 SHOWCASE = ("a piece of furniture to sleep on", "water [runs] down the hill", "the engine is [running]")
@@ -69,8 +67,15 @@ def demo(
     if not all(text.strip() for text in texts):
         raise InputError("--query must not be empty.")
     bars = ProgressBars(keep=True, log=True)
+    # OpenMP threads that spin while they wait slow each other down on a busy machine.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # read when torch is first imported
     with resumable():
-        opened = _open(folder, _parse_senses(senses, folder if texts else None), device=device, progress=bars)
+        number = _parse_senses(senses, folder if texts else None)
+        with _status("loading the models"):
+            check_device(device)
+            from crossknn.example.demo import Demo
+
+            opened = Demo(folder, senses=number, device=device, progress=bars)
         if texts:
             _answer(opened, texts, bars, k=k, strategy=chosen)
         else:
@@ -89,16 +94,6 @@ def _parse_senses(text: str | None, folder: Path | None) -> int | None:
     if not text.isdecimal() or not 1 <= int(text) <= SENSES:
         raise InputError(f"--senses must be 'all' or between 1 and {SENSES}, got {text!r}.")
     return int(text)
-
-
-def _open(folder: Path, senses: int | None, *, device: str | None, progress: ProgressBars) -> Demo:
-    # OpenMP threads that spin while they wait slow each other down on a busy machine.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # read when torch is first imported
-    with _status("loading the models"):
-        check_device(device)
-        from crossknn.example.demo import Demo
-
-        return Demo(folder, senses=senses, device=device, progress=progress)
 
 
 def _answer(demo: Demo, queries: Sequence[str], bars: ProgressBars, *, k: int, strategy: Strategy) -> None:
@@ -138,13 +133,10 @@ def _tour(demo: Demo, bars: ProgressBars, *, queries: int, hits: int, strategy: 
 
 
 def _search(demo: Demo, query: str, *, k: int, strategy: Strategy, details: bool) -> None:
+    """Print the hits of a query as a table."""
     before = demo.calls
     hits = demo.build().search(query, k=k, strategy=strategy)
-    _print_hits(hits, demo.items, known=hits.calls - (demo.calls - before), details=details)
-
-
-def _print_hits(hits: Hits, items: Items, *, known: int, details: bool) -> None:
-    """Print a table of hits; `known` of their scores were on disk."""
+    known = hits.calls - (demo.calls - before)  # scores that were on disk
     table = Table(box=None, pad_edge=False, show_header=details, header_style="dim")
     table.add_column("", justify="right", style="dim", no_wrap=True)
     table.add_column("score", justify="right", no_wrap=True)
@@ -155,13 +147,13 @@ def _print_hits(hits: Hits, items: Items, *, known: int, details: bool) -> None:
         table.add_column("round", justify="right", style="dim", no_wrap=True)
     for rank, hit in enumerate(hits, 1):
         id_, round_ = ([Text(hit.id)], [str(hit.round)]) if details else ([], [])
-        table.add_row(str(rank), f"{hit.score:.2f}", *id_, _style_sense(items.text(hit.row)), *round_)
+        table.add_row(str(rank), f"{hit.score:.2f}", *id_, _style_sense(demo.items.text(hit.row)), *round_)
     out.print()
     out.print(_style_query(hits.query))
     out.print(table)
     note = f" ({'all' if known == hits.calls else f'{known:,}'} scores known from before)" if known else ""
     rounds = f" in {hits.rounds} rounds" if hits.rounds > 1 else ""
-    out.print(f"{hits.calls:,} calls{rounds} for {len(items):,} senses, {hits.seconds:.2f} s{note}", style="dim")
+    out.print(f"{hits.calls:,} calls{rounds} for {len(demo.items):,} senses, {hits.seconds:.2f} s{note}", style="dim")
 
 
 def _style_sense(text: str) -> Text:

@@ -98,29 +98,22 @@ def load_scorer(
     The scores of a rerank server, which may cost money, are also kept in the `work_dir` of a build.
     """
     from crossknn.scorers.cached import Cached
+    from crossknn.scorers.cross_encoder import CrossEncoder
+    from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder, is_emb_cross_encoder
+    from crossknn.scorers.remote.scorer import RemoteScorer
     from crossknn.scorers.remote.settings import is_url
 
     check_device(device)
-    if work_dir is not None and is_url(name):
-        cache = work_dir / "server-scores.db"
-    scorer = _open_server(name, dtype) if is_url(name) else _load_cross_encoder(name, device, dtype)
-    return scorer if cache is None else Cached(scorer, cache)
-
-
-def _load_cross_encoder(name: str, device: str | None, dtype: Dtype) -> Scorer:
-    from crossknn.scorers.cross_encoder import CrossEncoder
-    from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder, is_emb_cross_encoder
-
-    kind: Callable[..., Scorer] = EmbCrossEncoder if is_emb_cross_encoder(name) else CrossEncoder
-    return kind(name, device=device, dtype=str(dtype))
-
-
-def _open_server(url: str, dtype: Dtype) -> Scorer:
-    from crossknn.scorers.remote.scorer import RemoteScorer
-
-    if dtype is not Dtype.auto:
+    scorer: Scorer
+    if not is_url(name):
+        kind: Callable[..., Scorer] = EmbCrossEncoder if is_emb_cross_encoder(name) else CrossEncoder
+        scorer = kind(name, device=device, dtype=str(dtype))
+    elif dtype is Dtype.auto:
+        scorer = RemoteScorer(name)
+        cache = cache if work_dir is None else work_dir / "server-scores.db"
+    else:
         raise InputError(f"--dtype {dtype} applies to local models only: a rerank server chooses its own precision.")
-    return RemoteScorer(url)
+    return scorer if cache is None else Cached(scorer, cache)
 
 
 def check_device(device: str | None) -> None:

@@ -89,7 +89,7 @@ class Demo:
             self.folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.folder).close()  # fails now rather than after the work
         self._device = device
-        self._progress = progress
+        self._report: Progress = progress or (lambda *_: None)
         self._model = CrossEncoder(EMBEDDED, device=device)
         self._timed = Timed(self._model)
         self.scorer = Cached(self._timed, self.folder / "scores.db", every=CACHE_WRITE_INTERVAL)
@@ -126,7 +126,9 @@ class Demo:
         asked = self.held_out(queries, seed=seed)
         texts = [query.text for query in asked]
         searcher = self._searcher
-        truth = self._search_exactly(texts)
+        pairs = [([text] * len(self.items), list(self.items.texts)) for text in texts]
+        with self._counting_calls("exact search", pairs):
+            truth = exact_truth(searcher, texts, k=max(KS))
         speed = self._speed()
         budgets = [budget for budget in BUDGETS if budget < len(self.items)] or [len(self.items)]
         contenders, step = make_contenders(), "compare strategies"
@@ -221,10 +223,6 @@ class Demo:
         pairs = self._build.pairs
         return [self._build.queries[number] for number in pairs.queries], self.items.texts_of(pairs.rows)
 
-    def _report(self, step: str, done: int, total: int) -> None:
-        if self._progress is not None:
-            self._progress(step, done, total)
-
     @contextmanager
     def _counting_calls(self, step: str, groups: Sequence[tuple[list[str], list[str]]]) -> Iterator[None]:
         """Report every call for these pairs as progress; scores on disk count as done."""
@@ -244,11 +242,6 @@ class Demo:
             yield
         finally:
             self._timed.on_calls = None
-
-    def _search_exactly(self, queries: Sequence[str]) -> list[Hits]:
-        texts = list(self.items.texts)
-        with self._counting_calls("exact search", [([query] * len(texts), texts) for query in queries]):
-            return exact_truth(self._searcher, queries, k=max(KS))
 
     def _answer(self, query: ExampleQuery, truth: Hits) -> Answer:
         """The hits of exact search, of the best strategy and of its baseline, side by side."""
