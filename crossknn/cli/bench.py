@@ -16,25 +16,24 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from crossknn.cli.engine import AddressOption, EngineName, EngineOption, WorkersOption, make_engine
+from crossknn.cli.console import ProgressBars, out, resumable, say
 from crossknn.cli.options import (
     DEFAULT_ENCODER,
     DEFAULT_SCORER,
+    AddressOption,
     DeviceOption,
     Dtype,
     DtypeOption,
     EncoderOption,
+    EngineName,
+    EngineOption,
     ScorerOption,
     SeedOption,
-    Steps,
-    from_nothing,
-    going_on,
-    load_builder_encoder,
+    WorkersOption,
+    default_work_dir,
+    load_index_encoder,
     load_scorer,
-    out,
-    paid_scores_of,
-    say,
-    work_dir_of,
+    make_engine,
 )
 from crossknn.errors import InputError
 
@@ -119,14 +118,14 @@ def matrix(
 
     outputs = _Outputs.check(json_file, report, studies)
     plan = _Plan(strategies, _parse_sizes("--budgets", budgets), _parse_sizes("--k", ks), rounds, tune)
-    with Steps() as progress:
+    with ProgressBars() as progress:
         task = read_matrix(folder, queries=queries, tune=tune)
         task = _check_judgments(task, outputs.studies, requested=studies is not None)
         bench = Bench(
-            task, calls_per_item=calls_per_item, anchors=len(task.train), seed=seed, progress=from_nothing(progress)
+            task, calls_per_item=calls_per_item, anchors=len(task.train), seed=seed, progress=progress.from_zero
         )
         comparison = plan.run(bench, _command(context), progress)
-        comparison = _add_studies(comparison, bench, outputs.studies, rounds, from_nothing(progress))
+        comparison = _add_studies(comparison, bench, outputs.studies, rounds, progress.from_zero)
     outputs.write(comparison, plan.ks)
 
 
@@ -189,12 +188,12 @@ def set_(
             raise InputError(f"{option} needs --tune, got {value!r} without it.")
     work = work_dir or _default_work_dir(source)
     place = make_engine(engine, address=address, workers=workers, scorer=scorer, device=device)
-    with Steps(keep=True, lines=True) as steps, going_on():
-        progress = from_nothing(steps)
+    with ProgressBars(keep=True, log=True) as steps, resumable():
+        progress = steps.from_zero
         task = read_set(
             source,
-            scorer=load_scorer(scorer, device=device, dtype=dtype, cache=paid_scores_of(scorer, work)),
-            encoder=load_builder_encoder(encoder, device=device),
+            scorer=load_scorer(scorer, device=device, dtype=dtype, work_dir=work),
+            encoder=load_index_encoder(encoder, device=device),
             split=split,
             train_split=train_split,
             train_queries=train_queries,
@@ -231,7 +230,7 @@ def _default_work_dir(source: str) -> Path:
     """Next to a folder, else in the current one."""
     if source.partition(":")[0] in ("zeshel", "ir_datasets"):
         return Path(re.sub(r"[^\w.-]+", "-", source) + ".work")
-    return work_dir_of(Path(source))
+    return default_work_dir(Path(source))
 
 
 def _command(context: typer.Context) -> str:

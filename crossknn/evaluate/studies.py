@@ -36,9 +36,9 @@ from crossknn.evaluate.results import (
 )
 from crossknn.indexing.builder import PSEUDO_QUERIES
 from crossknn.indexing.index import DEFAULT_FACTORS, Index
+from crossknn.indexing.pair_scoring import STEP as SCORE_STEP
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling
 from crossknn.search.searcher import Searcher
-from crossknn.storage.score_log import STEP as SCORE_STEP
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.cur import AdaCur

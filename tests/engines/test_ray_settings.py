@@ -7,8 +7,6 @@ import sys
 import pytest
 
 import crossknn as ck
-from crossknn.cli.engine import EngineName, make_engine
-from crossknn.engines.local import LOCAL
 from crossknn.engines.ray import RayEngine, find_resources
 from crossknn.testing import MatrixScorer
 
@@ -89,26 +87,3 @@ def test_without_ray_the_error_says_what_to_install():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "MissingExtra: ray could not be imported" in done.stderr
     assert done.stderr.strip().endswith("pip install 'crossknn[ray]'")
-
-
-def test_options_of_the_command_line_name_an_engine():
-    plain = {"address": None, "workers": None, "scorer": "my-model", "device": None}
-    assert make_engine(EngineName.local, **plain) is LOCAL
-    made = make_engine(EngineName.ray, **{**plain, "address": "head:6379", "workers": 3})
-    assert made == RayEngine(address="head:6379", workers=3)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("local", {"address": "head:6379"}, "--address goes with --engine ray only. Got 'head:6379' without."),
-        ("local", {"workers": 2}, "--workers goes with --engine ray only. Got 2 without."),
-        ("ray", {"scorer": "http://127.0.0.1:80/rerank"}, "--engine ray is for models that run here: a server has its"),
-        ("ray", {"device": "cuda:1"}, "--engine ray gives each worker its GPU: say --device cuda. Got 'cuda:1'"),
-    ],
-)
-def test_options_that_do_not_go_together_are_named(name, options, message):
-    plain = {"address": None, "workers": None, "scorer": "my-model", "device": None}
-    with pytest.raises(ck.InputError) as caught:
-        make_engine(EngineName(name), **{**plain, **options})
-    assert str(caught.value).startswith(message)
