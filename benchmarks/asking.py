@@ -30,9 +30,10 @@ from benchmarks.signals import compare
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.tasks import Task, read_matrix
 from crossknn.search.searcher import Searcher
+from crossknn.strategies import rounds as rounds_module
 from crossknn.strategies.base import Round, SearchContext
 from crossknn.strategies.posterior import strategy as posterior
-from crossknn.strategies.posterior.session import Expected, PosteriorSession
+from crossknn.strategies.posterior.session import PosteriorMeans, PosteriorSession
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rounds import Observations
 from crossknn.types import Rows
@@ -86,7 +87,7 @@ def others(task: Task, searcher: Searcher) -> Iterator[tuple[str, Shares]]:
         with growing(growth):
             yield f"rounds × {growth:g}", search(task, searcher, partial(Posterior, rounds=ROUNDS), CELLS)
     for part, best in HEDGES if searcher.index else ():
-        with patch.object(posterior, "HEDGE", part), patch.object(posterior, "BEST", best):
+        with patch.object(posterior, "HEDGE_SHARE", part), patch.object(posterior, "HEDGE_ROWS", best):
             yield f"hedge {part:.0%} of {best:,}", search(task, searcher, partial(Posterior, rounds=ROUNDS), CELLS)
     for part in PARTS:
         yield f"{part:.0%} neighbours", search(task, searcher, partial(Mixed, rounds=ROUNDS, part=part), CELLS)
@@ -102,7 +103,7 @@ def growing(growth: float) -> Iterator[None]:
         wanted = round((budget - spent) * sizes[number - 1] / sizes[number - 1 :].sum())
         return budget - spent if not left else min(max(1, wanted), budget - spent - left)
 
-    with patch.object(posterior, "share_of_round", share):
+    with patch.object(rounds_module, "share_of_round", share):
         yield
 
 
@@ -112,19 +113,21 @@ class Mixed(Posterior):
 
     part: float = 0.0
 
-    def _ask(self, space: SearchContext, quests: PosteriorSession, expected: Expected, shares: list[int]) -> Round:
-        before = quests.hedge_with([ceil(posterior.HEDGE * share) for share in shares])
-        for hedge, scored, share in zip(before, quests.scored, shares, strict=True):
+    def _choose_rows(
+        self, context: SearchContext, session: PosteriorSession, means: PosteriorMeans, counts: list[int]
+    ) -> Round:
+        before = session.unscored_hedge_rows([ceil(posterior.HEDGE_SHARE * count) for count in counts])
+        for hedge, scored, share in zip(before, session.observations, counts, strict=True):
             count = round(self.part * share)
-            others = from_neighbours(space, scored, self.budget) if count else np.empty(0, np.int64)
+            others = from_neighbours(context, scored, self.budget) if count else np.empty(0, np.int64)
             hedge += others[~np.isin(others, [*scored.rows, *hedge])][:count].tolist()
-        return Round(quests.ask(expected, shares, before), "mixed")
+        return Round(session.propose(means, counts, before), "mixed")
 
 
-def from_neighbours(space: SearchContext, scored: Observations, budget: int) -> Rows:
+def from_neighbours(context: SearchContext, scored: Observations, budget: int) -> Rows:
     """The nearest of the best scored item first, then those of the second, one of each in turn."""
     best = scored.rows[np.argsort(-scored.scores, kind="stable")[:BEST]]
-    items = space.item_vectors()
+    items = context.item_vectors()
     near = items.search(items.take(best), budget // ROUNDS + 1, exclude=[scored.rows] * len(best))
     turns = np.stack([one.rows for one in near]).T.reshape(-1)
     _, first = np.unique(turns, return_index=True)

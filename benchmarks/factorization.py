@@ -26,7 +26,7 @@ from benchmarks.matrices import Matrix, load
 from benchmarks.scoring_speed import surroundings
 from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.indexing.factorization.inductive import Inductive
-from crossknn.indexing.factorization.trainer import explained
+from crossknn.indexing.factorization.trainer import r_squared
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.sampling import PerItem, PerQuery, sample_per_item, sample_per_query
 from crossknn.indexing.score_matrix import Pairs, SparseScores
@@ -211,7 +211,7 @@ def errors(
         chosen = np.broadcast_to(unseen & which, scores.shape)
         if chosen.any():
             error = float(squares[chosen].mean(dtype=np.float64))
-            r2 = explained(error, scores[chosen])
+            r2 = r_squared(error, scores[chosen])
             found[name] = {"pairs": int(chosen.sum()), "error": round(error, 6), "r2": r2 and round(r2, 4)}
     return found
 

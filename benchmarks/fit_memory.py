@@ -73,15 +73,15 @@ def fit(name: str, items: int, dim: int, per_item: int) -> dict[str, Any]:
         for start in range(0, items, 50_000):
             vectors[start : start + 50_000] = rng.standard_normal((min(50_000, items - start), dim), np.float32)
         queries = rng.standard_normal((QUERIES, dim), np.float32) / dim
-        small = make_entries(2_000, per_item, rng)
+        small = resolve_strategies(2_000, per_item, rng)
         methods[name].fit(small, queries, vectors[:2_000])  # loads the libraries and starts their threads
-        entries = make_entries(items, per_item, rng)
+        entries = resolve_strategies(items, per_item, rng)
         before = anonymous()
         peak = watch_anonymous(lambda: methods[name].fit(entries, queries, vectors))
     return {"mb": round(peak - before, 1)}
 
 
-def make_entries(items: int, per_item: int, rng: np.random.Generator) -> SparseScores:
+def resolve_strategies(items: int, per_item: int, rng: np.random.Generator) -> SparseScores:
     pairs = sample_per_item(PerItem(queries=per_item), n_queries=QUERIES, n_items=items)
     return SparseScores(pairs, rng.standard_normal(len(pairs), np.float32))
 

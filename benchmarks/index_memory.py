@@ -89,7 +89,7 @@ def measure_files(_: argparse.Namespace, folder: Path) -> dict[str, Any]:
     index = Index.load(folder)
     files = {file.name.split("-")[0]: file.stat().st_size / len(index) for file in sorted(folder.glob("*-*"))}
     assert index.prior is not None
-    arrays = {"vectors": index.vectors, "traits": index.prior.traits, "bias": index.prior.bias}
+    arrays = {"vectors": index.vectors, "traits": index.prior.latent_factors, "bias": index.prior.bias}
     return {
         "items": len(index),
         "bytes_per_item": {name: round(size, 1) for name, size in files.items()},

@@ -34,10 +34,10 @@ from benchmarks.scoring_speed import surroundings
 from benchmarks.sets import Set, add_options, open_scorer, read_set
 from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.encoders.sentence import SentenceEncoder
-from crossknn.evaluate.compare import rows_of
+from crossknn.evaluate.comparison import rows_of
 from crossknn.evaluate.ground_truth import exact_scores, truth_rows
-from crossknn.evaluate.known import KnownScores
 from crossknn.evaluate.measures import top_k_recall
+from crossknn.evaluate.precomputed import precomputed_scorer
 from crossknn.indexing.builder import Build
 from crossknn.indexing.factorization.inductive import Inductive
 from crossknn.indexing.factorization.transductive import Transductive
@@ -144,7 +144,7 @@ def build_all(
             )
             build.vectors = vectors
             build.seconds |= first.seconds
-            index = Index.of(build.run(), scorer, encoder)
+            index = Index.from_build(build)
             yield keep(index, folder, name), describe(name, index), remember(encoder, data)
     if "DE_dstl/Q" not in options.without:
         yield from distil(data, per_query, encoder, vectors, folder, options)
@@ -216,7 +216,7 @@ def measure(
     """The recall of each strategy with an index; runs in a process of its own."""
     torch.set_num_threads(1)
     index = Index.load(folder)
-    known = KnownScores(dict(zip(queries, scores, strict=True)), index.items.texts, fingerprint=index.scorer)
+    known = precomputed_scorer(scores, queries=queries, items=index.items.texts, fingerprint=index.scorer)
     searcher = Searcher(index, scorer=known, encoder=encoder, check_models=False)  # the vectors come from a file
     own = "dense" if index.factors is None else "fitted"
     truth = truth_rows(scores, 100)

@@ -36,7 +36,7 @@ class Matrix:
         parts = {"queries": self.queries[mine], "scores": self.scores[mine], "query_vectors": self.query_vectors[mine]}
         return replace(self, **parts)
 
-    def space(self, normalization: Normalization | None) -> SearchContext:
+    def context(self, normalization: Normalization | None) -> SearchContext:
         """What a strategy sees; without a normalization nobody has estimated α and β."""
 
         def propose(retriever: str | None, n: int) -> tuple[str, list[Proposal]]:
@@ -49,7 +49,7 @@ class Matrix:
             propose=propose,
             query_vectors=lambda: self.query_vectors,
             item_vectors=lambda: self.vectors,
-            item_profiles=lambda: self.vectors,
+            augmented_vectors=lambda: self.vectors,
             normalization=normalization,
         )
 
@@ -58,7 +58,7 @@ class Matrix:
         normalization = {"train": self.normalization, "own": None, "none": Normalization()}[scale]
         return drive(
             strategy,
-            self.space(normalization),
+            self.context(normalization),
             lambda asks: RoundScores([line[rows] for line, rows in zip(self.scores, asks, strict=True)]),
         )
 

@@ -25,7 +25,7 @@ import torch
 from benchmarks.scoring_speed import surroundings
 from benchmarks.sets import Set, add_options, open_scorer, read_set
 from crossknn.encoders.sentence import SentenceEncoder
-from crossknn.evaluate.compare import rows_of
+from crossknn.evaluate.comparison import rows_of
 from crossknn.evaluate.ground_truth import exact_scores, truth_rows
 from crossknn.evaluate.measures import top_k_recall
 from crossknn.indexing.index import Index

@@ -24,18 +24,18 @@ import numpy as np
 
 from benchmarks.scoring_speed import surroundings
 from crossknn.evaluate.benchmark import Bench
-from crossknn.evaluate.compare import rows_of, search_together
+from crossknn.evaluate.comparison import rows_of, search_in_batches
 from crossknn.evaluate.ground_truth import truth_rows
 from crossknn.evaluate.measures import bootstrap_interval, paired_difference, top_k_recall
 from crossknn.evaluate.tasks import Task, read_matrix
 from crossknn.indexing import prior_fit
-from crossknn.indexing.builder import prior_sampling
 from crossknn.indexing.index import Index
 from crossknn.indexing.ppca import ProbabilisticPca
+from crossknn.indexing.sampling import prior_sampling
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
-from crossknn.strategies.posterior.prior import TRAITS
+from crossknn.strategies.posterior.prior import LATENT_FACTORS
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Scores
@@ -165,7 +165,7 @@ def as_it_is() -> Iterator[None]:
 @contextmanager
 def without_growth() -> Iterator[None]:
     """γ is 1 everywhere."""
-    with patch.object(prior_fit, "BEYOND", 0.0):
+    with patch.object(prior_fit, "GAMMA_EXTRAPOLATION", 0.0):
         yield
 
 
@@ -174,7 +174,7 @@ def without_biases() -> Iterator[None]:
     def none(*given: Any) -> Any:
         _, residuals, _, item_vectors = given
         items, dim = item_vectors.shape
-        return prior_fit._Biases(np.zeros(items, np.float32), np.zeros(len(residuals)), np.zeros(dim + 1))
+        return prior_fit.ItemBiases(np.zeros(items, np.float32), np.zeros(len(residuals)), np.zeros(dim + 1))
 
     with patch.object(prior_fit, "_fit_biases", none):
         yield
@@ -182,7 +182,7 @@ def without_biases() -> Iterator[None]:
 
 @contextmanager
 def without_traits() -> Iterator[None]:
-    with patch.object(ProbabilisticPca, "features", lambda _, rows: np.zeros((len(rows), TRAITS))):
+    with patch.object(ProbabilisticPca, "features", lambda _, rows: np.zeros((len(rows), LATENT_FACTORS))):
         yield
 
 
@@ -211,7 +211,7 @@ def search_queries(
     truth = truth_rows(scores, max(k for k, _ in cells))
     shares: Shares = {}
     for budget in sorted({budget for _, budget in cells}):
-        found = chain.from_iterable(search_together(searcher, queries, make(budget), k=budget))
+        found = chain.from_iterable(search_in_batches(searcher, queries, make(budget), k=budget))
         rows = [rows_of(hits) for hits in found]
         shares |= {(k, b): 100 * top_k_recall(truth, rows, k) for k, b in cells if b == budget}
     return shares

@@ -25,7 +25,7 @@ from benchmarks.signals import compare
 from crossknn.encoders.item_encoding import encode_items
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.evaluate.ground_truth import exact_scores
-from crossknn.evaluate.known import KnownScores
+from crossknn.evaluate.precomputed import precomputed_scorer
 from crossknn.indexing.index import Index
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.posterior.strategy import Posterior
@@ -43,8 +43,8 @@ def main() -> None:
     for name in options.sets:
         data = read_set(name, scorer, options)
         scores = np.array(exact_scores(data.items, data.test.texts, scorer, options.work))
-        known = KnownScores(
-            dict(zip(data.test.texts, scores, strict=True)), data.items.texts, fingerprint=scorer.fingerprint
+        known = precomputed_scorer(
+            scores, queries=data.test.texts, items=data.items.texts, fingerprint=scorer.fingerprint
         )
         vectors = encode_items(data.items, encoder)
         plain = Searcher(data.items, scorer=known, encoder=encoder, vectors=vectors)

@@ -21,10 +21,9 @@ import numpy as np
 
 from benchmarks.scoring_speed import surroundings
 from crossknn.evaluate.benchmark import Bench
-from crossknn.evaluate.compare import TOGETHER
+from crossknn.evaluate.comparison import QUERY_BATCH
 from crossknn.evaluate.matrices import read_scores
-from crossknn.evaluate.measures import bootstrap_interval, paired_difference
-from crossknn.evaluate.quality import measure_quality
+from crossknn.evaluate.measures import bootstrap_interval, measure_quality, paired_difference
 from crossknn.evaluate.splits import Split
 from crossknn.evaluate.tasks import read_matrix
 from crossknn.search.searcher import Searcher
@@ -76,7 +75,7 @@ def measure_set(folder: Path, queries: int | None) -> dict[str, Any]:
 def read_parts(folder: Path, queries: int | None) -> list[tuple[Split, Searcher]]:
     """The train and the test queries with their judgments, each with a searcher for them."""
     task, known = read_matrix(folder), read_scores(folder)
-    train = replace(task, queries=task.train, scorer=task.builder)
+    train = replace(task, queries=task.train, scorer=task.train_scorer)
     parts = []
     for part, relevant in ((train, known.train.relevant), (task, known.test.relevant)):
         names = tuple(part.queries[:queries])
@@ -100,7 +99,7 @@ def measure(split: Split, searcher: Searcher, strategy: Strategy, fitted: Mappin
 
 
 def judge(split: Split, searcher: Searcher, strategy: Strategy, rank_by: str) -> np.ndarray:
-    parts = [split.texts[start : start + TOGETHER] for start in range(0, len(split), TOGETHER)]
+    parts = [split.texts[start : start + QUERY_BATCH] for start in range(0, len(split), QUERY_BATCH)]
     search = partial(searcher.search_many, k=BEST, strategy=strategy, rank_by=rank_by)
     found = chain.from_iterable(map(search, parts))
     return 100 * measure_quality(split, [hits.ids for hits in found], measures=[MEASURE])[MEASURE]

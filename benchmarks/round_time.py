@@ -41,7 +41,7 @@ from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import RoundScores, SearchContext, Stopwatch, Strategy, drive
 from crossknn.strategies.normalization import Normalization
-from crossknn.strategies.posterior.prior import TRAITS, Prior
+from crossknn.strategies.posterior.prior import LATENT_FACTORS, Prior
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.strategies.rounds import share_of_round
@@ -132,7 +132,7 @@ class World:
         wide = search.take_tensor(torch.arange(items)) if on_gpu else None
         return cls(search, wide, asked, scores, make_prior(items, rng))
 
-    def space(self, queries: int) -> SearchContext:
+    def context(self, queries: int) -> SearchContext:
         """That of one search: what its first stage proposed is remembered until its end, as in a `Searcher`."""
         first_stage = FirstStage(self.vectors, self.queries[:queries])
         return SearchContext(
@@ -141,7 +141,7 @@ class World:
             propose=CandidateCache([""] * queries, lambda _: first_stage, None),
             query_vectors=lambda: self.queries[:queries],
             item_vectors=lambda: self.vectors,
-            item_profiles=lambda: self.vectors,
+            augmented_vectors=lambda: self.vectors,
             normalization=Normalization(),
             k=10,
         )
@@ -163,7 +163,7 @@ def make_vectors(items: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def make_prior(items: int, rng: np.random.Generator) -> Prior:
-    traits = rng.standard_normal((items, TRAITS), np.float32) * np.float32(0.1)
+    traits = rng.standard_normal((items, LATENT_FACTORS), np.float32) * np.float32(0.1)
     return Prior(
         signals=("dense",),
         center=np.zeros(2),
@@ -171,20 +171,20 @@ def make_prior(items: int, rng: np.random.Generator) -> Prior:
         weights=np.array([1.0, 0.1]),
         intercept=0.0,
         bias=rng.standard_normal(items, np.float32),
-        traits=traits.astype(np.float16),
-        inductive=np.zeros(DIM + 1),
+        latent_factors=traits.astype(np.float16),
+        bias_weights=np.zeros(DIM + 1),
         variances=np.full(5, 0.3),
         noise=0.2,
-        low=0.0,
-        rise=0.1,
-        most=2.0,
+        gamma_start=0.0,
+        gamma_slope=0.1,
+        gamma_max=2.0,
     )
 
 
 def measure(world: World, queries: int, budget: int, times: int) -> dict[str, float]:
     """Seconds outside the scorer for all queries, by side."""
-    profiles = world.vectors.with_columns(*world.prior.beside)
-    known = {"prior": world.prior, "item_profiles": lambda: profiles}
+    profiles = world.vectors.with_columns(*world.prior.item_columns)
+    known = {"prior": world.prior, "augmented_vectors": lambda: profiles}
     sides: dict[str, tuple[Strategy, dict[str, Any]]] = {
         "Rerank": (Rerank(budget, "dense"), {}),
         "Axn": (Axn(budget, ROUNDS), {}),
@@ -193,7 +193,7 @@ def measure(world: World, queries: int, budget: int, times: int) -> dict[str, fl
     }
 
     def search(strategy: Strategy, known: dict[str, Any], told: Told) -> None:
-        drive(strategy, replace(world.space(queries), **known), told)
+        drive(strategy, replace(world.context(queries), **known), told)
 
     took = {
         name: smallest(partial(outside, world, partial(search, *side)), times=times, slow=SLOW)

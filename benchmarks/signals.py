@@ -20,12 +20,12 @@ from typing import Any
 from benchmarks.posterior import CALLS_PER_ITEM, ROUNDS, Shares, means, search
 from benchmarks.scoring_speed import surroundings
 from crossknn.evaluate.benchmark import Bench
-from crossknn.evaluate.known import FittedOnce
 from crossknn.evaluate.matrices import read_scores
 from crossknn.evaluate.measures import paired_difference
+from crossknn.evaluate.precomputed import SharedRetriever
 from crossknn.evaluate.tasks import Task, read_matrix
-from crossknn.indexing.builder import prior_sampling
 from crossknn.indexing.index import Index
+from crossknn.indexing.sampling import prior_sampling
 from crossknn.items.items import Items
 from crossknn.retrievers.tfidf import TfIdf
 from crossknn.search.searcher import Searcher
@@ -63,7 +63,7 @@ def read_task(folder: Path, queries: int | None) -> Task:
         raise SystemExit(f"{folder}: needs texts.json.xz, for TF-IDF reads the texts")
     texts = dict(zip(task.train, dataset.split("train").texts, strict=True))
     texts |= dict(zip(task.queries, dataset.split("test").texts, strict=False))
-    return replace(task, retrievers=[*task.retrievers, FittedOnce.on(dataset.items, TfIdf(), texts=texts)])
+    return replace(task, retrievers=[*task.retrievers, SharedRetriever(TfIdf(), texts=texts).fit(dataset.items)])
 
 
 def measure_set(task: Task, seed: int) -> dict[str, Any]:

@@ -25,12 +25,12 @@ from benchmarks.plots import render_png
 from benchmarks.posterior import CALLS_PER_ITEM, Shares, build, search
 from benchmarks.scoring_speed import surroundings
 from crossknn.evaluate.benchmark import Bench
-from crossknn.evaluate.compare import TOGETHER
+from crossknn.evaluate.comparison import QUERY_BATCH
 from crossknn.evaluate.ground_truth import truth_rows
 from crossknn.evaluate.measures import top_k_recall
 from crossknn.evaluate.tasks import Task, read_matrix
 from crossknn.search.searcher import Searcher
-from crossknn.strategies.base import Flow, SearchContext
+from crossknn.strategies.base import Flow, FlowResult, SearchContext
 from crossknn.strategies.posterior.session import PosteriorSession
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.types import Rows
@@ -92,7 +92,7 @@ def measure_guard(task: Task, searcher: Searcher) -> tuple[Shares, list[dict[str
         cells = [(k, budget) for k in KS]
         with counting() as unfit:
             shares |= search(task, searcher, Posterior, cells)
-        with patch.object(PosteriorSession, "unfit", lambda quests: np.zeros(len(quests), np.bool_)):
+        with patch.object(PosteriorSession, "misfits", lambda session: np.zeros(len(session), np.bool_)):
             without = search(task, searcher, Posterior, cells)
         added = {f"top {k}": round(float((shares[k, budget] - without[k, budget]).mean()), 2) for k in KS}
         guarded = round(100 * sum(map(len, unfit)) / len(task.queries), 1)
@@ -104,15 +104,15 @@ def measure_guard(task: Task, searcher: Searcher) -> tuple[Shares, list[dict[str
 def counting() -> Iterator[list[set[int]]]:
     """For each search of some queries, which of them followed a retriever in some round after the first."""
     found: dict[int, tuple[PosteriorSession, set[int]]] = {}
-    unfit = PosteriorSession.unfit
+    misfits = PosteriorSession.misfits
 
-    def count(quests: PosteriorSession) -> np.ndarray:
-        which = unfit(quests)
-        found.setdefault(id(quests), (quests, set()))[1].update(np.flatnonzero(which).tolist())
+    def count(session: PosteriorSession) -> np.ndarray:
+        which = misfits(session)
+        found.setdefault(id(session), (session, set()))[1].update(np.flatnonzero(which).tolist())
         return which
 
     followed: list[set[int]] = []
-    with patch.object(PosteriorSession, "unfit", count):
+    with patch.object(PosteriorSession, "misfits", count):
         yield followed
     followed += [mine for _, mine in found.values()]
 
@@ -133,8 +133,8 @@ class Watch:
     asked: list[list[Rows]] = field(default_factory=list)
     expected: list[list[float]] = field(default_factory=list)
 
-    def flow(self, space: SearchContext) -> Flow:
-        flow = WATCHED.flow(space)
+    def flow(self, context: SearchContext) -> Flow:
+        flow = WATCHED.flow(context)
         ask = next(flow)
         while True:
             self.asked.append([proposal.rows for proposal in ask.proposals])
@@ -142,17 +142,18 @@ class Watch:
             try:
                 ask = flow.send(scores)
             except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            finally:
-                self.expected.append(list(space.expected_recall))
+                result: FlowResult = end.value
+                self.expected.append(result.expected_recall or [])
+                return result
+            self.expected.append(ask.expected_recall or [])
 
 
 def watch(task: Task, searcher: Searcher, k: int) -> Course:
     truth, parts = truth_rows(task.scores, k), []
-    for start in range(0, len(task.queries), TOGETHER):
+    for start in range(0, len(task.queries), QUERY_BATCH):
         watched = Watch()
-        searcher.search_many(task.queries[start : start + TOGETHER], k=k, strategy=watched)
-        parts.append(follow(watched, truth[start : start + TOGETHER], k))
+        searcher.search_many(task.queries[start : start + QUERY_BATCH], k=k, strategy=watched)
+        parts.append(follow(watched, truth[start : start + QUERY_BATCH], k))
     return Course(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 

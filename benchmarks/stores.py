@@ -111,7 +111,7 @@ class World:
         scores += rng.standard_normal(scores.shape, np.float32) * np.float32(0.3 * scores.std())
         return cls(vectors, asked, scores, clock)
 
-    def space(self, store: VectorSearch, queries: int) -> SearchContext:
+    def context(self, store: VectorSearch, queries: int) -> SearchContext:
         def propose(_: str | None, n: int) -> tuple[str, list[Proposal]]:
             return "dense", store.search(self.queries[:queries], n)
 
@@ -121,7 +121,7 @@ class World:
             propose=propose,
             query_vectors=lambda: self.queries[:queries],
             item_vectors=lambda: store,
-            item_profiles=lambda: store,
+            augmented_vectors=lambda: store,
         )
 
     def run(self, strategy: Strategy, store: VectorSearch, queries: int) -> tuple[list[QueryResult], float]:
@@ -130,8 +130,8 @@ class World:
         def answer(asked: list[Rows]) -> RoundScores:
             return RoundScores([line[rows] for line, rows in zip(self.scores, asked, strict=False)])
 
-        space, began = self.space(store, queries), self.clock()
-        found = drive(strategy, space, answer)
+        context, began = self.context(store, queries), self.clock()
+        found = drive(strategy, context, answer)
         return found, 1000 * (self.clock() - began) / queries
 
 

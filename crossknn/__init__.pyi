@@ -4,10 +4,10 @@ from crossknn.encoders.sentence import SentenceEncoder as SentenceEncoder
 from crossknn.engines.ray import RayEngine as RayEngine
 from crossknn.errors import CrossKnnError as CrossKnnError
 from crossknn.errors import InputError as InputError
-from crossknn.evaluate.compare import compare as compare
+from crossknn.evaluate.comparison import compare as compare
 from crossknn.evaluate.datasets import Dataset as Dataset
 from crossknn.evaluate.ground_truth import exact_scores as exact_scores
-from crossknn.evaluate.report.write import write_report as write_report
+from crossknn.evaluate.report.page import write_report as write_report
 from crossknn.indexing.factorization.cur import Cur as Cur
 from crossknn.indexing.factorization.inductive import Inductive as Inductive
 from crossknn.indexing.factorization.transductive import Transductive as Transductive

@@ -60,6 +60,16 @@ def check_engine(value: object) -> None:
         raise invalid("engine", "an Engine such as RayEngine(…)", value)
 
 
+def check_queries(queries: Sequence[str]) -> list[str]:
+    """The queries as a list, if all of them are nonempty strings."""
+    if isinstance(queries, str):
+        raise invalid("queries", "a list of strings, one per query", queries)
+    for position, query in enumerate(queries):
+        if not isinstance(query, str) or not query.strip():
+            raise InputError(f"a query must be a nonempty string, got {query!r} at position {position}.")
+    return list(queries)
+
+
 def check_signals(signals: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
     """The names of retrievers as a tuple, if they are distinct and all `known`."""
     listed = isinstance(signals, Sequence) and not isinstance(signals, str)

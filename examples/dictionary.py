@@ -1,4 +1,4 @@
-"""Looks meanings up in a dictionary: the embedded models and WordNet, no hub, no data and no GPU needed.
+"""Search a dictionary by meaning with the embedded models and WordNet; needs no hub, no data and no GPU.
 
 python examples/dictionary.py
 python examples/dictionary.py "he sat on the [bank] of the river" --senses 13000
@@ -14,8 +14,8 @@ from crossknn.example.wordnet import senses
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("query", nargs="?", default="to move faster than walking", help="what to look up")
-    parser.add_argument("--senses", type=int, default=1000, help="how many senses to search")
+    parser.add_argument("query", nargs="?", default="to move faster than walking", help="meaning to search for")
+    parser.add_argument("--senses", type=int, default=1000, help="number of senses to search")
     parser.add_argument("--budget", type=int, default=50, help="cross-encoder calls")
     arguments = parser.parse_args()
 

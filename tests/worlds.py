@@ -37,7 +37,7 @@ class World:
         guess = truth + noise * rng.normal(size=truth.shape).astype(np.float32)
         return cls(truth @ vectors.T, vectors, guess, Normalization())
 
-    def space(self, *, allowed: np.ndarray | None = None, only: slice = slice(None)) -> SearchContext:
+    def context(self, *, allowed: np.ndarray | None = None, only: slice = slice(None)) -> SearchContext:
         query_vectors = self.query_vectors[only]
         signals = {
             "dense": query_vectors @ self.vectors.T,
@@ -53,8 +53,8 @@ class World:
             propose=propose,
             query_vectors=lambda: query_vectors,
             item_vectors=lambda: ExactSearch(self.vectors, device=DEVICE),
-            item_profiles=lambda: ExactSearch(self.vectors, device=DEVICE).with_columns(
-                *(self.prior.beside if self.prior else ())
+            augmented_vectors=lambda: ExactSearch(self.vectors, device=DEVICE).beside(
+                *(self.prior.item_columns if self.prior else ())
             ),
             allowed=allowed,
             normalization=self.normalization,
@@ -67,7 +67,7 @@ class World:
         *,
         allowed: np.ndarray | None = None,
         only: slice = slice(None),
-        space: SearchContext | None = None,
+        context: SearchContext | None = None,
     ) -> list[QueryResult]:
         self.asked = []
         scores = self.scores[only]
@@ -77,7 +77,7 @@ class World:
             self.asked.append([len(rows) for rows in asks])
             return RoundScores([line[rows].astype(np.float32) for line, rows in zip(scores, asks, strict=True)])
 
-        return drive(strategy, space or self.space(allowed=allowed, only=only), answer)
+        return drive(strategy, context or self.context(allowed=allowed, only=only), answer)
 
 
 def all_rows(found: QueryResult) -> list[int]:

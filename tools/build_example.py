@@ -1,9 +1,9 @@
-"""Writes the corpus and the queries of the embedded example from WordNet's database files.
+"""Corpus and queries of the embedded example, made from WordNet's database files.
 
     apt-get install wordnet-base
     python -m tools.build_example --wordnet /usr/share/wordnet
 
-Senses come with the most familiar first, so that the first n of them make a small dictionary of everyday words.
+Senses are sorted by familiarity, so that the first n of them make a small dictionary of everyday words.
 Queries are WordNet's own example sentences with the word in brackets, split by sense: no sense has queries in two
 splits.
 """
@@ -23,7 +23,7 @@ from tools.wordnet import PART_OF_SPEECH, Synset, WordNet, mark
 
 DATA = Path(__file__).parent.parent / "crossknn" / "example" / "data"
 MIN_WORDS = 3  # of a query: "[stout] seamen" says too little
-SHARE = {"test": 0.08, "dev": 0.04}  # of the senses that have queries; the others are for training
+HELD_OUT_SHARE = {"test": 0.08, "dev": 0.04}  # share of the senses with queries; the others are for training
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def describe(synset: Synset) -> str:
 
 
 def make_queries(wordnet: WordNet, synsets: Iterable[Synset]) -> list[dict[str, str]]:
-    """Sentences whose word could be marked for sure, each belonging to one sense only."""
+    """Sentences with their word marked; those that are ambiguous or belong to several senses are dropped."""
     found = []
     for synset in synsets:
         for text in filter(None, (mark(wordnet, synset, example) for example in synset.examples)):
@@ -57,11 +57,11 @@ def make_queries(wordnet: WordNet, synsets: Iterable[Synset]) -> list[dict[str, 
 
 
 def split_of(sense: str) -> str:
-    """The same for a sense in every run and every version of the corpus."""
+    """The split of a sense, by the hash of its id: the same in every version of the corpus."""
     place = int.from_bytes(blake2b(sense.encode(), digest_size=8).digest()) / 2**64
-    if place < SHARE["test"]:
+    if place < HELD_OUT_SHARE["test"]:
         return "test"
-    return "dev" if place < SHARE["test"] + SHARE["dev"] else "train"
+    return "dev" if place < HELD_OUT_SHARE["test"] + HELD_OUT_SHARE["dev"] else "train"
 
 
 def write(path: Path, records: Iterable[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Makes a BERT smaller: fewer pieces in the vocabulary, fewer layers, narrower feed-forward parts, fewer positions."""
+"""Pruning of a BERT: vocabulary, layers, width of the feed-forward layers, and positions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def prune_vocabulary(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> tuple[Tokenizer, Tensor]:
-    """A tokenizer of the `size` pieces these texts use most, and the old numbers of its pieces.
+    """A tokenizer of the `size` tokens that these texts use most often, and their former ids.
 
-    Single Latin characters all stay, so that every English word can still be spelled.
+    All single Latin characters are kept, so that every English word can still be spelled.
     """
     old: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     used = Counter(piece for one in tokenizer.encode_batch(list(texts)) for piece in one.tokens)
@@ -38,7 +38,7 @@ def prune_vocabulary(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> t
 
 
 def keep_pieces(model: Any, numbers: Tensor) -> None:
-    """Drop all other rows of the word embedding."""
+    """Keep only these rows of the word embedding."""
     embedding = model.bert.embeddings.word_embeddings
     model.bert.embeddings.word_embeddings = nn.Embedding.from_pretrained(
         embedding.weight.data[numbers.to(embedding.weight.device)].clone(), freeze=False, padding_idx=0
@@ -62,7 +62,7 @@ def keep_layers(model: Any, layers: Sequence[int]) -> None:
 
 @torch.no_grad()
 def narrow_feed_forward(model: Any, width: int, inputs: dict[str, Tensor]) -> None:
-    """Keep the `width` units of every layer that, on these inputs, add most to its output."""
+    """Keep the `width` units of every layer that contribute most to its output on these inputs."""
     for layer in model.bert.encoder.layer:
         seen: list[Tensor] = []
         hook = layer.intermediate.register_forward_hook(lambda *call, seen=seen: seen.append(call[-1]))

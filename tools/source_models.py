@@ -1,4 +1,4 @@
-"""The dual encoder and the [emb]-CE that `train_source` trains, and the folders they are saved to."""
+"""Dual encoder and [emb]-CE of `train_source`: forward passes, loading and saving."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from crossknn.models.hub import no_progress_bars
 from crossknn.scorers.emb_cross_encoder import POOLING_FILE, Pooling
 from crossknn.scorers.inference.loading import Pretrained, load_pretrained
 
-MODULES = {  # of a sentence-transformers folder: the model, the mean of its vectors, length 1
+MODULES = {  # of a sentence-transformers folder
     "": "sentence_transformers.models.Transformer",
     "1_Pooling": "sentence_transformers.models.Pooling",
     "2_Normalize": "sentence_transformers.models.Normalize",
@@ -26,7 +26,7 @@ MODULES = {  # of a sentence-transformers folder: the model, the mean of its vec
 
 
 class DualEncoder(torch.nn.Module):
-    """The mean of a text's token vectors, at length 1: what `SentenceEncoder` computes."""
+    """Mean pooling and L2 normalization, as `SentenceEncoder` computes them."""
 
     def __init__(self, base: Pretrained) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class DualEncoder(torch.nn.Module):
 
 
 class EmbModel(torch.nn.Module):
-    """One logit: the product of [CLS] and of the [SEP] before the item, what `EmbCrossEncoder` computes."""
+    """One logit: the inner product of [CLS] and the [SEP] before the item, as `EmbCrossEncoder` computes it."""
 
     def __init__(self, base: Pretrained) -> None:
         super().__init__()
@@ -54,16 +54,16 @@ class EmbModel(torch.nn.Module):
 
 
 def load_base(folder: Path, *, device: str) -> Pretrained:
-    """A model to begin with, ready to be trained."""
+    """The pretrained BERT in `folder`, ready for training."""
     base = load_pretrained(folder, kind="AutoModel", device=device, dtype="float32")
     if base.model.config.model_type != "bert":
-        raise InputError(f"{folder}: wanted a BERT, such as all-MiniLM-L6-v2, got {base.model.config.model_type}.")
+        raise InputError(f"{folder}: expected a BERT such as all-MiniLM-L6-v2, got {base.model.config.model_type}.")
     base.model.requires_grad_(True)
     return base
 
 
 def save_dual_encoder(base: Pretrained, folder: Path, *, max_tokens: int) -> None:
-    """A folder that sentence-transformers opens, for texts of at most so many tokens with the special ones."""
+    """Save as a sentence-transformers folder; `max_tokens` includes the special tokens."""
     save_half(base, folder)
     modules = [{"idx": at, "name": str(at), "path": path, "type": MODULES[path]} for at, path in enumerate(MODULES)]
     write_json(folder / "modules.json", modules)
@@ -74,13 +74,13 @@ def save_dual_encoder(base: Pretrained, folder: Path, *, max_tokens: int) -> Non
 
 
 def save_emb_model(base: Pretrained, folder: Path) -> None:
-    """A folder that `EmbCrossEncoder` opens."""
+    """Save as a folder that `EmbCrossEncoder` opens."""
     save_half(base, folder)
     write_json(folder / POOLING_FILE, asdict(Pooling(query_pooling="cls", item_pooling="sep")))
 
 
 def save_half(base: Pretrained, folder: Path) -> None:
-    """Weights in half precision, and the tokenizer."""
+    """Save the weights in half precision, and the tokenizer."""
     with no_progress_bars():
         copy.deepcopy(base.model).half().save_pretrained(folder)
     base.tokenizer.save_pretrained(folder)

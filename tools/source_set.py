@@ -1,4 +1,4 @@
-"""What `train_source` learns from: train queries of a BEIR folder, some of them held out, and the items around them."""
+"""Training data of `train_source`: train and held-out queries of a BEIR folder, and a pool of items."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from crossknn.errors import InputError
 from crossknn.evaluate.datasets import Dataset
 
-HELD_OUT_SHARE = 5  # at most every so many-th query is held out
+HELD_OUT_SHARE = 5  # at most one query in this many is held out
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Query:
 
 @dataclass(frozen=True)
 class SourceSet:
-    """A pool of item texts, and queries about them; no train query has the text or an answer of a held-out one."""
+    """Item texts and queries; no train query shares its text or a relevant item with a held-out one."""
 
     name: str
     items: list[str]
@@ -36,38 +36,41 @@ class SourceSet:
 
     @property
     def queries(self) -> list[Query]:
-        """All queries in the order of their numbers: those to train on first."""
+        """All queries by number: train queries first."""
         return [*self.train, *self.held_out]
 
 
 def read_source(
     folder: Path, *, without: Sequence[str] = (), held_out: int, limit: int | None, pool: int | None, seed: int
 ) -> SourceSet:
-    """Choose queries and items by the seed.
+    """Choose queries and items at random, by the seed.
 
-    without   beginnings of ids: such queries and items are left out
-    held_out  queries to test on, or a fifth of all where there are fewer than five times as many
-    limit     most queries to train on; None is all
-    pool      random items beside the relevant ones; None is all
+    Args:
+        folder: A BEIR folder with train queries.
+        without: Prefixes of the ids of queries and items to leave out.
+        held_out: Number of test queries; at most a fifth of all queries.
+        limit: Maximum number of train queries; None for all.
+        pool: Number of random items besides the relevant ones; None for all.
+        seed: Random seed.
     """
     dataset = Dataset.from_beir(folder, splits=["train"], unusable="skip")
     allowed = dataset.items.mask(lambda id_: not id_.startswith(tuple(without)))
     rng = random.Random(seed)
     queries = list(_usable(dataset, allowed, tuple(without)))
     rng.shuffle(queries)
-    tested = queries[: min(held_out, len(queries) // HELD_OUT_SHARE)]
-    train = _apart(queries[len(tested) :], tested)[:limit]
-    if not tested or not train:
+    test = queries[: min(held_out, len(queries) // HELD_OUT_SHARE)]
+    train = _disjoint(queries[len(test) :], test)[:limit]
+    if not test or not train:
         raise InputError(
-            f"{folder}: wanted at least {HELD_OUT_SHARE} train queries that differ in text and relevant items, got "
-            f"{len(queries)} that may be used. Check --without, and that the relevant items are in the corpus."
+            f"{folder}: at least {HELD_OUT_SHARE} train queries with different texts and items are needed, got "
+            f"{len(queries)}. Check --without, and that the relevant items are in the corpus."
         )
-    rows = _choose_rows(allowed, [*train, *tested], pool, rng)
+    rows = _choose_rows(allowed, [*train, *test], pool, rng)
     return SourceSet(
         dataset.name,
         dataset.items.texts_of(rows),
         _renumber(train, rows),
-        _renumber(tested, rows),
+        _renumber(test, rows),
         dataset.skipped,
     )
 
@@ -82,17 +85,17 @@ def _usable(dataset: Dataset, allowed: NDArray[np.bool_], without: tuple[str, ..
             yield Query(text, rows)
 
 
-def _apart(queries: list[Query], tested: list[Query]) -> list[Query]:
-    """Those that share neither text nor a relevant item with a tested query."""
-    texts = {query.text for query in tested}
-    answers = {row for query in tested for row in query.rows}
+def _disjoint(queries: list[Query], test: list[Query]) -> list[Query]:
+    """The queries that share neither text nor a relevant item with a test query."""
+    texts = {query.text for query in test}
+    answers = {row for query in test for row in query.rows}
     return [query for query in queries if query.text not in texts and answers.isdisjoint(query.rows)]
 
 
 def _choose_rows(
     allowed: NDArray[np.bool_], queries: list[Query], pool: int | None, rng: random.Random
 ) -> NDArray[np.int64]:
-    """The rows of the pool, rising: what is relevant to the queries, and others."""
+    """The sorted rows of the pool: all that are relevant to the queries, and random others."""
     needed = np.zeros_like(allowed)
     needed[[row for query in queries for row in query.rows]] = True
     others = np.flatnonzero(allowed & ~needed).tolist()
@@ -103,5 +106,5 @@ def _choose_rows(
 
 
 def _renumber(queries: list[Query], rows: NDArray[np.int64]) -> list[Query]:
-    """The same queries, with the places of their items among `rows`."""
+    """The same queries, with their items numbered by position in `rows`."""
     return [Query(query.text, np.searchsorted(rows, query.rows).tolist()) for query in queries]

@@ -1,4 +1,4 @@
-"""Trains the two models of the paper's setting on one source set, to be measured on other sets.
+"""Training of the paper's two models on one source set, to be evaluated on other sets.
 
     python -m tools.train_source SOURCE --base FOLDER --out DIR --pool 100000 --without dpdk-
 
@@ -36,14 +36,14 @@ from crossknn._checks import check_positive, check_seed
 from crossknn.errors import CrossKnnError, InputError
 from crossknn.scorers.inference.loading import Pretrained, max_input_length
 from tools.pairs import Pairs, Tokens, in_chunks, score
-from tools.source_lists import AT_RANDOM, Relevance, draw_negatives, draw_positives, nearest
+from tools.source_lists import RANDOM_NEGATIVES, Relevance, draw_negatives, draw_positives, nearest
 from tools.source_models import DualEncoder, EmbModel, load_base, save_dual_encoder, save_emb_model, write_json
 from tools.source_set import Query, SourceSet, read_source
 
-SPECIAL = 2, 3  # tokens around one text and around a pair
+SPECIAL = 2, 3  # special tokens of a single text and of a pair
 TEMPERATURE = 0.05  # of the dual encoder's cosines
-NEAR = 64  # items that the dual encoder finds: to draw negatives from, and to rerank
-PAIRS_AT_ONCE = 512  # of a step, those of like length together
+NEAREST = 64  # nearest items by the dual encoder: hard negatives, and candidates to rerank
+PAIR_BATCH = 512  # pairs per forward pass, of similar length
 COUNTS = ("held_out", "query_tokens", "item_tokens", "epochs_de", "epochs_ce", "batch_de", "batch_ce")
 
 
@@ -61,16 +61,16 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("source", type=Path)
     parser.add_argument("--base", type=Path, required=True, help="folder of all-MiniLM-L6-v2")
     parser.add_argument("--out", type=Path, required=True, help="a new or empty folder")
-    parser.add_argument("--without", action="append", default=[], metavar="PREFIX", help="of ids to leave out")
-    parser.add_argument("--limit", type=int, help="most queries to train on, drawn at random")
-    parser.add_argument("--pool", type=int, help="random items beside the relevant ones; default: all")
-    parser.add_argument("--held-out", type=int, default=300, help="queries of the evaluation")
-    parser.add_argument("--query-tokens", type=int, default=64, help="that the cross-encoder reads")
-    parser.add_argument("--item-tokens", type=int, default=160, help="that either model reads")
+    parser.add_argument("--without", action="append", default=[], metavar="PREFIX", help="prefix of ids to leave out")
+    parser.add_argument("--limit", type=int, help="maximum number of train queries, drawn at random")
+    parser.add_argument("--pool", type=int, help="random items besides the relevant ones; default: all")
+    parser.add_argument("--held-out", type=int, default=300, help="queries for the evaluation")
+    parser.add_argument("--query-tokens", type=int, default=64, help="maximum length of a query for the cross-encoder")
+    parser.add_argument("--item-tokens", type=int, default=160, help="maximum length of an item")
     parser.add_argument("--epochs-de", type=int, default=3)
     parser.add_argument("--epochs-ce", type=int, default=2)
-    parser.add_argument("--batch-de", type=int, default=256, help="queries in a step")
-    parser.add_argument("--batch-ce", type=int, default=64, help="lists in a step")
+    parser.add_argument("--batch-de", type=int, default=256, help="queries per step")
+    parser.add_argument("--batch-ce", type=int, default=64, help="lists per step")
     parser.add_argument("--list-size", type=int, default=16)
     parser.add_argument("--rate-de", type=float, default=5e-5)
     parser.add_argument("--rate-ce", type=float, default=1e-4)
@@ -83,45 +83,45 @@ def check_options(options: argparse.Namespace) -> None:
     check_seed(options.seed)
     for name in COUNTS + tuple(name for name in ("limit", "pool") if getattr(options, name) is not None):
         check_positive(f"--{name.replace('_', '-')}", getattr(options, name))
-    if options.list_size < AT_RANDOM + 2:
-        raise InputError(f"--list-size must be at least {AT_RANDOM + 2}. Got {options.list_size} instead.")
+    if options.list_size < RANDOM_NEGATIVES + 2:
+        raise InputError(f"--list-size must be at least {RANDOM_NEGATIVES + 2}, got {options.list_size}.")
     for name, rate in (("--rate-de", options.rate_de), ("--rate-ce", options.rate_ce)):
         if not 0 < rate < 1:
-            raise InputError(f"{name} must be between 0 and 1. Got {rate} instead.")
+            raise InputError(f"{name} must be between 0 and 1, got {rate}.")
     if not options.base.is_dir():
-        raise InputError(f"--base must be the folder of a model. Got {options.base} instead.")
+        raise InputError(f"--base must be the folder of a model, got {options.base}.")
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda needs a GPU that torch can use, and there is none. Use --device cpu.")
-    make_room(options.out)
+        raise InputError("--device cuda needs a GPU that torch can use. Use --device cpu.")
+    prepare_folder(options.out)
 
 
-def make_room(folder: Path) -> None:
+def prepare_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         full = any(folder.iterdir())
     except OSError as error:
         raise InputError(f"{folder}: cannot be written ({error.strerror or error}).") from error
     if full:
-        raise InputError(f"--out must be a new or an empty folder. Got {folder} instead, with files in it.")
+        raise InputError(f"--out must be a new or an empty folder, got {folder} with files in it.")
 
 
 @dataclass(frozen=True)
 class Task:
-    """What there is to learn from, on the device. Queries to train on have the first numbers."""
+    """Training data on the device; train queries come first."""
 
     options: argparse.Namespace
     source: SourceSet
     relevance: Relevance
-    texts: Pairs  # as long as the dual encoder reads them
-    pairs: Pairs  # as long as the cross-encoder reads them
-    train: Tensor  # numbers of queries
+    texts: Pairs  # truncated for the dual encoder
+    pairs: Pairs  # truncated for the cross-encoder
+    train: Tensor  # query numbers
     held_out: Tensor
-    rows: Tensor  # of all items
+    rows: Tensor  # all item numbers
 
 
 def run(options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape, which costs more than it saves
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans again for every shape, which costs more than it saves
     seconds: dict[str, float] = {}
     dual, emb = (load_base(options.base, device=options.device) for _ in range(2))
     with timed(seconds, "read"):
@@ -131,10 +131,10 @@ def run(options: argparse.Namespace) -> None:
         quality = {"base": measure(find(encoder, encode_items(encoder, task), task), task.source.held_out)}
     with timed(seconds, "train de"):
         losses = {"de": train_dual_encoder(encoder, task)}
-        save_dual_encoder(dual, options.out / "de", max_tokens=task.texts.items.numbers.shape[1] + SPECIAL[0])
-    with timed(seconds, "mine"):
+        save_dual_encoder(dual, options.out / "de", max_tokens=task.texts.items.ids.shape[1] + SPECIAL[0])
+    with timed(seconds, "mine_hard_negatives"):
         items = encode_items(encoder, task)
-        near, found = mine(encoder, items, task), find(encoder, items, task)
+        near, found = mine_hard_negatives(encoder, items, task), find(encoder, items, task)
         quality["de"] = measure(found, task.source.held_out)
     with timed(seconds, "train emb-ce"):
         losses["emb-ce"] = train_emb_model(model, near, task)
@@ -164,11 +164,13 @@ def read_task(base: Pretrained, options: argparse.Namespace) -> Task:
         seed=options.seed,
     )
     relevance = Relevance(source.queries, source.items, device=options.device)
-    if relevance.most() == len(source.items):
+    if relevance.max_relevant() == len(source.items):
         raise InputError(f"{options.source}: all items are relevant to one query. Give a larger --pool.")
-    most = max(options.query_tokens, options.item_tokens)  # sentence-transformers has one limit for both
-    queries = Tokens.of(base.backend, [query.text for query in source.queries], most=most, device=options.device)
-    items = Tokens.of(base.backend, source.items, most=most, device=options.device)
+    max_length = max(options.query_tokens, options.item_tokens)  # sentence-transformers has one limit for both
+    queries = Tokens.of(
+        base.backend, [query.text for query in source.queries], max_length=max_length, device=options.device
+    )
+    items = Tokens.of(base.backend, source.items, max_length=max_length, device=options.device)
     special = base.tokenizer.cls_token_id, base.tokenizer.sep_token_id
     numbers = torch.arange(len(source.queries), device=options.device)
     return Task(
@@ -176,7 +178,7 @@ def read_task(base: Pretrained, options: argparse.Namespace) -> Task:
         source,
         relevance,
         texts=Pairs(queries, items, *special),
-        pairs=Pairs(queries.cut(options.query_tokens), items.cut(options.item_tokens), *special),
+        pairs=Pairs(queries.truncate(options.query_tokens), items.truncate(options.item_tokens), *special),
         train=numbers[: len(source.train)],
         held_out=numbers[len(source.train) :],
         rows=torch.arange(len(source.items), device=options.device),
@@ -189,7 +191,7 @@ def check_lengths(base: Pretrained, options: argparse.Namespace) -> None:
     if wanted > longest:
         raise InputError(
             f"--query-tokens and --item-tokens, with {SPECIAL[1]} special tokens, must be at most {longest} together, "
-            f"what {options.base} can read. Got {wanted} instead."
+            f"the longest input of {options.base}, got {wanted}."
         )
 
 
@@ -202,14 +204,14 @@ def train_dual_encoder(encoder: DualEncoder, task: Task) -> list[float]:
         for q in shuffled(task.train, options.batch_de):
             i = positives[q]
             queries, items = read(encoder, task, task.texts.queries, q), read(encoder, task, task.texts.items, i)
-            yield contrast(queries, items, task.relevance.holds(q[:, None], i))
+            yield contrastive_loss(queries, items, task.relevance.holds(q[:, None], i))
 
     steps = -(-len(task.train) // options.batch_de)
     return train("de", encoder, losses, epochs=options.epochs_de, steps=steps, rate=options.rate_de)
 
 
-def contrast(queries: Tensor, items: Tensor, relevant: Tensor) -> Tensor:
-    """The cross-entropy of each query's own item over all of the batch; other relevant items do not count."""
+def contrastive_loss(queries: Tensor, items: Tensor, relevant: Tensor) -> Tensor:
+    """Cross-entropy over the items of the batch (in-batch negatives), other relevant items masked out."""
     own = torch.arange(len(queries), device=queries.device)
     others = relevant & (own[:, None] != own)
     return functional.cross_entropy((queries @ items.T / TEMPERATURE).masked_fill(others, -torch.inf), own)
@@ -225,7 +227,7 @@ def train_emb_model(model: EmbModel, near: Tensor, task: Task) -> list[float]:
         lists = torch.cat([positives, negatives], 1)
         for q in shuffled(task.train, options.batch_ce):
             i = lists[q]
-            chunks = -(-i.numel() // PAIRS_AT_ONCE)
+            chunks = -(-i.numel() // PAIR_BATCH)
             with half_precision(options.device):
                 logits = task.pairs.logits(model, q.repeat_interleave(i.shape[1]), i.reshape(-1), chunks=chunks)
             yield functional.cross_entropy(logits.view_as(i), torch.zeros_like(q))
@@ -243,7 +245,7 @@ def train(
     steps: int,
     rate: float,
 ) -> list[float]:
-    """Descend along the losses of each epoch; the rate rises in the first tenth of all steps, then falls to 0."""
+    """Minimize the losses by AdamW with linear warm-up over a tenth of the steps and linear decay to 0."""
     total, rise = epochs * steps, max(1, epochs * steps // 10)
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, rate, weight_decay=0.01, fused=parameters[0].is_cuda)
@@ -264,12 +266,12 @@ def train(
         means.append(round(float(summed) / steps, 4))
         print(name, "epoch", epoch + 1, "loss", means[-1], flush=True)
         if not math.isfinite(means[-1]):
-            raise InputError(f"{name}: the loss is {means[-1]} in epoch {epoch + 1}. Give a lower rate.")
+            raise InputError(f"{name}: the loss is {means[-1]} in epoch {epoch + 1}. Use a lower learning rate.")
     return means
 
 
 def shuffled(numbers: Tensor, size: int) -> Sequence[Tensor]:
-    """Batches of these numbers in a random order."""
+    """Batches of these numbers in random order."""
     return numbers[torch.randperm(len(numbers)).to(numbers.device)].split(size)
 
 
@@ -286,7 +288,7 @@ def read(encoder: DualEncoder, task: Task, tokens: Tokens, rows: Tensor) -> Tens
 
 @torch.no_grad()
 def encode(encoder: DualEncoder, task: Task, tokens: Tokens, rows: Tensor) -> Tensor:
-    """The vectors of many texts, without a gradient."""
+    """The vectors of many texts without gradients."""
     encoder.eval()
     return in_chunks(lambda chunk: read(encoder, task, tokens, rows[chunk]), tokens.lengths[rows], chunks=8)
 
@@ -295,17 +297,17 @@ def encode_items(encoder: DualEncoder, task: Task) -> Tensor:
     return encode(encoder, task, task.texts.items, task.rows)
 
 
-def mine(encoder: DualEncoder, items: Tensor, task: Task) -> Tensor:
-    """(train queries, at most 64) the nearest items that are not relevant."""
+def mine_hard_negatives(encoder: DualEncoder, items: Tensor, task: Task) -> Tensor:
+    """(train queries, at most 64) the nearest irrelevant items."""
     queries = encode(encoder, task, task.texts.queries, task.train)
-    count = min(NEAR, len(items) - task.relevance.most())
-    return nearest(queries, items, count, without=task.relevance)
+    count = min(NEAREST, len(items) - task.relevance.max_relevant())
+    return nearest(queries, items, count, exclude=task.relevance)
 
 
 def find(encoder: DualEncoder, items: Tensor, task: Task) -> Tensor:
     """(held-out queries, at most 64) the nearest of all items, best first."""
     queries = encode(encoder, task, task.texts.queries, task.held_out)
-    return nearest(queries, items, min(NEAR, len(items)))
+    return nearest(queries, items, min(NEAREST, len(items)))
 
 
 def rerank(model: EmbModel, found: Tensor, task: Task) -> Tensor:
@@ -316,7 +318,7 @@ def rerank(model: EmbModel, found: Tensor, task: Task) -> Tensor:
 
 
 def measure(found: Tensor, queries: Sequence[Query]) -> dict[str, float]:
-    """How good a ranking is, in the mean over queries."""
+    """Mean quality of the rankings over queries."""
     hits = np.array([np.isin(rows, query.rows) for rows, query in zip(found.tolist(), queries, strict=True)])
     gains = 1 / np.log2(np.arange(2, 12))
     ideal = np.array([gains[: len(query.rows)].sum() for query in queries])
@@ -324,12 +326,12 @@ def measure(found: Tensor, queries: Sequence[Query]) -> dict[str, float]:
     return {
         "accuracy": round(float(hits[:, 0].mean()), 4),
         "ndcg_at_10": round(float(((hits[:, :10] @ gains[: hits.shape[1]]) / ideal).mean()), 4),
-        f"recall_at_{NEAR}": round(float((hits.sum(1) / relevant).mean()), 4),
+        f"recall_at_{NEAREST}": round(float((hits.sum(1) / relevant).mean()), 4),
     }
 
 
 def describe(task: Task) -> dict[str, Any]:
-    """What was trained on, and how."""
+    """The data and settings of the training."""
     settings = {name: value for name, value in vars(task.options).items() if name not in ("source", "base", "out")}
     return {
         "source": task.source.name,

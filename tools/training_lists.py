@@ -1,4 +1,4 @@
-"""What the example's cross-encoder is trained on: queries, each with the senses it should and should not prefer."""
+"""Training lists of the example's cross-encoder: queries with positive and negative senses."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from crossknn.example import wordnet as example
 
 ITEM = re.compile(r"^(?P<lemmas>.*?) \((?P<pos>noun|verb|adjective|adverb)\): (?P<definition>.*)$", re.DOTALL)
 UNMARKED = 0.15  # share of sentences that lose their brackets, so that plain phrases work too
-POOL_RIVALS, POOL_RANDOM, POOL_DESCRIBED = 16, 12, 48  # rows at random, and for a phrase
-KEPT = 0.4, 0.9  # least and greatest share of a definition's words that stay when it becomes a query
-MOST_POSITIVES = 4  # senses of a word taken as answers to that word alone
+POOL_RIVALS, POOL_RANDOM, POOL_RANDOM_DESCRIBED = 16, 12, 48  # senses per list that a teacher scores
+KEPT_SHARE = 0.4, 0.9  # range of the share of a definition's words that a query keeps
+MAX_POSITIVES = 4  # senses of a word that are positives of the word alone
 
 
 class Form(IntEnum):
-    """What a query's list shows of each sense: of all the same, so that only meaning tells the answer from others."""
+    """The part of each sense's text in a query's list: the same for all, so that only meaning separates them."""
 
     WHOLE = 0
     EARLIER = 1  # the definition without its last part
@@ -33,9 +33,9 @@ class TrainingQuery:
     gold: set[int]  # rows that are never negatives
     rivals: list[int] = field(default_factory=list)  # other senses of the same words
     form: Form = Form.WHOLE
-    described: bool = False  # by a phrase: other senses may be as right as the answer
-    neighbours: list[int] = field(default_factory=list)  # the dual encoder's nearest senses
-    taught: dict[int, float] = field(default_factory=dict)  # the teacher's scores, answers first
+    described: bool = False  # a phrase: other senses may be as relevant as the positive
+    neighbors: list[int] = field(default_factory=list)  # the dual encoder's nearest senses
+    teacher_scores: dict[int, float] = field(default_factory=dict)  # by row, positives first
 
 
 @dataclass
@@ -57,7 +57,7 @@ def read_corpus() -> Corpus:
 
 
 def rows_held_out(corpus: Corpus) -> set[int]:
-    """Senses that no phrase, definition or word is drawn from: those of held-out sentences, and every tenth."""
+    """Senses without any train query: those of held-out sentences, and every tenth."""
     tested = {corpus.ids[query.sense] for split in ("test", "dev") for query in example.queries(split)}
     return tested | set(range(0, corpus.senses, 10))
 
@@ -89,7 +89,7 @@ def sentences(corpus: Corpus, split: str, rng: random.Random) -> list[TrainingQu
 
 
 def rivals_of(corpus: Corpus, lemmas: list[str], *, marked: str) -> list[int]:
-    """Senses of the word in brackets, or of all these words where its form is too far from them."""
+    """Senses of the word in brackets, or of all lemmas if it resembles none of them."""
     word = marked[marked.index("[") + 1 : marked.index("]")].lower()
     like = [lemma for lemma in lemmas if lemma[:3].lower() == word[:3]] or lemmas
     return sorted(senses_of(corpus, like))
@@ -101,7 +101,7 @@ def senses_of(corpus: Corpus, lemmas: list[str]) -> set[int]:
 
 
 def phrases(corpus: Corpus, rows: Iterable[int]) -> list[TrainingQuery]:
-    """The last parts of these senses' definitions, each to be found by the earlier ones."""
+    """Queries from the last part of each definition; the lists show the earlier parts."""
     found = []
     for row in rows:
         *earlier, asked = parts_of(corpus.texts[row])
@@ -111,16 +111,16 @@ def phrases(corpus: Corpus, rows: Iterable[int]) -> list[TrainingQuery]:
 
 
 def definitions(corpus: Corpus, rows: Iterable[int], rng: random.Random) -> list[TrainingQuery]:
-    """Definitions with words left out, as people describe things; half of them to be found by the words alone."""
+    """Queries from definitions with words dropped; half of the lists show the lemmas only."""
     found = []
     for row in rows:
-        share = rng.uniform(*KEPT)
+        share = rng.uniform(*KEPT_SHARE)
         kept = [word for word in parts_of(corpus.texts[row])[0].split() if rng.random() < share]
         if len(kept) >= 3:
             text, rivals = " ".join(kept), other_senses(corpus, row)
             if rng.random() < 0.5:
                 found.append(TrainingQuery(text, [row], {row}, rivals, described=True))
-            else:  # senses of the same words look the same
+            else:  # rivals have the same lemmas
                 found.append(TrainingQuery(text, [row], {row, *rivals}, form=Form.WORDS, described=True))
     return found
 
@@ -130,21 +130,21 @@ def other_senses(corpus: Corpus, row: int) -> list[int]:
 
 
 def words(corpus: Corpus, count: int, held_out: set[int], rng: random.Random) -> list[TrainingQuery]:
-    """Single words: all senses of the word are answers."""
+    """Single-word queries: all senses of the word are positives."""
     lemmas = sorted(lemma for lemma, rows in corpus.by_lemma.items() if not held_out & set(rows))
     return [
-        TrainingQuery(lemma, rng.sample(rows, min(MOST_POSITIVES, len(rows))), set(rows))
+        TrainingQuery(lemma, rng.sample(rows, min(MAX_POSITIVES, len(rows))), set(rows))
         for lemma in rng.sample(lemmas, count)
         for rows in [corpus.by_lemma[lemma]]
     ]
 
 
 def draw_list(query: TrainingQuery, senses: int, size: int, rng: random.Random) -> tuple[list[int], int]:
-    """(rows, how many of the first are answers): answers, rivals, neighbours, and a few senses at random."""
+    """Rows of a list and its number of positives: positives first, then rivals, neighbors and random senses."""
     chosen = list(query.positives)
     taken = set(chosen) | query.gold
     rivals = rng.sample(query.rivals, min(len(query.rivals), size // 8 if query.described else size * 3 // 8))
-    near = rng.sample(query.neighbours, min(len(query.neighbours), size))
+    near = rng.sample(query.neighbors, min(len(query.neighbors), size))
     at_random = size // 2 if query.described else size // 8
     for row in [*rivals, *near]:
         if row not in taken and len(chosen) < size - at_random:
@@ -159,14 +159,14 @@ def draw_list(query: TrainingQuery, senses: int, size: int, rng: random.Random) 
 
 
 def draw_pool(query: TrainingQuery, senses: int, rng: random.Random) -> list[int]:
-    """What a teacher scores for its pupils: answers first, then rivals, neighbours, and senses at random."""
-    others = rng.sample(query.rivals, min(len(query.rivals), POOL_RIVALS)) + query.neighbours
-    others += [rng.randrange(senses) for _ in range(POOL_DESCRIBED if query.described else POOL_RANDOM)]
+    """Rows that a teacher scores for distillation: positives first, then rivals, neighbors and random senses."""
+    others = rng.sample(query.rivals, min(len(query.rivals), POOL_RIVALS)) + query.neighbors
+    others += [rng.randrange(senses) for _ in range(POOL_RANDOM_DESCRIBED if query.described else POOL_RANDOM)]
     return list(dict.fromkeys([*query.positives, *(row for row in others if row not in query.gold)]))
 
 
-def draw_taught(query: TrainingQuery, size: int, rng: random.Random) -> tuple[list[int], int]:
-    """As `draw_list`, from the rows that the teacher scored."""
+def draw_teacher_list(query: TrainingQuery, size: int, rng: random.Random) -> tuple[list[int], int]:
+    """As `draw_list`, from the rows that the teacher has scored."""
     answers = len(query.positives)
-    others = list(query.taught)[answers:]
+    others = list(query.teacher_scores)[answers:]
     return query.positives + rng.sample(others, size - answers), answers

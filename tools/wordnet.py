@@ -1,4 +1,4 @@
-"""Reads WordNet's own database files: senses, how familiar they are, and example sentences with the word marked.
+"""Reader of WordNet's database files: senses, their familiarity, and example sentences with the word marked.
 
 The format is described by WordNet's manual page wndb(5WN). Debian's package `wordnet-base` puts the files into
 /usr/share/wordnet.
@@ -36,12 +36,12 @@ QUOTED = re.compile(r'"([^"]*)"(?:\s*-+\s*[^;"]*)?')  # an example, and whom it 
 class Synset:
     """One sense: the words that share it, what it means, and sentences that use it."""
 
-    key: str  # part of speech and offset: unique, not for people
+    key: str  # part of speech and offset, a unique key
     pos: str  # n, v, a or r
     lemmas: tuple[str, ...]
     parts: tuple[str, ...]  # the definition, cut at its semicolons
     examples: tuple[str, ...]
-    is_thing: bool  # something to handle, eat or feel, by the lexicographers' files
+    is_thing: bool  # an artifact, body part, feeling or food, by the lexicographers' files
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class WordNet:
         return f"{lemma}.{synset.pos}.{self.senses[lemma, synset.pos].index(synset.key) + 1}"
 
     def by_familiarity(self) -> list[Synset]:
-        """All senses, the most familiar first: in turn one of the most used words' and one of a familiar thing.
+        """All senses, the most familiar first: frequent words and familiar things alternate.
 
-        The words were counted in texts that hardly mention kitchens, tools or clothes, which people look up.
+        The texts behind the frequencies hardly mention kitchens, tools or clothes, which people look up.
         """
         used = self._by_use()
         things = sorted((synset for synset in used if synset.is_thing), key=self._familiarity(), reverse=True)
@@ -73,7 +73,7 @@ class WordNet:
         return list({synset.key: synset for synset in in_turn if synset is not None}.values())
 
     def _by_use(self) -> list[Synset]:
-        """All of a word's senses together, those of the most used word first."""
+        """All senses grouped by word, the most frequent word first."""
         words = {lemma for lemma, _ in self.senses}
         ordered: dict[str, None] = {}
         for lemma in sorted(words, key=lambda word: (-self.counts[word], word)):
@@ -82,7 +82,7 @@ class WordNet:
         return [self.synsets[key] for key in ordered]
 
     def _familiarity(self) -> Callable[[Synset], float]:
-        """Of a sense's best-known word: how often it was counted and stands in definitions and examples.
+        """Familiarity of a sense's best-known word: its frequency in texts, definitions and examples.
 
         A compound is as familiar as its rarest part, halved.
         """
@@ -107,7 +107,7 @@ class WordNet:
 
 
 def mark(wordnet: WordNet, synset: Synset, sentence: str) -> str | None:
-    """The sentence with the synset's word in brackets; None where which word it is cannot be told for sure."""
+    """The sentence with the synset's word in brackets; None if the word is ambiguous or missing."""
     words = [(match.group(), match.start(), match.end()) for match in WORD.finditer(sentence)]
     spans = {
         (words[at][1], words[at + length - 1][2])
@@ -183,7 +183,7 @@ def _read_exceptions(folder: Path) -> dict[tuple[str, str], set[str]]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The data lines; the licence at the head of each file is indented."""
+    """The data lines, without the license at the head of the file, which is indented."""
     with path.open(encoding="ascii") as file:
         for line in file:
             if not line.startswith("  "):

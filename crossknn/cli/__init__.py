@@ -1,7 +1,7 @@
-"""The command line: `crossknn build`, `plan`, `search`, `serve`, `score`, `bench`, `demo`; `info`, `add` and so on.
+"""Command line: `crossknn build`, `search`, `serve`, `bench` and the other commands.
 
-Results go to standard output, progress and messages to standard error. Exit codes: 0 done, 1 a scorer,
-encoder, retriever or strategy failed, 2 input that cannot be used, 130 interrupted.
+Results go to standard output, progress and messages to standard error. Exit codes: 0 success, 1 a scorer, encoder,
+retriever or strategy failed, 2 invalid input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import typer
 from rich.logging import RichHandler
 
 from crossknn.cli import bench, build, demo, index, score, search, serve
-from crossknn.cli.options import err, fail, out
+from crossknn.cli.console import Command, err, fail, out
 from crossknn.errors import CrossKnnError, InputError, MissingExtra, ModelNotFound
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="crossknn",
-    help="k-nearest-neighbour search when the similarity is a cross-encoder.",
+    help="Search the nearest neighbors of a query when the similarity is a cross-encoder.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from crossknn import __version__
 
         out.print(__version__, highlight=False)
@@ -62,10 +62,12 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
+for registered in (*app.registered_commands, *bench.app.registered_commands):
+    registered.cls = Command
 
 
 def main() -> None:
-    """The entry point: every error that crossknn knows is one sentence, not a traceback."""
+    """Run the command line; an error of crossknn ends it with a message instead of a traceback."""
     try:
         app()
     except (InputError, MissingExtra, ModelNotFound) as error:
@@ -75,5 +77,5 @@ def main() -> None:
     except KeyboardInterrupt:
         fail("interrupted", code=130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads any more: nothing to flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the last flush does not fail, too
         raise SystemExit(1) from None

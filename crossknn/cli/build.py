@@ -1,4 +1,4 @@
-"""`crossknn build` and `crossknn plan`: an index from a corpus, and what it will cost."""
+"""`crossknn build` and `crossknn plan`: build an index, and estimate beforehand what that costs."""
 
 from __future__ import annotations
 
@@ -12,32 +12,9 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from crossknn.cli.engine import AddressOption, EngineName, EngineOption, WorkersOption, make_engine
+from crossknn.cli import options
+from crossknn.cli.console import ProgressBars, out, print_json, resumable, say
 from crossknn.cli.index import count_bytes, describe_index
-from crossknn.cli.options import (
-    DEFAULT_ENCODER,
-    DEFAULT_SCORER,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    EncoderOption,
-    IdFieldOption,
-    JsonOption,
-    ScorerOption,
-    SeedOption,
-    Steps,
-    TextFieldOption,
-    from_nothing,
-    going_on,
-    load_builder_encoder,
-    load_scorer,
-    out,
-    paid_scores_of,
-    print_json,
-    read_items,
-    say,
-    work_dir_of,
-)
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,46 +43,46 @@ class RetrieverName(StrEnum):
     fused = "fused"
 
 
-CorpusArgument = Annotated[
-    Path, typer.Argument(metavar="CORPUS", help="Items: .jsonl, .csv, .tsv, .parquet, .txt, or a BEIR folder.")
-]
 QueriesOption = Annotated[
     Path | None,
-    typer.Option("--queries", help="File of train queries, one per line or jsonl. Default: cut from the items."),
+    typer.Option("--queries", help="File of train queries, one per line or jsonl. Default: generated from the items."),
 ]
 FactorsOption = Annotated[
-    FactorsName, typer.Option("--factors", help="What is fitted to the scores; none: the encoder's vectors, α and β.")
+    FactorsName,
+    typer.Option("--factors", help="Factorization of the scores. none: the encoder's vectors, scaled by α and β."),
 ]
 SamplingOption = Annotated[
     SamplingName | None,
-    typer.Option("--sampling", help="Which pairs are scored. Default: per-item for transductive, else per-query."),
+    typer.Option("--sampling", help="Which pairs to score. Default: per-item for transductive, else per-query."),
 ]
 PerItemOption = Annotated[
-    int | None, typer.Option("--per-item", min=1, help="Train queries for each item. Default: 8.")
+    int | None, typer.Option("--per-item", min=1, help="Train queries to score with each item. Default: 8.")
 ]
 PerQueryOption = Annotated[
-    int | None, typer.Option("--per-query", min=1, help="Items for each train query. Default: 100.")
+    int | None, typer.Option("--per-query", min=1, help="Items to score with each train query. Default: 100.")
 ]
 FromOption = Annotated[
     RetrieverName | None,
-    typer.Option("--from", help="per-query: whose best items are taken. Default: items at random."),
+    typer.Option("--from", help="per-query: take the best items of this retriever. Default: random items."),
 ]
 AnchorsOption = Annotated[
-    int | None, typer.Option("--anchors", min=1, help="cur: train queries that all items are scored for. Default: 500.")
+    int | None, typer.Option("--anchors", min=1, help="cur: train queries to score with all items. Default: 500.")
 ]
 PresetOption = Annotated[
-    str | None, typer.Option("--preset", help="Settings of the fit, such as paper. Default: crossknn's own.")
+    str | None, typer.Option("--preset", help="Settings of the factorization, such as paper. Default: crossknn's own.")
 ]
-PriorOption = Annotated[bool, typer.Option("--prior", help="Also learn a prior for the strategy posterior.")]
+PriorOption = Annotated[bool, typer.Option("--prior", help="Also fit a prior for the strategy posterior.")]
 WorkDirOption = Annotated[
     Path | None,
-    typer.Option("--work-dir", help="Folder that keeps scores and vectors. Default: FOLDER.work, beside the index."),
+    typer.Option("--work-dir", help="Folder that keeps scores and vectors. Default: FOLDER.work, next to the index."),
 ]
 
 
 def build(
-    corpus: CorpusArgument,
-    folder: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="The index: new, or replaced.")],
+    corpus: options.ItemsArgument,
+    folder: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder of the index: new, or replaced.")
+    ],
     queries: QueriesOption = None,
     factors: FactorsOption = FactorsName.transductive,
     sampling: SamplingOption = None,
@@ -117,56 +94,64 @@ def build(
     prior: PriorOption = False,
     signals: Annotated[
         list[RetrieverName] | None,
-        typer.Option(
-            "--signal", help="A retriever that the prior learns from; repeat for several. Default: dense and bm25."
-        ),
+        typer.Option("--signal", help="A retriever the prior uses; repeat for several. Default: dense and bm25."),
     ] = None,
-    scorer: ScorerOption = DEFAULT_SCORER,
-    encoder: EncoderOption = DEFAULT_ENCODER,
+    scorer: options.ScorerOption = options.DEFAULT_SCORER,
+    encoder: options.EncoderOption = options.DEFAULT_ENCODER,
     work_dir: WorkDirOption = None,
-    chunk: Annotated[int, typer.Option(min=1, help="Calls that are kept together: a kill loses as many.")] = 8192,
+    chunk: Annotated[
+        int, typer.Option(min=1, help="Calls per file of scores: an abrupt end loses at most these.")
+    ] = 8192,
     worker: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Score only part I of N, from 1/N to N/N, and stop.")
+        str | None, typer.Option(metavar="I/N", help="Score only part I of N, from 1/N to N/N, then stop.")
     ] = None,
-    engine: EngineOption = EngineName.local,
-    address: AddressOption = None,
-    workers: WorkersOption = None,
-    seed: SeedOption = 0,
-    id_field: IdFieldOption = None,
-    text_field: TextFieldOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = Dtype.auto,
-    as_json: JsonOption = False,
+    engine: options.EngineOption = options.EngineName.local,
+    address: options.AddressOption = None,
+    workers: options.WorkersOption = None,
+    seed: options.SeedOption = 0,
+    id_field: options.IdFieldOption = None,
+    text_field: options.TextFieldOption = None,
+    device: options.DeviceOption = None,
+    dtype: options.DtypeOption = options.Dtype.auto,
+    as_json: options.JsonOption = False,
 ) -> None:
-    """Build an index of CORPUS: score pairs of train queries and items, and fit item vectors to them.
+    """Build an index of CORPUS: score pairs of train queries and items, and fit item vectors to the scores.
 
-    Interrupt it any time: running it again goes on where it was. With --engine ray the machines of a cluster encode
-    and score. Without, several processes may score at once, each with its own --worker; when they are done, run it
-    once more without.
+    Run an interrupted build again to resume it. With --engine ray, the machines of a cluster encode and score.
+    Without a cluster, several processes can score at once, each with its own --worker; when they are done, run the
+    command once more without --worker.
     """
     from crossknn.indexing.index import Index
     from crossknn.storage.atomic_dir import check_target
 
     check_target(folder)
-    work = work_dir or work_dir_of(folder)
+    work = work_dir or options.default_work_dir(folder)
     if work.resolve() == folder.resolve():
-        raise InputError(f"--work-dir must be another folder than the index. Got {work} for both.")
-    part = None if worker is None else _read_worker(worker)
-    if part is not None and engine is EngineName.ray:
-        raise InputError("--worker is for processes without a cluster: leave it or --engine ray out.")
-    place = make_engine(engine, address=address, workers=workers, scorer=scorer, device=device)
-    method = _make_method(factors, preset=preset, anchors=anchors, seed=seed)
-    chosen = _make_sampling(factors, sampling, per_item=per_item, per_query=per_query, retriever=retriever, seed=seed)
-    settings: dict[str, Any] = {"factors": method, "sampling": chosen, "seed": seed, "device": device, "chunk": chunk}
-    settings |= {"queries": _read_queries(queries), "work_dir": work, "prior": prior, "engine": place}
+        raise InputError(f"--work-dir must be another folder than the index, got {work} for both.")
+    part = None if worker is None else _parse_worker(worker)
+    if part is not None and engine is options.EngineName.ray:
+        raise InputError("--worker splits a build without a cluster. Leave it or --engine ray out.")
+    if signals and not prior:
+        raise InputError(f"--signal applies to --prior only, got {signals[0]} without it.")
+    settings: dict[str, Any] = {
+        "queries": _read_queries(queries),
+        "factors": _choose_factorization(factors, preset=preset, anchors=anchors, seed=seed),
+        "sampling": _choose_sampling(factors, sampling, per_item, per_query, retriever, seed=seed),
+        "prior": prior,
+        "engine": options.make_engine(engine, address=address, workers=workers, scorer=scorer, device=device),
+        "work_dir": work,
+        "chunk": chunk,
+        "seed": seed,
+        "device": device,
+    }
     if signals:
-        settings["signals"] = _read_signals(signals, prior=prior)
-    with Steps() as progress:
-        items = read_items(corpus, id_field=id_field, text_fields=text_field, progress=progress)
-    with Steps(keep=True, lines=True) as steps, going_on():
-        settings["progress"] = from_nothing(steps)
-        settings["scorer"] = load_scorer(scorer, device=device, dtype=dtype, cache=paid_scores_of(scorer, work))
-        settings["encoder"] = load_builder_encoder(encoder, device=device)
+        settings["signals"] = [name.value for name in signals]
+    with ProgressBars() as progress:
+        items = options.read_items(corpus, id_field=id_field, text_fields=text_field, progress=progress)
+    with ProgressBars(keep=True, log=True) as bars, resumable():
+        settings["progress"] = bars.from_zero
+        settings["scorer"] = options.load_scorer(scorer, device=device, dtype=dtype, work_dir=work)
+        settings["encoder"] = options.load_index_encoder(encoder, device=device)
         if part is not None:
             _score_part(items, part, settings, as_json=as_json)
             return
@@ -177,13 +162,14 @@ def build(
     else:
         out.print(Text(str(index.report)), soft_wrap=True)
         out.print(Text(f"index: {folder}, {count_bytes(folder):,} bytes"), soft_wrap=True)
-    say(f"Scores and vectors stay in {work}: later builds reuse them. Delete it when you want none.")
+    say(f"Later builds reuse the scores and vectors in {work}. Delete it if you need no more.")
 
 
 def plan(
-    corpus: CorpusArgument,
+    corpus: options.ItemsArgument,
     folder: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="The index: what FOLDER.work holds is paid.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FOLDER", help="Folder of the index: count what FOLDER.work has."),
     ] = None,
     queries: QueriesOption = None,
     factors: FactorsOption = FactorsName.transductive,
@@ -194,36 +180,36 @@ def plan(
     anchors: AnchorsOption = None,
     preset: PresetOption = None,
     prior: PriorOption = False,
-    scorer: ScorerOption = DEFAULT_SCORER,
-    encoder: EncoderOption = DEFAULT_ENCODER,
+    scorer: options.ScorerOption = options.DEFAULT_SCORER,
+    encoder: options.EncoderOption = options.DEFAULT_ENCODER,
     work_dir: WorkDirOption = None,
-    seed: SeedOption = 0,
-    id_field: IdFieldOption = None,
-    text_field: TextFieldOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = Dtype.auto,
-    as_json: JsonOption = False,
+    seed: options.SeedOption = 0,
+    id_field: options.IdFieldOption = None,
+    text_field: options.TextFieldOption = None,
+    device: options.DeviceOption = None,
+    dtype: options.DtypeOption = options.Dtype.auto,
+    as_json: options.JsonOption = False,
 ) -> None:
-    """Say what an index of CORPUS would cost, built this way and in the usual ways, before anything is paid.
+    """Estimate the cost of an index of CORPUS, built with these options and in the usual ways.
 
-    512 pairs are scored, 256 items and 64 queries encoded to measure both models; nothing is written.
+    Scores 512 pairs and encodes 256 items and 64 queries to measure both models; writes nothing.
     """
     from crossknn.indexing.planner import plan_build
 
-    method = _make_method(factors, preset=preset, anchors=anchors, seed=seed)
-    chosen = _make_sampling(factors, sampling, per_item=per_item, per_query=per_query, retriever=retriever, seed=seed)
+    method = _choose_factorization(factors, preset=preset, anchors=anchors, seed=seed)
+    chosen = _choose_sampling(factors, sampling, per_item, per_query, retriever, seed=seed)
     train = _read_queries(queries)
-    with Steps() as progress:
-        items = read_items(corpus, id_field=id_field, text_fields=text_field, progress=progress)
+    with ProgressBars() as progress:
+        items = options.read_items(corpus, id_field=id_field, text_fields=text_field, progress=progress)
         planned = plan_build(
             items,
-            scorer=load_scorer(scorer, device=device, dtype=dtype, cache=None),
-            encoder=load_builder_encoder(encoder, device=device),
+            scorer=options.load_scorer(scorer, device=device, dtype=dtype),
+            encoder=options.load_index_encoder(encoder, device=device),
             queries=train,
             sampling=chosen,
             factors=method,
             prior=prior,
-            work_dir=work_dir or work_dir_of(folder or corpus),
+            work_dir=work_dir or options.default_work_dir(folder or corpus),
             seed=seed,
             device=device,
             progress=progress,
@@ -235,19 +221,17 @@ def plan(
         _print_plan(planned)
 
 
-def _make_method(name: FactorsName, *, preset: str | None, anchors: int | None, seed: int) -> Method | None:
+def _choose_factorization(name: FactorsName, *, preset: str | None, anchors: int | None, seed: int) -> Method | None:
     from crossknn.indexing.factorization.cur import Cur
     from crossknn.indexing.factorization.inductive import Inductive
     from crossknn.indexing.factorization.transductive import Transductive
     from crossknn.indexing.index import DEFAULT_FACTORS
 
     if anchors is not None and name is not FactorsName.cur:
-        raise InputError(f"--anchors goes with --factors cur only. Got --factors {name} instead.")
+        raise InputError(f"--anchors applies to --factors cur only, got --factors {name}.")
     if name in (FactorsName.cur, FactorsName.none):
         if preset is not None:
-            raise InputError(
-                f"--preset goes with transductive or inductive factors only. Got --factors {name} instead."
-            )
+            raise InputError(f"--preset applies to --factors transductive or inductive only, got --factors {name}.")
         return None if name is FactorsName.none else Cur(anchors=anchors or Cur.anchors, seed=seed)
     kind = Inductive if name is FactorsName.inductive else Transductive
     if preset is not None:
@@ -255,50 +239,44 @@ def _make_method(name: FactorsName, *, preset: str | None, anchors: int | None, 
     return Inductive(seed=seed) if kind is Inductive else replace(DEFAULT_FACTORS, seed=seed)
 
 
-def _make_sampling(
+def _choose_sampling(
     factors: FactorsName,
     name: SamplingName | None,
-    *,
     per_item: int | None,
     per_query: int | None,
     retriever: RetrieverName | None,
+    *,
     seed: int,
 ) -> list[Sampling] | None:
-    """The samplings that the options name; None where they name none."""
+    """The samplings that the options name; None if they name none."""
     from crossknn.indexing.sampling import PerItem, PerQuery
 
-    options = {"--per-item": per_item, "--per-query": per_query, "--from": retriever}
-    given = [option for option, value in options.items() if value is not None]
-    if factors is FactorsName.cur and (given or name):
-        raise InputError(f"cur scores every item for every anchor: leave {given[0] if given else '--sampling'} out.")
-    others = [option for option in given if name is not None and (option == "--per-item") != (name == "per-item")]
-    if others:
-        raise InputError(f"{others[0]} does not go with --sampling {name}. Leave one of them out.")
-    wanted: list[Sampling] = []
+    values = {"--sampling": name, "--per-item": per_item, "--per-query": per_query, "--from": retriever}
+    given = [option for option, value in values.items() if value is not None]
+    if factors is FactorsName.cur and given:
+        raise InputError(f"--factors cur scores every item for every anchor query. Leave {given[-1]} out.")
+    for option in given:
+        if name is not None and option != "--sampling" and (option == "--per-item") != (name == "per-item"):
+            raise InputError(f"{option} does not apply to --sampling {name}. Leave one of them out.")
+    samplings: list[Sampling] = []
     if name is SamplingName.per_item or per_item is not None:
-        wanted.append(PerItem(queries=per_item or PerItem.queries, seed=seed))
+        samplings.append(PerItem(queries=per_item or PerItem.queries, seed=seed))
     if name is SamplingName.per_query or per_query is not None or retriever is not None:
-        best = None if retriever is None else str(retriever)
-        wanted.append(PerQuery(items=per_query or PerQuery.items, retriever=best, seed=seed))
-    return wanted or None
+        best_of = None if retriever is None else str(retriever)
+        samplings.append(PerQuery(items=per_query or PerQuery.items, retriever=best_of, seed=seed))
+    return samplings or None
 
 
-def _read_signals(names: list[RetrieverName], *, prior: bool) -> list[str]:
-    if not prior:
-        raise InputError(f"--signal goes with --prior only. Got --signal {names[0]} without.")
-    return [name.value for name in names]
-
-
-def _read_worker(given: str) -> tuple[int, int]:
+def _parse_worker(text: str) -> tuple[int, int]:
     """Which part, counted from 0, of how many."""
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", given)
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise InputError(f"--worker must be I/N with I between 1 and N, such as 2/4. Got {given!r} instead.")
+        raise InputError(f"--worker must be I/N with I between 1 and N, such as 2/4, got {text!r}.")
     return int(found[1]) - 1, int(found[2])
 
 
 def _read_queries(path: Path | None) -> list[str] | None:
-    return None if path is None else list(read_items(path).texts)
+    return None if path is None else list(options.read_items(path).texts)
 
 
 def _score_part(items: Items, part: tuple[int, int], settings: dict[str, Any], *, as_json: bool) -> None:
@@ -310,18 +288,18 @@ def _score_part(items: Items, part: tuple[int, int], settings: dict[str, Any], *
     if as_json:
         print_json([{"worker": worker, "calls_made": calls, "work_dir": str(work)}])
     else:
-        out.print(Text(f"part {worker}: {calls:,} calls made, their scores are in {work}"), soft_wrap=True)
+        out.print(Text(f"part {worker}: {calls:,} calls made, scores in {work}"), soft_wrap=True)
     say("When all parts are scored, run the same command without --worker.")
 
 
 def _print_plan(plan: BuildPlan) -> None:
-    spared = any(cost.to_make != cost.calls for cost in plan.costs)
-    names = ["calls", *(["left to\nmake"] * spared), "score\nmin", "encode\nmin", "fit\nmin", "all\nmin"]
+    reuses = any(cost.to_make != cost.calls for cost in plan.costs)
+    names = ["calls", *(["left to\nmake"] * reuses), "score\nmin", "encode\nmin", "fit\nmin", "all\nmin"]
     numbers = [Column(name, justify="right", no_wrap=True) for name in [*names, "index\nMB", "memory\nMB"]]
     table = Table(Column("way", overflow="fold"), *numbers, box=None, pad_edge=False, header_style="dim")
     for cost in plan.costs:
-        calls = [cost.calls, cost.to_make] if spared else [cost.calls]
-        seconds = (cost.scoring, cost.encoding, cost.factorising, cost.seconds)
+        calls = [cost.calls, cost.to_make] if reuses else [cost.calls]
+        seconds = (cost.scoring, cost.encoding, cost.factorizing, cost.seconds)
         table.add_row(
             cost.way,
             *("≤ " * cost.at_most + f"{count:,}" for count in calls),
@@ -333,8 +311,8 @@ def _print_plan(plan: BuildPlan) -> None:
         f"{plan.calls_made} calls ({plan.calls_per_second:,.0f} a second)" if plan.calls_per_second else "no calls"
     )
     out.print(
-        f"Measured with {calls_made} and a few items ({plan.items_per_second:,.0f} a second). Minutes to fit are "
-        "rough, and fewer where the fit stops early. Memory is what the build needs besides its models.",
+        f"Measured with {calls_made} and a few items ({plan.items_per_second:,.0f} a second). The time to fit is "
+        "rough, and shorter if the fit stops early. Memory is what the build needs besides the models.",
         highlight=False,
         style="dim",
     )

@@ -1,4 +1,4 @@
-"""`crossknn demo`: the embedded example, built, searched and compared in a few minutes without a network."""
+"""`crossknn demo`: index and search the embedded dictionary, and compare strategies with exact search, offline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,146 +17,126 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from crossknn.cli.options import DeviceOption, Steps, check_device, err, out, say
+from crossknn.cli.console import ProgressBars, err, out, resumable, say
+from crossknn.cli.options import DeviceOption, check_device, choose_strategy
 from crossknn.errors import InputError
+from crossknn.example import DEMO_FOLDER, DEMO_QUERIES, DEMO_SENSES
 
 if TYPE_CHECKING:
     from crossknn.evaluate.comparison import Comparison
     from crossknn.example.demo import Demo, Estimate
-    from crossknn.items.items import Items
-    from crossknn.search.results import Hits
+    from crossknn.strategies.base import Strategy
 
-FOLDER = Path("crossknn-demo")
-SHOWCASE = (
-    "a machine for making coffee",
-    "he sat on the [bank] of the river",
-    "she deposited the money in the [bank]",
-)
-SHOWN = 3  # hits of each showcase query
-LEMMAS = 4  # of a sense, before the rest are left out
-
-
-class DemoStrategy(StrEnum):
-    posterior = "posterior"
-    rerank = "rerank"
-    axn = "axn"
+SHOWCASE = ("a piece of furniture to sleep on", "water [runs] down the hill", "the engine is [running]")
+SHOWCASE_HITS = 3
+MAX_LEMMAS = 4  # of a sense; further ones are cut
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--dir", help="Folder that keeps vectors, scores and the report.")] = FOLDER,
+    folder: Annotated[Path, typer.Option("--dir", help="Folder for vectors, scores and the report.")] = DEMO_FOLDER,
     senses: Annotated[
         str | None,
         typer.Option(
             metavar="N|all",
-            help="How many of WordNet's 117,659 senses to search. Default: 15000; with --query, what the folder holds.",
+            help="How many of WordNet's 117,659 senses to search. "
+            f"Default: {DEMO_SENSES}; with --query, those of the folder.",
         ),
     ] = None,
-    queries: Annotated[int, typer.Option(min=1, help="Held-out queries that strategies are compared on.")] = 8,
+    queries: Annotated[int, typer.Option(min=1, help="Held-out queries to compare strategies on.")] = DEMO_QUERIES,
     query: Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help="Search for this instead of comparing; [brackets] mark a word. Repeatable."),
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Hits per --query.")] = 5,
     budget: Annotated[int, typer.Option(min=1, help="Cross-encoder calls per search.")] = 100,
-    strategy: Annotated[DemoStrategy, typer.Option(help="How the budget is spent.")] = DemoStrategy.posterior,
+    strategy: Annotated[
+        str, typer.Option(help="How to spend the budget: {strategies}; settings follow after colons.")
+    ] = "posterior",
     device: DeviceOption = None,
 ) -> None:
-    """Search a dictionary by meaning and compare strategies.
+    """Search a dictionary by meaning, and compare strategies with exact search.
 
-    The words of WordNet, a small cross-encoder and an encoder come with crossknn: it needs no network and takes a
-    few minutes. Interrupt it any time: running it again goes on where it was.
+    The senses of WordNet, a small cross-encoder and an encoder come with crossknn: the demo needs no network and takes
+    less than two minutes. Run an interrupted demo again to resume it.
     """
     start = time.monotonic()
-    wanted = query or []
-    _check_options(wanted, k=k, budget=budget)
-    steps = Steps(keep=True, lines=True)
-    try:
-        opened = _open(folder, _read_senses(senses, folder if wanted else None), device=device, steps=steps)
-        if wanted:
-            _answer(opened, wanted, steps, k=k, budget=budget, strategy=strategy)
-        else:
-            _tour(opened, steps, queries=queries, budget=budget, strategy=strategy, start=start)
-    except KeyboardInterrupt:
-        say("\ninterrupted. Run the same command again: it goes on where it was.")
-        raise typer.Exit(130) from None
-
-
-def _check_options(queries: Sequence[str], *, k: int, budget: int) -> None:
-    """Refuse at once what the search would refuse after the build."""
-    if queries and k > budget:
-        raise InputError(f"-k must be at most the --budget ({budget}): only scored items are shown. Got {k} instead.")
-    if not all(query.strip() for query in queries):
-        raise InputError("a --query must have something in it.")
-
-
-def _read_senses(given: str | None, folder: Path | None) -> int | None:
-    """How many senses, None for all; where nothing is given, what the folder was built with or the default."""
-    from crossknn.example import demo
-    from crossknn.example import wordnet as example
-
-    if given is None:
-        return (demo.find_build(folder) if folder else None) or demo.SENSES
-    if given == "all":
-        return None
-    if not given.isdecimal() or not 1 <= int(given) <= example.SENSES:
-        raise InputError(f"--senses must be 'all' or between 1 and {example.SENSES}. Got {given!r} instead.")
-    return int(given)
-
-
-def _open(folder: Path, senses: int | None, *, device: str | None, steps: Steps) -> Demo:
-    # Threads that wait by spinning make each other many times slower where another program keeps a core busy.
+    texts = query or []
+    chosen = choose_strategy(strategy, {"budget": budget})
+    if texts and k > budget:
+        raise InputError(f"-k must be at most --budget ({budget}), got {k}.")
+    if not all(text.strip() for text in texts):
+        raise InputError("--query must not be empty.")
+    bars = ProgressBars(keep=True, log=True)
+    # OpenMP threads that spin while they wait slow each other down on a busy machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # read when torch is first imported
-    with _saying("loading the models"):
-        check_device(device)
-        from crossknn.example.demo import Demo
+    with resumable():
+        number = _parse_senses(senses, folder if texts else None)
+        with _status("loading the models"):
+            check_device(device)
+            from crossknn.example.demo import Demo
 
-        return Demo(folder, senses=senses, device=device, progress=steps)
+            opened = Demo(folder, senses=number, device=device, progress=bars)
+        if texts:
+            _answer(opened, texts, bars, k=k, strategy=chosen)
+        else:
+            _tour(opened, bars, queries=queries, hits=min(SHOWCASE_HITS, budget), strategy=chosen, start=start)
 
 
-def _answer(demo: Demo, queries: Sequence[str], steps: Steps, *, k: int, budget: int, strategy: str) -> None:
-    with _saying("opening the index"):
+def _parse_senses(text: str | None, folder: Path | None) -> int | None:
+    """The number of senses, None for all; by default that of the last build in `folder`, if given."""
+    from crossknn.example.demo import last_build
+    from crossknn.example.wordnet import SENSES
+
+    if text is None:
+        return (last_build(folder) if folder else None) or DEMO_SENSES
+    if text == "all":
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= SENSES:
+        raise InputError(f"--senses must be 'all' or between 1 and {SENSES}, got {text!r}.")
+    return int(text)
+
+
+def _answer(demo: Demo, queries: Sequence[str], bars: ProgressBars, *, k: int, strategy: Strategy) -> None:
+    with _status("opening the index"):
         left = demo.estimate(queries=0)
     if left.rows or left.calls:
-        say(f"There is no whole index in {demo.folder} yet, so it is built first.", *_describe(left))
-    with steps:
+        say(f"{demo.folder} has no complete index yet, so it is built first.", *_describe(left))
+    with bars:
         demo.build()
     for query in queries:
-        _print_hits(*_search(demo, query, k=k, budget=budget, strategy=strategy), demo.items, details=True)
+        _search(demo, query, k=k, strategy=strategy, details=True)
 
 
-def _tour(demo: Demo, steps: Steps, *, queries: int, budget: int, strategy: str, start: float) -> None:
-    """Everything: build, showcase, comparison, report."""
-    from crossknn.evaluate.report.write import write_report
+def _tour(demo: Demo, bars: ProgressBars, *, queries: int, hits: int, strategy: Strategy, start: float) -> None:
+    """Build the index, answer the showcase queries, compare strategies, write the report."""
+    from crossknn.evaluate.report.page import write_report
 
-    with _saying("estimating"):
+    with _status("estimating"):
         left = demo.estimate(queries)
     say(
         f"A dictionary searched by meaning: {len(demo.items):,} senses of WordNet, a small cross-encoder, no network.",
-        f"Build the index, answer {len(SHOWCASE)} queries, compare strategies with exact search on {queries} more.",
+        f"Build the index, answer {len(SHOWCASE)} queries, and compare strategies with exact search on {queries} more: "
+        f"{queries * len(demo.items):,} exact scores.",
         *_describe(left),
     )
-    with steps:
+    with bars:
         demo.build()
     for query in SHOWCASE:
-        found = _search(demo, query, k=min(SHOWN, budget), budget=budget, strategy=strategy)
-        _print_hits(*found, demo.items, details=False)
+        _search(demo, query, k=hits, strategy=strategy, details=False)
     out.print()
-    with steps:
+    with bars:
         comparison = demo.compare(queries)
     _print_comparison(comparison)
-    with _saying("drawing the report"):
+    with _status("drawing the report"):
         page = write_report(comparison, demo.folder)
     _print_end(demo, page, time.monotonic() - start)
 
 
-def _search(demo: Demo, query: str, *, k: int, budget: int, strategy: str) -> tuple[Hits, int]:
-    """The hits, and how many of their scores were known before."""
+def _search(demo: Demo, query: str, *, k: int, strategy: Strategy, details: bool) -> None:
+    """Print the hits of a query as a table."""
     before = demo.calls
-    hits = demo.search(query, k=k, budget=budget, strategy=strategy)
-    return hits, hits.calls - (demo.calls - before)
-
-
-def _print_hits(hits: Hits, known: int, items: Items, *, details: bool) -> None:
+    hits = demo.build().search(query, k=k, strategy=strategy)
+    known = hits.calls - (demo.calls - before)  # scores that were on disk
     table = Table(box=None, pad_edge=False, show_header=details, header_style="dim")
     table.add_column("", justify="right", style="dim", no_wrap=True)
     table.add_column("score", justify="right", no_wrap=True)
@@ -168,30 +147,29 @@ def _print_hits(hits: Hits, known: int, items: Items, *, details: bool) -> None:
         table.add_column("round", justify="right", style="dim", no_wrap=True)
     for rank, hit in enumerate(hits, 1):
         id_, round_ = ([Text(hit.id)], [str(hit.round)]) if details else ([], [])
-        table.add_row(str(rank), f"{hit.score:.2f}", *id_, _sense(items.text(hit.row)), *round_)
+        table.add_row(str(rank), f"{hit.score:.2f}", *id_, _style_sense(demo.items.text(hit.row)), *round_)
     out.print()
-    out.print(_marked(hits.query))
+    out.print(_style_query(hits.query))
     out.print(table)
-    part = "all" if known == hits.calls else f"{known:,}"
-    note = f" ({part} scores known from before)" if known else ""
+    note = f" ({'all' if known == hits.calls else f'{known:,}'} scores known from before)" if known else ""
     rounds = f" in {hits.rounds} rounds" if hits.rounds > 1 else ""
-    out.print(f"{hits.calls:,} calls{rounds} for {len(items):,} senses, {hits.seconds:.2f} s{note}", style="dim")
+    out.print(f"{hits.calls:,} calls{rounds} for {len(demo.items):,} senses, {hits.seconds:.2f} s{note}", style="dim")
 
 
-def _sense(text: str) -> Text:
-    """The first lemmas, which stand out, and the definition."""
-    lemmas, mark, rest = text.partition(" (")
+def _style_sense(text: str) -> Text:
+    """The first lemmas in bold, and the definition."""
+    lemmas, bracket, definition = text.partition(" (")
     names = lemmas.split(", ")
-    shown = [*names[:LEMMAS], "…"] if len(names) > LEMMAS else names
-    return Text.assemble((", ".join(shown), "bold"), mark, rest)
+    shown = [*names[:MAX_LEMMAS], "…"] if len(names) > MAX_LEMMAS else names
+    return Text.assemble((", ".join(shown), "bold"), bracket, definition)
 
 
-def _marked(query: str) -> Text:
-    """The query as it was typed, with the marked word coloured."""
-    shown = Text(query, style="bold")
-    for mark in re.finditer(r"\[[^\]]*\]", query):
-        shown.stylize("cyan", *mark.span())
-    return shown
+def _style_query(query: str) -> Text:
+    """The query in bold, with the marked words colored."""
+    text = Text(query, style="bold")
+    for marked in re.finditer(r"\[[^\]]*\]", query):
+        text.stylize("cyan", *marked.span())
+    return text
 
 
 def _print_comparison(comparison: Comparison) -> None:
@@ -203,40 +181,33 @@ def _print_comparison(comparison: Comparison) -> None:
     out.print(table(comparison))
     out.print(Text(f"{headline(comparison)}\n"))
     if comparison.speed:
-        speed = describe_speed(comparison.speed)
-        note = (
-            f"No pair is scored twice, so the scorer's part of ms/query is computed: {speed}, measured on this machine."
+        out.print(
+            "No pair is scored twice, so the scorer's part of ms/query is computed from its speed on this machine: "
+            f"{describe_speed(comparison.speed)}.",
+            style="dim",
+            highlight=False,
         )
-        out.print(note, style="dim", highlight=False)
 
 
 def _print_end(demo: Demo, page: Path, seconds: float) -> None:
     page = page.resolve()
     out.print()
-    for title, path in {
-        "report": page,
-        "figure": page.with_name("recall.png"),
-        "numbers": page.with_name("results.json"),
-    }.items():
+    files = {"report": page, "figure": page.with_name("recall.png"), "numbers": page.with_name("results.json")}
+    for title, path in files.items():
         out.print(Text.assemble(f"{title:<8} ", (str(path), Style(link=path.as_uri()))), soft_wrap=True)
-    options = _options(demo)
-    out.print(f"\nDone in {_duration(seconds)}. Ask it something:\n", highlight=False)
+    folder = "" if demo.folder == DEMO_FOLDER else f" --dir {shlex.quote(str(demo.folder))}"
+    out.print(f"\nDone in {_duration(seconds)}. Now search for something yourself:\n", highlight=False)
     for query, more in ((SHOWCASE[0], ""), ("she could not [bear] the noise", " --strategy axn")):
-        out.print(Text(f'  crossknn demo{options} --query "{query}"{more}'), soft_wrap=True)
-
-
-def _options(demo: Demo) -> str:
-    """What must be given again to find this build."""
-    return "" if demo.folder == FOLDER else f" --dir {shlex.quote(str(demo.folder))}"
+        out.print(Text(f'  crossknn demo{folder} --query "{query}"{more}'), soft_wrap=True)
 
 
 def _describe(left: Estimate) -> list[str]:
     work = [f"{left.rows:,} senses to encode"] * bool(left.rows) + [f"{left.calls:,} calls to make"] * bool(left.calls)
     if not work:
-        return ["Everything was encoded and scored before: nothing is done again."]
+        return ["Everything is encoded and scored already."]
     return [
         f"{' and '.join(work)}: about {_duration(left.seconds, rough=True)}.",
-        "Interrupt any time: running it again goes on where it was.",
+        "Interrupt it any time, and run it again to resume.",
     ]
 
 
@@ -250,11 +221,11 @@ def _duration(seconds: float, *, rough: bool = False) -> str:
 
 
 @contextmanager
-def _saying(what: str) -> Iterator[None]:
-    """Show that something takes its time: a spinner in a terminal, else a line."""
+def _status(text: str) -> Iterator[None]:
+    """Show what takes its time: a spinner on a terminal, else a line."""
     if err.is_terminal:
-        with err.status(f"{what} …"):
+        with err.status(f"{text} …"):
             yield
     else:
-        say(f"{what} …")
+        say(f"{text} …")
         yield

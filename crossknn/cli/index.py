@@ -1,4 +1,4 @@
-"""`crossknn info`, `add`, `remove` and `verify`: what is in an index, and changing it."""
+"""`crossknn info`, `add`, `remove` and `verify`: describe, change and check an index."""
 
 from __future__ import annotations
 
@@ -10,40 +10,18 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from crossknn.cli.options import (
-    DEFAULT_ENCODER,
-    DEFAULT_SCORER,
-    AnyModelOption,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    EncoderOption,
-    IdFieldOption,
-    JsonOption,
-    ScorerOption,
-    Steps,
-    TextFieldOption,
-    check_models,
-    from_nothing,
-    going_on,
-    load_builder_encoder,
-    load_scorer,
-    out,
-    paid_scores_of,
-    print_json,
-    read_items,
-    work_dir_of,
-)
+from crossknn.cli import options
+from crossknn.cli.console import ProgressBars, out, print_json, resumable
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
     from crossknn.indexing.index import Index
 
-FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of an index.")]
+FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of an index.")]
 
 
-def info(folder: FolderArgument, as_json: JsonOption = False) -> None:
-    """Say what an index holds and how it was built."""
+def info(folder: FolderArgument, as_json: options.JsonOption = False) -> None:
+    """Describe an index and how it was built."""
     from crossknn.indexing.index import Index
 
     index = Index.load(folder)
@@ -62,42 +40,38 @@ def info(folder: FolderArgument, as_json: JsonOption = False) -> None:
 
 def add(
     folder: FolderArgument,
-    corpus: Annotated[Path, typer.Argument(metavar="CORPUS", help="The items to add, as for build.")],
+    corpus: options.ItemsArgument,
     queries_per_item: Annotated[
-        int, typer.Option("--per-item", min=1, help="Train queries that each new item is scored for, if it needs any.")
+        int, typer.Option("--per-item", min=1, help="Train queries to score with each new item, if it needs any.")
     ] = 8,
-    scorer: ScorerOption = DEFAULT_SCORER,
-    encoder: EncoderOption = DEFAULT_ENCODER,
-    any_model: AnyModelOption = False,
+    scorer: options.ScorerOption = options.DEFAULT_SCORER,
+    encoder: options.EncoderOption = options.DEFAULT_ENCODER,
+    any_model: options.AnyModelOption = False,
     work_dir: Annotated[
-        Path | None, typer.Option(help="Folder that keeps the scores. Default: FOLDER.work, beside the index.")
+        Path | None, typer.Option(help="Folder that keeps the scores. Default: FOLDER.work, next to the index.")
     ] = None,
-    id_field: IdFieldOption = None,
-    text_field: TextFieldOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = Dtype.auto,
-    as_json: JsonOption = False,
+    id_field: options.IdFieldOption = None,
+    text_field: options.TextFieldOption = None,
+    device: options.DeviceOption = None,
+    dtype: options.DtypeOption = options.Dtype.auto,
+    as_json: options.JsonOption = False,
 ) -> None:
-    """Add the items of CORPUS to an index. Who has it open keeps the old one."""
+    """Add the items of CORPUS to an index. A process that has it open keeps the old one."""
     from crossknn.indexing.index import Index
 
     index = Index.load(folder)
-    with Steps() as progress:
-        items = read_items(corpus, id_field=id_field, text_fields=text_field, progress=progress)
-    with Steps(keep=True, lines=True) as steps, going_on():
-        work = work_dir or work_dir_of(folder)
-        model = load_scorer(scorer, device=device, dtype=dtype, cache=paid_scores_of(scorer, work))
-        vectors_of = load_builder_encoder(encoder, device=device)
-        if not any_model:
-            check_models(index, scorer=model, encoder=vectors_of)
+    with ProgressBars() as progress:
+        items = options.read_items(corpus, id_field=id_field, text_fields=text_field, progress=progress)
+    with ProgressBars(keep=True, log=True) as bars, resumable():
+        work = work_dir or options.default_work_dir(folder)
         changed = index.add(
             items,
-            scorer=model,
-            encoder=vectors_of,
+            scorer=options.load_scorer(scorer, device=device, dtype=dtype, work_dir=work),
+            encoder=options.load_index_encoder(encoder, device=device),
             queries_per_item=queries_per_item,
             work_dir=work,
-            check_models=False,
-            progress=from_nothing(steps),
+            check_models=not any_model,
+            progress=bars.from_zero,
         )
         changed.save(folder)
     if as_json:
@@ -114,16 +88,15 @@ def remove(
     folder: FolderArgument,
     ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of the items to remove.")] = None,
     ids_file: Annotated[Path | None, typer.Option("--ids", help="File of ids, one per line.")] = None,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
-    """Remove items from an index. Who has it open keeps the old one."""
+    """Remove items from an index. A process that has it open keeps the old one."""
     from crossknn.indexing.index import Index
 
     if bool(ids) == (ids_file is not None):
-        raise InputError("give ids as arguments or in a file with --ids, one of the two.")
-    wanted = ids if ids_file is None else list(read_items(ids_file).texts)
+        raise InputError("Give ids either as arguments or in a file with --ids.")
     index = Index.load(folder)
-    changed = index.remove(wanted or [])
+    changed = index.remove((ids or []) if ids_file is None else list(options.read_items(ids_file).texts))
     changed.save(folder)
     removed = len(index) - len(changed)
     if as_json:
@@ -134,25 +107,25 @@ def remove(
 
 def verify(
     folder: FolderArgument,
-    work_dir: Annotated[Path | None, typer.Option(help="Verify the scores in this work folder, too.")] = None,
+    work_dir: Annotated[Path | None, typer.Option(help="Also verify the scores in this work folder.")] = None,
 ) -> None:
-    """Read every byte of an index and compare it with its checksums."""
+    """Check every byte of an index against its checksums."""
     from crossknn.indexing.index import Index
-    from crossknn.indexing.score_log import ScoreLog
+    from crossknn.storage.score_log import ScoreLog
 
     index = Index.load(folder)
-    lines = [f"{folder}: whole, {index.verify():,} bytes read"]
+    lines = [f"{folder}: intact, {index.verify():,} bytes read"]
     if work_dir is not None:
         if not (work_dir / "scores").is_dir():
-            raise InputError(f"{work_dir}: it holds no scores, so it is no work folder. Give the one of a build.")
+            raise InputError(f"{work_dir}: no work folder, for it holds no scores. Give the work folder of a build.")
         size = ScoreLog.open(work_dir / "scores", scorer=index.scorer).verify()
-        lines.append(f"{work_dir}: whole, {size.bytes:,} bytes read, {size.scores:,} scores in {size.chunks:,} chunks")
+        lines.append(f"{work_dir}: intact, {size.bytes:,} bytes read, {size.scores:,} scores in {size.chunks:,} chunks")
     for line in lines:
         out.print(Text(line), soft_wrap=True)
 
 
 def describe_index(index: Index, folder: Path) -> dict[str, Any]:
-    """What is in an index, as plain values."""
+    """The facts about an index as plain values."""
     return {
         "folder": str(folder),
         "items": len(index),
@@ -168,7 +141,7 @@ def describe_index(index: Index, folder: Path) -> dict[str, Any]:
 
 
 def count_bytes(folder: Path) -> int:
-    """What an index takes on disk."""
+    """The size of an index on disk."""
     from crossknn.storage.atomic_dir import read_folder
 
     return sum(path.stat().st_size for path in read_folder(folder).files.values())

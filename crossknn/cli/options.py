@@ -1,36 +1,24 @@
-"""What the commands share: consoles, options, progress, and loading what an option names."""
+"""Options that several commands share, and loading what they name: models, items, vectors, strategies, engines."""
 
 from __future__ import annotations
 
-import json
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as ProgressBar
-from rich.text import Text
 
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
-    from crossknn.indexing.index import Index
     from crossknn.items.items import Items
-    from crossknn.types import Encoder, Progress, Scorer
+    from crossknn.strategies.base import Strategy
+    from crossknn.types import Encoder, Engine, Progress, Scorer
 
 DEFAULT_SCORER = "cross-encoder/ms-marco-MiniLM-L6-v2"
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
-
-out = Console()
-err = Console(stderr=True)
 
 
 class Dtype(StrEnum):
@@ -41,6 +29,22 @@ class Dtype(StrEnum):
     int8 = "int8"
 
 
+class EngineName(StrEnum):
+    local = "local"
+    ray = "ray"
+
+
+ItemsArgument = Annotated[
+    Path, typer.Argument(metavar="CORPUS", help="Items: .jsonl, .csv, .tsv, .parquet, .txt, or a BEIR folder.")
+]
+IdFieldOption = Annotated[str | None, typer.Option("--id-field", help="Field or column of the item's id.")]
+TextFieldOption = Annotated[
+    list[str] | None, typer.Option("--text-field", help="Field or column of the text; repeat to join several.")
+]
+VectorsOption = Annotated[
+    Path | None,
+    typer.Option("--vectors", help="File (.npy) of item vectors: read if it exists, else written for next time."),
+]
 ScorerOption = Annotated[
     str,
     typer.Option(
@@ -51,134 +55,68 @@ ScorerOption = Annotated[
 EncoderOption = Annotated[
     str, typer.Option("--encoder", help="Dual encoder: a hub name, a local folder, or 'embedded' (needs no hub).")
 ]
+OptionalEncoderOption = Annotated[
+    str,
+    typer.Option("--encoder", help="Dual encoder: a hub name, a local folder, 'embedded' (needs no hub), or 'none'."),
+]
 AnyModelOption = Annotated[
-    bool, typer.Option("--any-model", help="Take models that the index was not built with: you know they are the same.")
+    bool, typer.Option("--any-model", help="Accept other models than the index was built with: you know they match.")
 ]
-IdFieldOption = Annotated[str | None, typer.Option("--id-field", help="Field or column of the item's id.")]
-TextFieldOption = Annotated[
-    list[str] | None, typer.Option("--text-field", help="Field or column of the text; repeat to join several.")
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="Device of the models: cpu or cuda. Default: cuda if available.")
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
-DeviceOption = Annotated[str | None, typer.Option(help="Where models run: cpu or cuda. Default: cuda if there is one.")]
 DtypeOption = Annotated[
-    Dtype, typer.Option(help="Precision of the cross-encoder. auto: float32 on cpu, bfloat16 on cuda. int8: cpu only.")
+    Dtype,
+    typer.Option(
+        "--dtype", help="Precision of the cross-encoder. auto: float32 on cpu, bfloat16 on cuda. int8: cpu only."
+    ),
 ]
-CacheOption = Annotated[Path | None, typer.Option("--cache", help="File that keeps scores from one run to the next.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of a table.")]
+CacheOption = Annotated[Path | None, typer.Option("--cache", help="SQLite file that keeps the scores for later runs.")]
+EngineOption = Annotated[
+    EngineName, typer.Option("--engine", help="Where the models run: in this process, or on a Ray cluster.")
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="ray: the cluster this machine belongs to. Default: one started on this machine, else a new one.",
+    ),
+]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", min=1, help="ray: number of workers. Default: one per GPU, else per CPU.")
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of a table.")]
 
 
-def fail(message: str, *, code: int) -> NoReturn:
-    """End the process with one sentence on standard error."""
-    err.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
-    raise SystemExit(code) from None
+def load_scorer(
+    name: str, *, device: str | None, dtype: Dtype, cache: Path | None = None, work_dir: Path | None = None
+) -> Scorer:
+    """The cross-encoder that --scorer names, with its scores kept in --cache.
 
-
-def say(*sentences: str) -> None:
-    """Sentences on standard error."""
-    for sentence in sentences:
-        err.print(sentence, markup=False, highlight=False, soft_wrap=not err.is_terminal)
-
-
-def load_scorer(name: str, *, device: str | None, dtype: Dtype, cache: Path | None) -> Scorer:
-    """The cross-encoder that --scorer names, with its scores kept in --cache."""
+    The scores of a rerank server, which may cost money, are also kept in the `work_dir` of a build.
+    """
     from crossknn.scorers.cached import Cached
-    from crossknn.scorers.remote.scorer import is_url
-
-    check_device(device)
-    model = _open_server(name, dtype) if is_url(name) else _load_model(name, device, dtype)
-    return model if cache is None else Cached(model, cache)
-
-
-def _load_model(name: str, device: str | None, dtype: Dtype) -> Scorer:
-    """A local cross-encoder; an [emb]-CE if it was saved as one."""
     from crossknn.scorers.cross_encoder import CrossEncoder
     from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder, is_emb_cross_encoder
+    from crossknn.scorers.remote.scorer import RemoteScorer, is_url
 
-    kind: Callable[..., Scorer] = EmbCrossEncoder if is_emb_cross_encoder(name) else CrossEncoder
-    return kind(name, device=device, dtype=str(dtype))
-
-
-def _open_server(url: str, dtype: Dtype) -> Scorer:
-    from crossknn.scorers.remote.scorer import RemoteScorer
-
-    if dtype is not Dtype.auto:
-        raise InputError(
-            f"--dtype goes with local models only: a server has its own precision. Got {dtype} with a URL."
-        )
-    return RemoteScorer(url)
-
-
-def paid_scores_of(scorer: str, work_dir: Path) -> Path | None:
-    """Where the scores of a server are kept at once, for they may have cost money; local models need no such file."""
-    from crossknn.scorers.remote.scorer import is_url
-
-    return work_dir / "server-scores.db" if is_url(scorer) else None
-
-
-def load_encoder(name: str, *, device: str | None) -> Encoder:
-    """The dual encoder that --encoder names."""
-    from crossknn.encoders.sentence import SentenceEncoder
-
-    return SentenceEncoder(name, device=device)
-
-
-def work_dir_of(folder: Path) -> Path:
-    """Where the scores and vectors of an index are kept unless told otherwise: beside it."""
-    named = folder if folder.name not in ("", "..") else folder.resolve()
-    return named.with_name(f"{named.name}.work")
-
-
-def load_builder_encoder(name: str, *, device: str | None) -> Encoder:
-    """The encoder of an index, which cannot do without."""
-    if name == "none":
-        raise InputError("an index needs an --encoder: a hub name, a local folder, or 'embedded'. Got 'none' instead.")
-    return load_encoder(name, device=device)
-
-
-def from_nothing(steps: Steps) -> Progress:
-    """`steps`, told where a step begins; only scoring says by itself how much was done before."""
-    from crossknn.indexing.score_log import STEP
-
-    begun = {STEP}
-
-    def report(step: str, done: int, total: int) -> None:
-        if step not in begun:
-            begun.add(step)
-            steps(step, 0, total)
-        steps(step, done, total)
-
-    return report
-
-
-@contextmanager
-def going_on() -> Iterator[None]:
-    """Say after an interrupt that nothing is lost."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        say("interrupted. Run the same command again: it goes on where it was.")
-        raise typer.Exit(130) from None
-
-
-@contextmanager
-def naming_any_model() -> Iterator[None]:
-    """Errors about models that an index was not built with, with the option that helps instead of the argument."""
-    try:
-        yield
-    except InputError as error:
-        if "pass check_models=False" not in str(error):
-            raise
-        raise InputError(str(error).replace("pass check_models=False", "give --any-model")) from error
-
-
-def check_models(index: Index, *, scorer: Scorer, encoder: Encoder | None) -> None:
-    """An error unless these are the models of the index."""
-    with naming_any_model():
-        index.check_models(scorer=scorer, encoder=encoder)
+    check_device(device)
+    scorer: Scorer
+    if not is_url(name):
+        kind: Callable[..., Scorer] = EmbCrossEncoder if is_emb_cross_encoder(name) else CrossEncoder
+        scorer = kind(name, device=device, dtype=str(dtype))
+    elif dtype is Dtype.auto:
+        scorer = RemoteScorer(name)
+        cache = cache if work_dir is None else work_dir / "server-scores.db"
+    else:
+        raise InputError(f"--dtype {dtype} applies to local models only: a rerank server chooses its own precision.")
+    return scorer if cache is None else Cached(scorer, cache)
 
 
 def check_device(device: str | None) -> None:
-    """An error unless models can run on the device that --device names."""
+    """Raise `InputError` unless models can run on the device that --device names."""
     from crossknn._imports import import_extra
 
     if device is None:
@@ -188,7 +126,28 @@ def check_device(device: str | None) -> None:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"--device must be one that torch can use here. Got {device!r} instead: {reason}") from error
+        raise InputError(f"--device must be one that torch can use here, got {device!r}: {reason}") from error
+
+
+def load_encoder(name: str, *, device: str | None) -> Encoder | None:
+    """The dual encoder that --encoder names; None for "none"."""
+    from crossknn.encoders.sentence import SentenceEncoder
+
+    return None if name == "none" else SentenceEncoder(name, device=device)
+
+
+def load_index_encoder(name: str, *, device: str | None) -> Encoder:
+    """The dual encoder that --encoder names, for commands that cannot do without one."""
+    encoder = load_encoder(name, device=device)
+    if encoder is None:
+        raise InputError("--encoder must be a hub name, a local folder or 'embedded' for an index, got 'none'.")
+    return encoder
+
+
+def default_work_dir(folder: Path) -> Path:
+    """The folder next to an index that keeps the scores and vectors of its build."""
+    named = folder if folder.name not in ("", "..") else folder.resolve()
+    return named.with_name(f"{named.name}.work")
 
 
 def read_items(
@@ -198,7 +157,7 @@ def read_items(
     text_fields: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Items:
-    """The items of a file, or of a BEIR folder."""
+    """The items of a file or a BEIR folder."""
     from crossknn.items.items import Items
 
     options: dict[str, Any] = {"progress": progress}
@@ -209,79 +168,76 @@ def read_items(
     return Items.from_path(path, **options)
 
 
-def batches(values: Any, size: int) -> Iterator[list[Any]]:
+def is_index(corpus: Path) -> bool:
+    return (corpus / "index.json").is_file()
+
+
+def check_corpus_options(corpus: Path, *, for_items: Mapping[str, Any], for_index: Mapping[str, Any]) -> None:
+    """Raise `InputError` where an option is set that does not apply to an index, or to items."""
+    found, other, options = ("an index", "items", for_items) if is_index(corpus) else ("no index", "indexes", for_index)
+    for option, value in options.items():
+        if value:
+            raise InputError(f"{option} applies to {other} only, and {corpus} is {found}. Leave it out.")
+
+
+def load_vectors(source: object, encoder: Encoder | None, path: Path | None, progress: Progress) -> Any:
+    """The item vectors that --vectors names, encoded first if the file is missing; None for an index."""
+    from crossknn.encoders.item_encoding import encode_items
+    from crossknn.items.items import Items
+
+    if path is None or not isinstance(source, Items):
+        return None
+    if encoder is None:
+        raise InputError("--vectors needs an --encoder: query and item vectors must come from the same model.")
+    return encode_items(source, encoder, path=path, progress=progress)
+
+
+def choose_strategy(spec: str, options: Mapping[str, Any]) -> Strategy:
+    """The strategy that --strategy names, such as `axn:mix=0.8`, with the settings of other options.
+
+    Args:
+        spec: A strategy's name, with settings after colons.
+        options: Values of settings by name; None for an option that is not given. `retriever` sets the strategy's
+            first stage, whatever that setting is called.
+    """
+    from crossknn.strategies import registry
+
+    name, settings = registry.parse_strategy(spec)
+    kind = registry.strategy_class(name)
+    for option, value in options.items():
+        if value is None:
+            continue
+        setting = registry.first_stage_setting(kind) if option == "retriever" else option
+        if setting not in registry.settings_of(kind):
+            raise InputError(f"the strategy {name!r} has no setting for `{option}`. Leave it out.")
+        if setting in settings:
+            raise InputError(f"{spec} and `{option}` both set {setting!r}. Leave one of them out.")
+        settings[setting] = value
+    return registry.make_strategy(name, settings)
+
+
+def make_engine(
+    name: EngineName, *, address: str | None, workers: int | None, scorer: str, device: str | None
+) -> Engine:
+    """The engine that --engine names, if the other options go with it."""
+    from crossknn.engines.local import LOCAL
+    from crossknn.engines.ray import RayEngine
+    from crossknn.scorers.remote.scorer import is_url
+
+    if name is EngineName.local:
+        for option, value in (("--address", address), ("--workers", workers)):
+            if value is not None:
+                raise InputError(f"{option} applies to --engine ray only, got {value!r} without it.")
+        return LOCAL
+    if is_url(scorer):
+        raise InputError("--engine ray runs local models, and a rerank server has its own machines. Leave one out.")
+    if device is not None and ":" in device:
+        raise InputError(f"--device must be cuda for --engine ray: each worker gets its own GPU. Got {device!r}.")
+    return RayEngine(address=address, workers=workers)
+
+
+def batches(values: Iterable[Any], size: int) -> Iterator[list[Any]]:
     """The values in lists of at most `size`."""
     iterator = iter(values)
     while batch := list(islice(iterator, size)):
         yield batch
-
-
-class Steps:
-    """Progress on standard error while it is entered: in a terminal a bar per step.
-
-    Elsewhere there is nothing, or with `lines` a line where a step begins and one where it ends. `keep` leaves
-    the bars standing. May be entered again; a step begins anew then.
-    """
-
-    def __init__(self, *, keep: bool = False, lines: bool = False) -> None:
-        self._keep = keep
-        self._lines = lines and not err.is_terminal
-        self._bars: ProgressBar | None = None
-        self._tasks: dict[str, TaskID] = {}
-        self._begun: dict[str, float] = {}
-
-    def __enter__(self) -> Self:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(elapsed_when_finished=self._keep),
-        )
-        self._bars = ProgressBar(*columns, console=err, transient=not self._keep, disable=not err.is_terminal)
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-        self._bars = None
-        self._tasks.clear()
-        self._begun.clear()
-
-    def __call__(self, step: str, done: int, total: int) -> None:
-        """What a `Progress` is called with."""
-        if self._bars is None:
-            return
-        if step not in self._tasks:
-            # What was done before this run is no measure of its speed.
-            self._tasks[step] = self._bars.add_task(step, total=total, completed=done)
-            self._begin_line(step, done, total)
-        self._bars.update(self._tasks[step], completed=done, total=total)
-        if done >= total:
-            self._end_line(step, total)
-
-    def _begin_line(self, step: str, done: int, total: int) -> None:
-        if self._lines:
-            self._begun[step] = time.monotonic()
-            known = f", {done:,} of them done before" if done else ""
-            err.print(f"{step}: {total:,}{known} …", highlight=False, markup=False)
-
-    def _end_line(self, step: str, total: int) -> None:
-        if self._lines and step in self._begun:
-            took = time.monotonic() - self._begun.pop(step)
-            err.print(f"{step}: {total:,} done in {took:.1f} s", highlight=False, markup=False)
-
-
-def print_json(records: list[dict[str, Any]]) -> None:
-    """One JSON object per line on standard output."""
-    for record in records:
-        sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
-
-
-def one_line(text: str, width: int = 160) -> str:
-    """The text without line breaks, cut to `width` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 1] + "…"

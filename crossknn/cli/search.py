@@ -1,8 +1,8 @@
-"""`crossknn search`: a corpus or an index, and queries in, hits out."""
+"""`crossknn search`: the hits of queries in a corpus or an index, with explanations and a picture of the rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,67 +11,21 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from crossknn.cli.corpus import (
-    SearchEncoderOption,
-    VectorsOption,
-    check_corpus,
-    item_vectors,
-    load_search_encoder,
-)
-from crossknn.cli.explain import PictureOption, check_picture, explain, write_picture
-from crossknn.cli.options import (
-    DEFAULT_ENCODER,
-    DEFAULT_SCORER,
-    AnyModelOption,
-    CacheOption,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    IdFieldOption,
-    JsonOption,
-    ScorerOption,
-    Steps,
-    TextFieldOption,
-    batches,
-    load_scorer,
-    naming_any_model,
-    one_line,
-    out,
-    print_json,
-    read_items,
-)
+from crossknn.cli import options
+from crossknn.cli.console import ProgressBars, one_line, out, print_json
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
-    from crossknn.indexing.index import Index
     from crossknn.items.items import Items
-    from crossknn.search.results import Hits
-    from crossknn.search.searcher import Searcher
-    from crossknn.strategies.base import Strategy
-    from crossknn.types import Encoder, Progress, Scorer
+    from crossknn.search.results import Hit, Hits
 
-QUERIES_AT_ONCE = 64
+QUERY_BATCH = 64
+NORMALIZATION_QUERIES = 100
 
 
-class StrategyName(StrEnum):
-    rerank = "rerank"
-    axn = "axn"
-    anncur = "anncur"
-    adacur = "adacur"
-    tour = "tour"
-    gar = "gar"
-    posterior = "posterior"
-    exact = "exact"
-
-
-class OrderName(StrEnum):
+class RankBy(StrEnum):
     score = "score"
     fused = "fused"
-
-
-class LossName(StrEnum):
-    ce = "ce"
-    mse = "mse"
 
 
 def search(
@@ -84,99 +38,100 @@ def search(
         Path | None, typer.Option("--queries", help="File of queries, one per line or jsonl.")
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Hits per query.")] = 10,
-    budget: Annotated[int, typer.Option(min=1, help="Cross-encoder calls per query.")] = 100,
     strategy: Annotated[
-        StrategyName | None,
-        typer.Option(help="How the budget is spent. Default: posterior; without encoder or with --retriever rerank."),
+        str | None,
+        typer.Option(
+            help="How to spend the budget: {strategies}. Settings follow after colons, as in axn:mix=0.8:first=bm25. "
+            "Default: posterior; rerank without an encoder or with --retriever."
+        ),
+    ] = None,
+    budget: Annotated[int | None, typer.Option(min=1, help="Cross-encoder calls per query. Default: 100.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds of adaptive strategies. Default: 10, or a smaller budget.")
     ] = None,
     retriever: Annotated[
         str | None,
         typer.Option(
             help="First stage: dense, bm25, tfidf, random, fused, or with an index fitted. "
-            "Default: fused, without encoder bm25."
+            "Default: fused, without an encoder bm25."
         ),
     ] = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(min=1, help="Rounds of all but rerank, anncur and exact. Default: 10, or a smaller budget."),
+    stop_at: Annotated[
+        float | None,
+        typer.Option(help="posterior: stop a query once this share of its top k is expected to be found, as 0.95."),
     ] = None,
-    mix: Annotated[float, typer.Option(min=0, max=1, help="axn: weight of the encoder's query vector (λ).")] = 0.5,
-    shortlist: Annotated[int | None, typer.Option(help="axn: search only the first stage's top this many.")] = None,
-    anchors: Annotated[
-        int | None, typer.Option(min=1, help="anncur: how much of the budget goes to anchor items. Default: half.")
-    ] = None,
-    loss: Annotated[LossName, typer.Option(help="tour: what its steps make smaller.")] = LossName.ce,
-    neighbours: Annotated[int, typer.Option(min=1, help="gar: nearest items of each item.")] = 8,
     train_queries: Annotated[
         Path | None,
         typer.Option(help="axn, tour: estimate α and β on 100 of these queries (10,000 calls), once per run."),
     ] = None,
-    scorer: ScorerOption = DEFAULT_SCORER,
-    encoder: SearchEncoderOption = DEFAULT_ENCODER,
-    vectors: VectorsOption = None,
-    filter_ids: Annotated[Path | None, typer.Option(help="File of ids, one per line: only these may be found.")] = None,
-    deadline: Annotated[float | None, typer.Option(help="Seconds per batch of queries; then the best so far.")] = None,
-    stop_at: Annotated[
-        float | None,
-        typer.Option(help="posterior: end a query's search once so much of its top k is expected to be found: 0.95."),
+    scorer: options.ScorerOption = options.DEFAULT_SCORER,
+    encoder: options.OptionalEncoderOption = options.DEFAULT_ENCODER,
+    vectors: options.VectorsOption = None,
+    filter_ids: Annotated[Path | None, typer.Option(help="File of ids, one per line: search only these items.")] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds per batch of queries; then return the best hits so far.")
     ] = None,
     rank_by: Annotated[
-        OrderName, typer.Option(help="Order of hits. fused: the score, dense and bm25 count together.")
-    ] = OrderName.score,
+        RankBy, typer.Option(help="Order of the hits: by score, or by score, dense and bm25 fused.")
+    ] = RankBy.score,
     explained: Annotated[
-        bool, typer.Option("--explain", help="Say of each hit when it was scored, what was expected, and its ranks.")
+        bool, typer.Option("--explain", help="Show each hit's round, estimate and rank by every retriever.")
     ] = False,
-    picture: PictureOption = None,
-    any_model: AnyModelOption = False,
-    id_field: IdFieldOption = None,
-    text_field: TextFieldOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = Dtype.auto,
-    cache: CacheOption = None,
-    as_json: JsonOption = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--picture", metavar="FILE.png", help="Plot the estimates and scores of a query, round by round."),
+    ] = None,
+    any_model: options.AnyModelOption = False,
+    id_field: options.IdFieldOption = None,
+    text_field: options.TextFieldOption = None,
+    device: options.DeviceOption = None,
+    dtype: options.DtypeOption = options.Dtype.auto,
+    cache: options.CacheOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Search CORPUS with a cross-encoder."""
+    from crossknn.indexing.index import Index
+    from crossknn.search.searcher import Searcher
+    from crossknn.strategies.exact import Exact
+
     for_items = {"--vectors": vectors, "--train-queries": train_queries, "--id-field": id_field}
-    is_index = check_corpus(corpus, {**for_items, "--text-field": text_field}, {"--any-model": any_model})
-    wanted = _read_queries(queries or [], queries_file)
-    check_picture(picture, wanted, exact=strategy is StrategyName.exact)
-    chosen = _make_strategy(
-        strategy or (StrategyName.rerank if retriever or encoder == "none" else StrategyName.posterior),
-        budget=budget,
-        rounds=rounds,
-        mix=mix,
-        retriever=retriever,
-        shortlist=shortlist,
-        anchors=anchors,
-        loss=loss,
-        neighbours=neighbours,
-        stop_at=stop_at,
+    options.check_corpus_options(
+        corpus, for_items={**for_items, "--text-field": text_field}, for_index={"--any-model": any_model}
     )
-    allowed = None if filter_ids is None else set(read_items(filter_ids).texts)
-    with Steps() as progress:
-        source = (
-            _load_index(corpus)
-            if is_index
-            else read_items(corpus, id_field=id_field, text_fields=text_field, progress=progress)
-        )
-        searcher = _make_searcher(
+    texts = _read_queries(queries or [], queries_file)
+    chosen = options.choose_strategy(
+        strategy or ("rerank" if retriever or encoder == "none" else "posterior"),
+        {"budget": budget, "rounds": rounds, "retriever": retriever, "stop_at": stop_at},
+    )
+    if picture is not None:
+        _check_picture(picture, texts, exact=isinstance(chosen, Exact))
+    allowed = None if filter_ids is None else set(options.read_items(filter_ids).texts)
+    found: list[Hits] = []
+    with ProgressBars() as progress:
+        source: Items | Index
+        if options.is_index(corpus):
+            source = Index.load(corpus)
+        else:
+            source = options.read_items(corpus, id_field=id_field, text_fields=text_field, progress=progress)
+        model = options.load_scorer(scorer, device=device, dtype=dtype, cache=cache)
+        dual_encoder = options.load_encoder(encoder, device=device)
+        searcher = Searcher(
             source,
-            scorer=load_scorer(scorer, device=device, dtype=dtype, cache=cache),
-            encoder=load_search_encoder(encoder, device=device),
-            vectors=vectors,
-            any_model=any_model,
+            scorer=model,
+            encoder=dual_encoder,
+            vectors=options.load_vectors(source, dual_encoder, vectors, progress),
             device=device,
+            check_models=not any_model,
             progress=progress,
         )
         if train_queries is not None:
-            searcher.fit_normalization(list(read_items(train_queries).texts)[:100])
-        found: list[Hits] = []
-        for batch in batches(wanted, QUERIES_AT_ONCE):
+            searcher.fit_normalization(list(options.read_items(train_queries).texts)[:NORMALIZATION_QUERIES])
+        for batch in options.batches(texts, QUERY_BATCH):
             some = searcher.search_many(
                 batch, k=k, strategy=chosen, filter=allowed, deadline=deadline, rank_by=rank_by.value
             )
             if picture is not None:
-                write_picture(picture, some[0])
+                _write_picture(picture, some[0])
             if as_json:
                 print_json([_hits_as_json(hits, explained=explained) for hits in some])
             else:
@@ -185,79 +140,10 @@ def search(
         _print_hits(hits, searcher.items, explained=explained)
 
 
-def _load_index(folder: Path) -> Index:
-    from crossknn.indexing.index import Index
-
-    return Index.load(folder)
-
-
-def _make_strategy(
-    name: StrategyName,
-    *,
-    budget: int,
-    rounds: int | None,
-    mix: float,
-    retriever: str | None,
-    shortlist: int | None,
-    anchors: int | None,
-    loss: LossName,
-    neighbours: int,
-    stop_at: float | None,
-) -> Strategy:
-    from crossknn.strategies.axn import Axn
-    from crossknn.strategies.cur import AdaCur, AnnCur
-    from crossknn.strategies.exact import Exact
-    from crossknn.strategies.gar import Gar
-    from crossknn.strategies.posterior.strategy import Posterior
-    from crossknn.strategies.rerank import Rerank
-    from crossknn.strategies.tour import Tour
-
-    if stop_at is not None and name is not StrategyName.posterior:
-        raise InputError(f"--stop-at goes with --strategy posterior, and an encoder. Got {name.value} instead.")
-    rounds = min(Posterior.rounds, budget) if rounds is None else rounds
-    make: dict[StrategyName, Callable[[], Strategy]] = {
-        StrategyName.rerank: lambda: Rerank(budget=budget, retriever=retriever),
-        StrategyName.axn: lambda: Axn(budget=budget, rounds=rounds, mix=mix, first=retriever, shortlist=shortlist),
-        StrategyName.anncur: lambda: AnnCur(budget=budget, anchors=anchors),
-        StrategyName.adacur: lambda: AdaCur(budget=budget, rounds=rounds, first=retriever),
-        StrategyName.tour: lambda: Tour(budget=budget, rounds=rounds, loss=loss.value),
-        StrategyName.gar: lambda: Gar(budget=budget, rounds=rounds, neighbours=neighbours, first=retriever),
-        StrategyName.posterior: lambda: Posterior(budget, rounds, first=retriever, stop_at=stop_at),
-        StrategyName.exact: Exact,
-    }
-    return make[name]()
-
-
-def _make_searcher(
-    source: Items | Index,
-    *,
-    scorer: Scorer,
-    encoder: Encoder | None,
-    vectors: Path | None,
-    any_model: bool,
-    device: str | None,
-    progress: Progress,
-) -> Searcher:
-    from crossknn.items.items import Items
-    from crossknn.search.searcher import Searcher
-
-    array = item_vectors(source, encoder, vectors, progress) if isinstance(source, Items) else None
-    with naming_any_model():
-        return Searcher(
-            source,
-            scorer=scorer,
-            encoder=encoder,
-            vectors=array,
-            device=device,
-            check_models=not any_model,
-            progress=progress,
-        )
-
-
 def _read_queries(given: list[str], path: Path | None) -> list[str]:
     if bool(given) == (path is not None):
-        raise InputError("give queries as arguments or in a file with --queries, one of the two.")
-    return given if path is None else list(read_items(path).texts)
+        raise InputError("Give queries either as arguments or in a file with --queries.")
+    return given if path is None else list(options.read_items(path).texts)
 
 
 def _hits_as_json(hits: Hits, *, explained: bool) -> dict[str, Any]:
@@ -275,18 +161,50 @@ def _hits_as_json(hits: Hits, *, explained: bool) -> dict[str, Any]:
 
 
 def _print_hits(hits: Hits, items: Items, *, explained: bool) -> None:
-    said = () if explained else ("round", "by")  # an explanation says it, too
-    table = Table("", "score", *said, "id", "text", title=Text(hits.query), title_justify="left")
+    origin = () if explained else ("round", "by")  # part of an explanation anyway
+    table = Table("", "score", *origin, "id", "text", title=Text(hits.query), title_justify="left")
     for rank, hit in enumerate(hits, 1):
         text = Text(one_line(items.text(hit.row)))
         if explained:
             text.append(f"\n{explain(hit)}", "dim")
-        found = () if explained else (str(hit.round), hit.proposed_by)
-        table.add_row(str(rank), f"{hit.score:.3f}", *found, Text(hit.id), text)
+        origin = () if explained else (str(hit.round), hit.proposed_by)
+        table.add_row(str(rank), f"{hit.score:.3f}", *origin, Text(hit.id), text)
     out.print(table)
     note = "" if hits.complete else f", stopped by {hits.stopped}: best so far"
     if hits.expected_recall is not None:
-        note += f"; {100 * hits.expected_recall:.0f} % of the top {len(hits)} are expected to be found"
+        note += f"; expected recall of the top {len(hits)}: {100 * hits.expected_recall:.0f} %"
     out.print(
         f"{hits.calls} calls in {hits.rounds} rounds, {hits.seconds:.2f} s ({hits.score_seconds:.2f} s scoring){note}"
     )
+
+
+def explain(hit: Hit) -> str:
+    """The round in which a hit was scored, who proposed it, its estimate before, and its rank by each retriever."""
+    deviation = "" if hit.deviation is None else f" ± {hit.deviation:.2f}"
+    expected = "" if hit.expected is None else f"expected {hit.expected:.2f}{deviation} → "
+    ranks = ", ".join(f"{name} {'–' if rank is None else rank}" for name, rank in hit.ranks.items())
+    origin = f"round {hit.round}, {hit.proposed_by}: {expected}{hit.score:.2f}"
+    return f"{origin}; ranks: {ranks}" if ranks else origin
+
+
+def _check_picture(path: Path, queries: Sequence[str], *, exact: bool) -> None:
+    """Raise an error before anything is scored if the picture cannot be drawn or written."""
+    from crossknn._imports import import_extra
+
+    if path.suffix.lower() != ".png" or not path.parent.is_dir():
+        raise InputError(f"--picture must be a .png file in an existing folder, got {str(path)!r}.")
+    if len(queries) != 1:
+        raise InputError(f"--picture shows one query, got {len(queries)}. Search for one, or leave it out.")
+    if exact:
+        raise InputError("--picture shows the rounds of a search, and exact search has none. Leave it out.")
+    import_extra("matplotlib", extra="report")
+
+
+def _write_picture(path: Path, hits: Hits) -> None:
+    from crossknn.evaluate.report.round_plots import draw_rounds
+    from crossknn.storage.atomic import write_atomic
+
+    try:
+        write_atomic(path, draw_rounds(hits))
+    except OSError as error:
+        raise InputError(f"{path}: the picture cannot be written ({error.strerror or error}).") from error

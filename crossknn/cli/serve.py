@@ -1,52 +1,28 @@
-"""`crossknn serve`: a corpus or an index over HTTP, with a page for people."""
+"""`crossknn serve`: a corpus or an index over HTTP, with a web page."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crossknn.cli.corpus import (
-    SearchEncoderOption,
-    VectorsOption,
-    check_corpus,
-    is_index,
-    item_vectors,
-    load_search_encoder,
-)
-from crossknn.cli.options import (
-    DEFAULT_ENCODER,
-    DEFAULT_SCORER,
-    AnyModelOption,
-    CacheOption,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    IdFieldOption,
-    ScorerOption,
-    Steps,
-    TextFieldOption,
-    load_scorer,
-    naming_any_model,
-    read_items,
-    say,
-)
+from crossknn.cli import options
+from crossknn.cli.console import ProgressBars, say
 from crossknn.errors import InputError
+from crossknn.example import DEMO_FOLDER, DEMO_SENSES
 
 if TYPE_CHECKING:
+    from crossknn.items.items import Items
     from crossknn.serve.service import Service
     from crossknn.serve.settings import Settings
-    from crossknn.types import Encoder, Progress, Scorer
+    from crossknn.types import Progress
 
-NEEDED = ("fastapi", "uvicorn", "prometheus_client")
-EXAMPLE_FOLDER = Path("crossknn-demo")  # that of `crossknn demo`
-EXAMPLE_SENSES = 3_000
-OWN_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+REQUIRED_MODULES = ("fastapi", "uvicorn", "prometheus_client")
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 def serve(
@@ -55,50 +31,54 @@ def serve(
         typer.Argument(help="An index, or items: .jsonl, .csv, .tsv, .parquet, .txt, or a BEIR folder."),
     ] = None,
     example: Annotated[
-        bool, typer.Option("--example", help="Serve the dictionary of `crossknn demo`; needs no corpus and no network.")
+        bool, typer.Option("--example", help="Serve the dictionary of `crossknn demo`, without corpus or network.")
     ] = False,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 for any free one.")] = 8000,
     api_key: Annotated[
         str | None,
-        typer.Option(envvar="CROSSKNN_API_KEY", help="What clients must send: Authorization: Bearer KEY."),
+        typer.Option(envvar="CROSSKNN_API_KEY", help="Key that clients must send, as Authorization: Bearer KEY."),
     ] = None,
-    public_info: Annotated[bool, typer.Option("--public-info", help="/info and /metrics need no key.")] = False,
+    public_info: Annotated[bool, typer.Option("--public-info", help="Serve /info and /metrics without a key.")] = False,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="A name that clients call it by, beside localhost. Matters on loopback without a key."),
+        typer.Option(help="Further Host name to accept, on loopback without a key; repeat for several."),
     ] = None,
-    scorer: ScorerOption = DEFAULT_SCORER,
-    encoder: SearchEncoderOption = DEFAULT_ENCODER,
-    vectors: VectorsOption = None,
-    any_model: AnyModelOption = False,
-    id_field: IdFieldOption = None,
-    text_field: TextFieldOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = Dtype.auto,
-    cache: CacheOption = None,
-    max_k: Annotated[int, typer.Option(min=1, help="Most hits per query.")] = 1_000,
-    max_budget: Annotated[int, typer.Option(min=1, help="Most calls per query.")] = 1_000,
-    max_queries: Annotated[int, typer.Option(min=1, help="Most queries of a search.")] = 64,
-    max_pairs: Annotated[int, typer.Option(min=1, help="Most pairs of a request for scores.")] = 1_000,
-    max_filter_ids: Annotated[int, typer.Option(min=1, help="Most ids of a filter.")] = 100_000,
-    max_text_bytes: Annotated[int, typer.Option(min=1, help="Of one text.")] = 65_536,
-    max_body_bytes: Annotated[int, typer.Option(min=1, help="Of a whole request.")] = 4_194_304,
-    max_deadline: Annotated[float, typer.Option(help="Seconds; also of searches that set none.")] = 60.0,
-    workers: Annotated[int, typer.Option(min=1, help="Requests that are worked on at once.")] = 32,
-    waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get status 429.")] = 128,
-    batch: Annotated[int, typer.Option(min=1, help="Most pairs that the scorer gets at once.")] = 512,
-    scorer_timeout: Annotated[float, typer.Option(help="Seconds until a scorer counts as stalled.")] = 60.0,
-    poll: Annotated[float, typer.Option(help="Seconds between two looks for a newer index.")] = 2.0,
-    grace: Annotated[float, typer.Option(help="Seconds that requests have to end after SIGTERM.")] = 30.0,
-    log_queries: Annotated[bool, typer.Option("--log-queries", help="Write queries into the log, too.")] = False,
+    scorer: options.ScorerOption = options.DEFAULT_SCORER,
+    encoder: options.OptionalEncoderOption = options.DEFAULT_ENCODER,
+    vectors: options.VectorsOption = None,
+    any_model: options.AnyModelOption = False,
+    id_field: options.IdFieldOption = None,
+    text_field: options.TextFieldOption = None,
+    device: options.DeviceOption = None,
+    dtype: options.DtypeOption = options.Dtype.auto,
+    cache: options.CacheOption = None,
+    max_k: Annotated[int, typer.Option(min=1, help="Limit of hits per query.")] = 1_000,
+    max_budget: Annotated[int, typer.Option(min=1, help="Limit of calls per query.")] = 1_000,
+    max_queries: Annotated[int, typer.Option(min=1, help="Limit of queries per search.")] = 64,
+    max_pairs: Annotated[int, typer.Option(min=1, help="Limit of pairs per request for scores.")] = 1_000,
+    max_filter_ids: Annotated[int, typer.Option(min=1, help="Limit of ids per filter.")] = 100_000,
+    max_text_bytes: Annotated[int, typer.Option(min=1, help="Limit of bytes per text.")] = 65_536,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="Limit of bytes per request.")] = 4_194_304,
+    max_deadline: Annotated[float, typer.Option(help="Limit and default of a search's deadline, in seconds.")] = 60.0,
+    workers: Annotated[int, typer.Option(min=1, help="Requests to run at once.")] = 32,
+    waiting: Annotated[int, typer.Option(min=0, help="Requests to queue; further ones get status 429.")] = 128,
+    batch: Annotated[int, typer.Option(min=1, help="Limit of pairs per scorer batch.")] = 512,
+    scorer_timeout: Annotated[float, typer.Option(help="Seconds after which a scorer counts as stalled.")] = 60.0,
+    poll: Annotated[float, typer.Option(help="Seconds between two checks for a newer index.")] = 2.0,
+    grace: Annotated[float, typer.Option(help="Seconds for running requests to end after SIGTERM.")] = 30.0,
+    log_queries: Annotated[bool, typer.Option("--log-queries", help="Also log the queries.")] = False,
 ) -> None:
-    """Serve CORPUS over HTTP: searches, scores, the common /rerank, and a page to try them.
+    """Serve CORPUS over HTTP: search, scores, the common /rerank, and a web page.
 
-    Logs go to standard error, one JSON object per line. An index that is replaced is taken without a pause.
+    Logs go to standard error, one JSON object per line. A replaced index is reloaded without a pause (hot reload).
     """
-    _check_extra()
+    from crossknn._imports import import_extra
+
+    for module in REQUIRED_MODULES:
+        import_extra(module, extra="serve")
     from crossknn.serve.server import bind, is_loopback
+    from crossknn.serve.service import Service
     from crossknn.serve.settings import Limits, Settings
 
     limits = Limits(
@@ -123,83 +103,45 @@ def serve(
         public_info=public_info,
         log_queries=log_queries,
     )
-    # Threads that wait by spinning make each other many times slower where many of them work.
+    # OpenMP threads that spin while they wait slow each other down where many of them run.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # read when torch is first imported
     with bind(host, port) as bound:
         if is_loopback(bound) and api_key is None:
-            settings = replace(settings, hosts=(*OWN_HOSTS, host, *(allow_host or ())))
-        if example and corpus is not None:
-            raise InputError("give a corpus or --example, one of the two.")
-        with Steps(lines=True) as progress:
-            if example:
+            settings = replace(settings, hosts=(*LOOPBACK_HOSTS, host, *(allow_host or ())))
+        if example == (corpus is not None):
+            raise InputError("Give either a corpus or an index to serve, or --example.")
+        with ProgressBars(log=True) as progress:
+            if corpus is None:
                 service = _open_example(settings, device=device, progress=progress)
             else:
-                service = _open(
-                    _check_corpus(
-                        corpus,
-                        {"--vectors": vectors, "--id-field": id_field, "--text-field": text_field},
-                        {"--any-model": any_model},
-                    ),
-                    load_scorer(scorer, device=device, dtype=dtype, cache=cache),
-                    load_search_encoder(encoder, device=device),
-                    settings,
-                    vectors=vectors,
-                    any_model=any_model,
-                    id_field=id_field,
-                    text_fields=text_field,
+                for_items = {"--vectors": vectors, "--id-field": id_field, "--text-field": text_field}
+                options.check_corpus_options(corpus, for_items=for_items, for_index={"--any-model": any_model})
+                source: Path | Items = corpus
+                if not options.is_index(corpus):
+                    source = options.read_items(corpus, id_field=id_field, text_fields=text_field, progress=progress)
+                model = options.load_scorer(scorer, device=device, dtype=dtype, cache=cache)
+                dual_encoder = options.load_encoder(encoder, device=device)
+                service = Service(
+                    source,
+                    scorer=model,
+                    encoder=dual_encoder,
+                    settings=settings,
+                    vectors=options.load_vectors(source, dual_encoder, vectors, progress),
                     device=device,
+                    check_models=not any_model,
                     progress=progress,
                 )
         _run(service, bound)
 
 
-def _check_extra() -> None:
-    from crossknn._imports import import_extra
-
-    for module in NEEDED:
-        import_extra(module, extra="serve")
-
-
-def _check_corpus(corpus: Path | None, for_items: dict[str, Any], for_index: dict[str, Any]) -> Path:
-    if corpus is None:
-        raise InputError("give a corpus or an index to serve, or --example to try it.")
-    check_corpus(corpus, for_items, for_index)
-    return corpus
-
-
-def _open(
-    corpus: Path,
-    scorer: Scorer,
-    encoder: Encoder | None,
-    settings: Settings,
-    *,
-    vectors: Path | None,
-    any_model: bool,
-    id_field: str | None,
-    text_fields: Sequence[str] | None,
-    device: str | None,
-    progress: Progress,
-) -> Service:
-    from crossknn.serve.service import Service
-
-    options: dict[str, Any] = {"scorer": scorer, "encoder": encoder, "settings": settings}
-    options |= {"device": device, "progress": progress}
-    if is_index(corpus):
-        with naming_any_model():
-            return Service(corpus, check_models=not any_model, **options)
-    items = read_items(corpus, id_field=id_field, text_fields=text_fields, progress=progress)
-    return Service(items, vectors=item_vectors(items, encoder, vectors, progress), **options)
-
-
 def _open_example(settings: Settings, *, device: str | None, progress: Progress) -> Service:
-    """The demo's dictionary: the one that is there, or a smaller one that is built in a minute."""
-    from crossknn.example.demo import Demo, find_build
+    """The dictionary of the demo, built first if there is none."""
+    from crossknn.example.demo import Demo, last_build
     from crossknn.serve.service import Service
 
-    demo = Demo(EXAMPLE_FOLDER, senses=find_build(EXAMPLE_FOLDER) or EXAMPLE_SENSES, device=device, progress=progress)
+    demo = Demo(DEMO_FOLDER, senses=last_build(DEMO_FOLDER) or DEMO_SENSES, device=device, progress=progress)
     index = demo.build().index
-    if index is None:
-        raise InputError("the demo has no index.")
+    assert index is not None
     return Service(index, scorer=demo.scorer, encoder=demo.encoder, settings=settings, device=device)
 
 
@@ -209,10 +151,10 @@ def _run(service: Service, bound: socket.socket) -> None:
 
     url = server.url_of(bound)
     if not server.is_loopback(bound) and service.settings.api_key is None:
-        say(f"warning: {url} can be reached from other machines and needs no key. Give one with --api-key.")
+        say(f"warning: {url} can be reached from other machines without a key. Set one with --api-key.")
 
     def announce() -> None:
-        say(f"serving {len(service.live_index.current.searcher.items):,} items at {url} (Ctrl-C ends it)")
+        say(f"serving {len(service.live_index.current.searcher.items):,} items at {url} (Ctrl-C to stop)")
 
     log_to()
     server.run(service, bound, on_start=announce)

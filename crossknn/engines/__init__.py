@@ -1,4 +1,4 @@
-"""Where the models of a build run: in this process, or on the machines of a Ray cluster."""
+"""Engines, which run the models of a build: in this process, or on a Ray cluster."""
 
 from crossknn._imports import lazy_exports
 

@@ -1,4 +1,4 @@
-"""The engine that is used unless told otherwise: this process."""
+"""The default engine, which runs jobs in this process."""
 
 from __future__ import annotations
 
@@ -12,46 +12,45 @@ from crossknn.types import Job, Model, Result
 
 
 class LocalEngine:
-    """Does one job after the other, in their order, in this process.
+    """Runs jobs in their order in this process.
 
-    A model on a GPU has `threads` above 1: so many jobs are in hand at a time, and while one waits for the device the
-    next is prepared, and what uses the results goes on.
+    A model on a GPU may have `threads` above 1: that many jobs run concurrently, so that the next one is prepared, and
+    results are used, while another waits for the device.
     """
 
     def check(self, *models: Any) -> None:
-        """Any model can be called here."""
+        """Any model can run here."""
 
     def run(
         self, function: Callable[..., Result], model: Model, jobs: Iterable[Job]
     ) -> Generator[tuple[int, Result], None, None]:
-        """`function(model, *arguments)` of each job; the next one is taken when the result of the last was used."""
+        """`function(model, *arguments)` of each job; a job is taken once the last result was used."""
         threads = int(getattr(model, "threads", 1))
         if threads > 1:
-            yield from _run_side_by_side(function, model, jobs, threads)
+            yield from _run_threads(function, model, jobs, threads)
             return
         for number, arguments in jobs:
             yield number, function(model, *arguments)
 
 
-def _run_side_by_side(
+def _run_threads(
     function: Callable[..., Result], model: Model, jobs: Iterable[Job], threads: int
 ) -> Generator[tuple[int, Result], None, None]:
-    """The same with `threads` jobs in hand beside the one whose result is used."""
-    left = iter(jobs)
+    remaining = iter(jobs)
     running: deque[tuple[int, Future[Result]]] = deque()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="crossknn")
 
-    def begin_more() -> None:
-        for number, arguments in islice(left, threads - len(running)):
+    def submit_jobs() -> None:
+        for number, arguments in islice(remaining, threads - len(running)):
             running.append((number, pool.submit(function, model, *arguments)))
 
     try:
-        begin_more()
+        submit_jobs()
         while running:
-            number, result = running.popleft()
-            done = result.result()
-            begin_more()
-            yield number, done
+            number, future = running.popleft()
+            result = future.result()
+            submit_jobs()
+            yield number, result
     finally:
         pool.shutdown(cancel_futures=True)
 

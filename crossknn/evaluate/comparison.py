@@ -1,22 +1,53 @@
-"""A whole comparison: its results, what is known about how they came about, and answers to look at."""
+"""Comparison of strategies with exact search, on the same queries and budgets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import numpy as np
+
+from crossknn._checks import check_positive, invalid
 from crossknn.errors import InputError
-from crossknn.evaluate.compare import Quality, Result
-from crossknn.evaluate.study_results import Studies
+from crossknn.evaluate.measures import bootstrap_interval, top_k_recall
+from crossknn.evaluate.results import Quality, Result, Studies
 from crossknn.items.items import Items
 from crossknn.scorers.timing import Speed
 from crossknn.search.results import Hits
+from crossknn.search.searcher import Searcher
+from crossknn.strategies.base import Strategy
+from crossknn.strategies.exact import Exact
+from crossknn.types import Progress, Rows
+
+QUERY_BATCH: Final = 64  # queries that are searched together where their times do not matter
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A strategy in a comparison.
+
+    Args:
+        name: Its name in tables and figures, such as "Axn, dense first".
+        make: Returns the strategy for a budget, such as `lambda budget: Axn(budget, first="dense")`.
+        baseline: The name of the contender that an adaptive strategy is compared with.
+    """
+
+    name: str
+    make: Callable[[int], Strategy]
+    baseline: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise invalid("name", "a nonempty string", self.name)
+        if not callable(self.make):
+            raise invalid("make", "a function from a budget to a strategy", self.make)
 
 
 class Line(NamedTuple):
-    """One item of an answer, and whether it is in the exact top."""
+    """One item of a sample answer, and whether it is in the exact top."""
 
     text: str
     score: float
@@ -25,10 +56,11 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What several searches found for one query, to be shown side by side.
+    """The results of several searches for one query, side by side.
 
-    relevant  what the query should find, where somebody knows
-    columns   the best lines of each search, under its name
+    Attributes:
+        relevant: The relevant item's text, if it is known.
+        columns: The best items of each search, by its name.
     """
 
     query: str
@@ -37,7 +69,7 @@ class Answer:
 
 
 class Group(NamedTuple):
-    """A strategy and the adaptive strategies that are measured against it."""
+    """A baseline and the adaptive strategies that are compared with it."""
 
     baseline: str
     adaptive: list[str]
@@ -45,19 +77,20 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a report is made of.
+    """The results of a comparison with all that a report shows.
 
-    title             what was compared, in a few words
-    data              what to know about the run, by name: queries, scorer, encoder, machine, versions, seed, …
-                      Numbers are printed as counts (2,024); give a year or a long seed as a string
-    items             how many items were searched: the calls of one exact search
-    results           as from `compare`
-    exact_seconds     seconds per query of exact search, where they are known
-    answers           sample answers, as from `show_answer`
-    command           what to type to repeat it
-    speed             where scores came from a cache: the speed that the scorer's seconds were computed with
-    quality           how good what was found is by the judgments, where there are any
-    studies           what else was measured, as from `run_studies`
+    Args:
+        title: What was compared, in a few words.
+        data: Facts about the run by name: queries, scorer, encoder, machine, versions, seed, …
+            Numbers are printed as counts (2,024); pass a year or a long seed as a string.
+        items: Number of items, which is the number of calls of an exact search.
+        results: As returned by `compare`.
+        exact_seconds: Seconds per query of exact search, if known.
+        answers: Sample answers, as returned by `show_answer`.
+        command: The command that repeats the run.
+        speed: The speed of the scorer that its seconds were computed with, if scores came from a cache.
+        quality: Relevance by judgments, if there are any.
+        studies: As returned by `run_studies`.
     """
 
     title: str
@@ -72,11 +105,11 @@ class Comparison:
     studies: Studies | None = None
 
     def __post_init__(self) -> None:
-        if not self.title.strip() or not self.results or len(self._found) != len(self.results):
+        if not self.title.strip() or not self.results or len(self._by_cell) != len(self.results):
             raise InputError("a comparison needs a title and results, one for each strategy, budget and k.")
-        plain = {result.strategy for result in self.results if result.baseline is None and not result.oracle}
+        baselines = {result.strategy for result in self.results if result.baseline is None and not result.oracle}
         for result in self.results:
-            if result.baseline is not None and result.baseline not in plain:
+            if result.baseline is not None and result.baseline not in baselines:
                 raise InputError(f"{result.strategy!r} has the baseline {result.baseline!r}, which has no results.")
 
     @cached_property
@@ -89,7 +122,7 @@ class Comparison:
 
     @cached_property
     def groups(self) -> list[Group]:
-        """Every baseline with the strategies measured against it, in the order of the results."""
+        """Every baseline with its adaptive strategies, in the order of the results."""
         groups = {result.strategy: Group(result.strategy, []) for result in self.results if result.baseline is None}
         for name, baseline in dict.fromkeys((result.strategy, result.baseline) for result in self.results):
             if baseline is not None:
@@ -98,34 +131,34 @@ class Comparison:
 
     @cached_property
     def strategies(self) -> list[str]:
-        """Every baseline, and after it those measured against it."""
+        """Every baseline, followed by its adaptive strategies."""
         return [name for group in self.groups for name in (group.baseline, *group.adaptive)]
 
     @cached_property
     def attainable(self) -> Comparison:
-        """The comparison without oracles, which were chosen on the very queries they are measured on."""
+        """The comparison without oracles."""
         return replace(self, results=[result for result in self.results if not result.oracle])
 
     @cached_property
-    def _found(self) -> dict[tuple[str, int, int], Result]:
+    def _by_cell(self) -> dict[tuple[str, int, int], Result]:
         return {(result.strategy, result.budget, result.k): result for result in self.results}
 
     def result(self, strategy: str | None, budget: int, k: int) -> Result | None:
-        """None where this was not measured."""
-        return None if strategy is None else self._found.get((strategy, budget, k))
+        """The result of a strategy; None where it was not measured."""
+        return None if strategy is None else self._by_cell.get((strategy, budget, k))
 
     def cost(self, strategy: str, budget: int) -> Result | None:
-        """A result to read calls and seconds from, which are the same for every k."""
+        """Any result of a strategy within a budget: calls and seconds do not depend on k."""
         results = (self.result(strategy, budget, k) for k in self.ks)
         return next((result for result in results if result), None)
 
     def to_json(self) -> dict[str, Any]:
-        """The results as `records`, quality and studies where there are any, and all else but answers as `header`."""
-        known: dict[str, Any] = {}
+        """The results as `records`, quality and studies if there are any, and all else but answers as `header`."""
+        optional: dict[str, Any] = {}
         if self.quality:
-            known["quality"] = [one.to_json() for one in self.quality]
+            optional["quality"] = [quality.to_json() for quality in self.quality]
         if self.studies is not None:
-            known["studies"] = self.studies.to_json()
+            optional["studies"] = self.studies.to_json()
         return {
             "header": {
                 "title": self.title,
@@ -136,17 +169,166 @@ class Comparison:
                 "data": dict(self.data),
             },
             "records": [result.to_json() for result in self.results],
-            **known,
+            **optional,
         }
 
 
 def show_answer(
     items: Items, truth: Hits, found: Mapping[str, Hits], *, lines: int = 5, relevant: str | None = None
 ) -> Answer:
-    """The best `lines` of the exact search and of each other search for the same query, side by side."""
+    """The best `lines` items of the exact search and of other searches for the same query."""
     best = {hit.row for hit in truth[:lines]}
     columns = {
         name: [Line(items.text(hit.row), hit.score, hit.row in best) for hit in hits[:lines]]
         for name, hits in {"Exact search": truth, **found}.items()
     }
     return Answer(truth.query, relevant, columns)
+
+
+def exact_truth(searcher: Searcher, queries: Sequence[str], *, k: int, progress: Progress | None = None) -> list[Hits]:
+    """The true `k` best items of each query: queries × items calls.
+
+    Nothing is kept between runs; with a `Cached` scorer, an interrupted run is resumed.
+    """
+    truth = []
+    for done, query in enumerate(queries, start=1):
+        truth.append(searcher.search(query, k=k, strategy=Exact()))
+        if progress:
+            progress("exact search", done * len(searcher.items), len(queries) * len(searcher.items))
+    return truth
+
+
+def compare(
+    searcher: Searcher,
+    queries: Sequence[str],
+    truth: Sequence[Hits],
+    contenders: Sequence[Contender],
+    *,
+    budgets: Sequence[int],
+    ks: Sequence[int],
+    speed: Speed | None = None,
+    progress: Progress | None = None,
+    on_hits: Callable[[str, int, list[Hits]], None] | None = None,
+) -> list[Result]:
+    """Measure every contender at every budget.
+
+    Queries are searched one at a time, so that times are those of a single query. Before a contender is measured, it
+    searches once within the smallest budget, to fit its retrievers and load its models.
+
+    Args:
+        searcher: What searches.
+        queries: The test queries.
+        truth: Their exact hits, as returned by `exact_truth`.
+        contenders: The strategies; a baseline comes before the strategies that name it.
+        budgets: Calls per query.
+        ks: Recall is that of the true top k, for each of these.
+        speed: The scorer's speed, if scores come from a cache: its time is computed from each search's rounds.
+        progress: Counts searches.
+        on_hits: Called with a contender's name, a budget and the hits of all queries.
+
+    Returns:
+        One result for every contender, budget (smallest first) and k, in this order.
+    """
+    if not contenders:
+        raise InputError("`contenders` must not be empty.")
+    _check_truth(queries, truth, depth=min(max(_check_sizes("ks", ks)), len(searcher.items)))
+    plan = list(_plan_searches(contenders, sorted(_check_sizes("budgets", budgets))))
+    true_rows, results = [rows_of(hits) for hits in truth], []
+    for number, (contender, strategy, budget, is_first) in enumerate(plan):
+        if is_first:
+            # The last query, because the searcher caches the vector of the most recent one.
+            searcher.search(queries[-1], k=budget, strategy=strategy)
+        found = []
+        for done, query in enumerate(queries, start=1):
+            found.append(searcher.search(query, k=budget, strategy=strategy))
+            if progress:
+                progress(f"comparing: {contender.name}", number * len(queries) + done, len(plan) * len(queries))
+        if on_hits:
+            on_hits(contender.name, budget, found)
+        results += [_measure(contender, budget, k, true_rows, found, speed) for k in ks]
+    return results
+
+
+def search_in_batches(
+    searcher: Searcher, queries: Sequence[str], strategy: Strategy, *, k: int
+) -> Iterator[list[Hits]]:
+    """The hits of the queries, in batches, where the time of each does not matter."""
+    for start in range(0, len(queries), QUERY_BATCH):
+        yield searcher.search_many(queries[start : start + QUERY_BATCH], k=k, strategy=strategy)
+
+
+def rows_of(hits: Hits) -> Rows:
+    """The rows of the hits, best first."""
+    return np.array([hit.row for hit in hits], np.int64)
+
+
+def _plan_searches(
+    contenders: Sequence[Contender], budgets: Sequence[int]
+) -> Iterator[tuple[Contender, Strategy, int, bool]]:
+    """Every strategy to run, checked, with its budget and whether it is its contender's first."""
+    seen: dict[str, Contender] = {}
+    for contender in contenders:
+        name, baseline = contender.name, contender.baseline
+        if name in seen:
+            raise InputError(f"contenders must have distinct names, got {name!r} twice.")
+        if baseline is not None and (baseline not in seen or seen[baseline].baseline is not None):
+            raise InputError(
+                f"the baseline of {name!r} must be an earlier contender without a baseline itself, got {baseline!r}."
+            )
+        seen[name] = contender
+        for budget in budgets:
+            strategy = contender.make(budget)
+            if not isinstance(strategy, Strategy) or strategy.budget != budget:
+                raise InputError(
+                    f"`make` of {name!r} must return a strategy with the given budget ({budget}), got {strategy!r}."
+                )
+            yield contender, strategy, budget, budget == budgets[0]
+
+
+def _check_sizes(name: str, sizes: Sequence[int]) -> Sequence[int]:
+    if not len(sizes) or len(set(sizes)) != len(sizes):
+        raise invalid(name, "a nonempty list of distinct integers", list(sizes))
+    for size in sizes:
+        check_positive(name, size)
+    return sizes
+
+
+def _check_truth(queries: Sequence[str], truth: Sequence[Hits], *, depth: int) -> None:
+    if isinstance(queries, str) or not len(queries):
+        raise invalid("queries", "a nonempty list of strings", queries)
+    if [hits.query for hits in truth] != list(queries):
+        raise InputError("`truth` must be the exact hits of these queries in their order, as from `exact_truth`.")
+    shortest = min(len(hits) for hits in truth)
+    if shortest < depth:
+        raise InputError(
+            f"`truth` must hold the {depth} best items of every query, got {shortest}. Use exact_truth(…, k={depth})."
+        )
+
+
+def _measure(
+    contender: Contender, budget: int, k: int, truth: list[Rows], found: list[Hits], speed: Speed | None
+) -> Result:
+    recall = top_k_recall(truth, [rows_of(hits) for hits in found], k)
+    low, high = bootstrap_interval(recall)
+    return Result(
+        strategy=contender.name,
+        baseline=contender.baseline,
+        budget=budget,
+        k=k,
+        recall=float(recall.mean()),
+        low=low,
+        high=high,
+        calls=float(np.mean([hits.calls for hits in found])),
+        seconds=_mean_seconds(found, speed),
+    )
+
+
+def _mean_seconds(found: list[Hits], speed: Speed | None) -> dict[str, float]:
+    """The mean over queries of each part; with a speed, the scorer's is computed from the sizes of the rounds."""
+    times = [(hits.score_seconds, hits.solve_seconds, hits.seconds) for hits in found]
+    scorer, solve, total = (float(seconds) for seconds in np.mean(times, axis=0))
+    search = total - scorer - solve
+    if speed is not None:  # all scored items are among the hits
+        rounds = [Counter(hit.round for hit in hits).values() for hits in found]
+        scorer = float(np.mean([speed.seconds(sizes) for sizes in rounds]))
+    return {"scorer": scorer, "solve": solve, "search": search}

@@ -1,4 +1,4 @@
-"""What strategies are evaluated on: items, queries by split, and which items are relevant to each query."""
+"""Datasets to evaluate strategies on: items, queries by split, and relevance judgments."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from crossknn._checks import check_positive, check_seed
+from crossknn._checks import check_positive, check_seed, invalid
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
-from crossknn.evaluate.splits import IrQrels, Listed, Qrels, Skip, Split, Unusable, list_names, make_split
-from crossknn.evaluate.zeshel import Contexts, find_documents, read_mentions
+from crossknn.evaluate.splits import Split, Unusable, UnusableRecords, list_names, make_split, read_beir_qrels
+from crossknn.evaluate.zeshel import MentionContext, find_documents, read_mentions
+from crossknn.items.fields import Fields
 from crossknn.items.items import Items
-from crossknn.items.readers import MAX_LINE_BYTES, Fields, JsonLines
+from crossknn.items.readers import MAX_LINE_BYTES, JsonLines
 from crossknn.types import Progress
 
 __all__ = ["Dataset", "Split"]
 
 AnyPath = str | PathLike[str]
 
-PSEUDO: Final = "pseudo"  # the split of queries that a model wrote, which some BEIR folders carry
-LEARNED: Final = ("train", PSEUDO)  # splits that something may be learned from
-ZESHEL_TRAIN: Final = 500  # train queries, one of the paper's three sizes
-MARKS: Final = ("[", "]")  # around a mention
+PSEUDO: Final = "pseudo"  # the split of generated queries that some BEIR folders have
+TRAINING_SPLITS: Final = ("train", PSEUDO)
+ZESHEL_TRAIN_QUERIES: Final = 500  # one of the paper's three sizes
+MENTION_MARKS: Final = ("[", "]")
 QUERY_FIELDS: Final = {"id": str, "text": str, "relevant": list}  # in a folder of scores
 
 logger = logging.getLogger("crossknn")
@@ -42,13 +43,13 @@ logger = logging.getLogger("crossknn")
 class Dataset:
     """Items, and queries by split with their relevance judgments.
 
-    name     what tables and reports call it
-    items    what is searched
-    splits   the queries by the name of their split, such as "train" and "test"
-    skipped  how many records a reader left out, by reason; empty unless it was asked to
+    A warning counts the test queries that have the text of a train query.
 
-    Where test queries have the text of a train query, a warning says how many: what is learned from the one
-    would be tested on the other.
+    Args:
+        name: Its name in tables and reports.
+        items: What is searched.
+        splits: The queries by the name of their split, such as "train" and "test".
+        skipped: The number of skipped records by reason.
     """
 
     name: str
@@ -58,20 +59,17 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
-            raise InputError(f"a dataset's name must be a string with something in it. Got {self.name!r} instead.")
+            raise invalid("name", "a nonempty string", self.name)
         if not self.splits:
-            raise InputError(f"{self.name}: wanted at least one split of queries, got none.")
+            raise InputError(f"{self.name}: a dataset must have at least one split of queries.")
         for reason, count in self.skipped.items():
-            logger.warning("%s: %d records were left out: %s", self.name, count, reason)
+            logger.warning("%s: %d records were skipped: %s", self.name, count, reason)
         for name, split in self.splits.items():
             judged = [id_ for judgments in split.judgments for id_ in judgments]
             if len(self.items.rows_of(judged, missing="skip")) < len(judged):
-                lost = next(id_ for id_ in judged if id_ not in self.items)
-                raise InputError(f"{self.name}: the split {name!r} judges {lost!r}, which is no item's id.")
-        self._warn_of_leaks()
-
-    def _warn_of_leaks(self) -> None:
-        for learned, tested in product(LEARNED, [name for name in self.splits if name not in LEARNED]):
+                unknown = next(id_ for id_ in judged if id_ not in self.items)
+                raise InputError(f"{self.name}: the split {name!r} judges {unknown!r}, which is no item's id.")
+        for learned, tested in product(TRAINING_SPLITS, [name for name in self.splits if name not in TRAINING_SPLITS]):
             if shared := self.shared_texts(learned, tested):
                 which = f"{shared} of {len(self.splits[tested])} {tested} queries"
                 logger.warning("%s: %s have the text of a %s query", self.name, which, learned)
@@ -82,14 +80,10 @@ class Dataset:
 
     def split(self, name: str) -> Split:
         """The queries of one split."""
-        if name not in self.splits:
-            raise InputError(
-                f"{self.name}: wanted the split {name!r}, got only {list_names(self.splits)}. Name one of these."
-            )
-        return self.splits[name]
+        return self.splits[_check_split(self.name, name, self.splits)]
 
     def shared_texts(self, first: str, second: str) -> int:
-        """How many queries of the second split have the text of a query of the first; 0 where one does not exist."""
+        """How many queries of the second split have the text of a query of the first; 0 if one does not exist."""
         if first not in self.splits or second not in self.splits:
             return 0
         known = set(self.splits[first].texts)
@@ -101,18 +95,23 @@ class Dataset:
         source: AnyPath,
         *,
         seed: int = 0,
-        marks: tuple[str, str] = MARKS,
+        marks: tuple[str, str] = MENTION_MARKS,
         title_mark: str | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """What a command line names: a BEIR folder, `zeshel:FOLDER:DOMAIN` or `ir_datasets:NAME`.
+        """The dataset that a command line names.
 
-        `zeshel:FOLDER:DOMAIN:100` has 100 train queries instead of 500; `seed` and marks are for ZeShEL alone.
-        `ir_datasets:NAME` has the splits "train", "dev" and "test" as far as they are there.
+        Args:
+            source: A BEIR folder, `zeshel:FOLDER:DOMAIN` or `ir_datasets:NAME`. `zeshel:FOLDER:DOMAIN:100` has 100
+                train queries instead of 500; `ir_datasets:NAME` has those of the splits train, dev and test that exist.
+            seed: For ZeShEL, as in `from_zeshel`.
+            marks: The same.
+            title_mark: The same.
+            progress: Counts items.
         """
         kind, _, name = os.fspath(source).partition(":")
         if kind == "zeshel":
-            folder, domain, train = _read_zeshel_name(name)
+            folder, domain, train = _parse_zeshel_name(name)
             return cls.from_zeshel(
                 folder, domain, train=train, seed=seed, marks=marks, title_mark=title_mark, progress=progress
             )
@@ -131,32 +130,30 @@ class Dataset:
     ) -> Self:
         """A folder with `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`; each may be `.gz`.
 
-        A split holds the queries that its judgments name, in their order. `splits` says which to read, by default
-        all. Where the folder has generated queries (`qgen-queries.jsonl`, `qgen-qrels/train.tsv`), they are the
-        split "pseudo", which the paper trains on.
+        A split holds the judged queries, in the order of their judgments. Generated queries (`qgen-queries.jsonl`,
+        `qgen-qrels/train.tsv`), if there are any, are the split "pseudo", which the paper trains on.
 
-        A judgment of an unknown query or item and a query without relevant items are errors, or with
-        `unusable="skip"` left out and counted in `skipped`.
+        Args:
+            folder: The folder.
+            splits: Which to read; by default all.
+            unusable: Whether judgments of unknown queries or items and queries without relevant items are an error or
+                skipped, and counted in `skipped`.
+            progress: Counts items.
         """
-        folder, skip = Path(folder), Skip(unusable)
+        folder, records = Path(folder), UnusableRecords(unusable)
         if not folder.is_dir():
-            raise InputError(f"{folder}: wanted a BEIR folder, got {'a file' if folder.exists() else 'nothing'}.")
-        found = _beir_files(folder)
-        chosen = list(found) if splits is None else list(splits)
-        for name in chosen:
-            if name not in found:
-                raise InputError(
-                    f"{folder}: wanted the split {name!r}, got only {list_names(found)}. Name one of these."
-                )
+            raise InputError(f"{folder}: {'is not a BEIR folder but a file' if folder.exists() else 'does not exist'}.")
+        files = _find_beir_files(folder)
+        chosen = [_check_split(str(folder), name, files) for name in (files if splits is None else splits)]
         items = Items.from_path(folder, progress=progress)
         texts: dict[Path, dict[str, str]] = {}
         read = {}
         for name in chosen:
-            queries, qrels = found[name]
+            queries, qrels = files[name]
             if queries not in texts:
                 texts[queries] = _read_queries(queries)
-            read[name] = make_split(Qrels(qrels), texts[queries], items, skip)
-        return cls(folder.resolve().name, items, read, skip.counts)
+            read[name] = make_split(str(qrels), read_beir_qrels(qrels), texts[queries], items, records)
+        return cls(folder.resolve().name, items, read, records.counts)
 
     @classmethod
     def from_zeshel(
@@ -164,43 +161,47 @@ class Dataset:
         folder: AnyPath,
         domain: str,
         *,
-        train: int = ZESHEL_TRAIN,
+        train: int = ZESHEL_TRAIN_QUERIES,
         seed: int = 0,
         context: int = 50,
-        marks: tuple[str, str] = MARKS,
+        marks: tuple[str, str] = MENTION_MARKS,
         title_mark: str | None = None,
         unusable: Unusable = "error",
         progress: Progress | None = None,
     ) -> Self:
         """One domain of ZeShEL, from `documents/<domain>.json` and all of `mentions/*.json`.
 
-        Items are the domain's documents, with `title_mark` between title and text where it is given. A query is a
-        mention between `marks`, with `context` words of its document on either side. As in the paper, `train` mentions
-        drawn at random are the split "train" and the others "test"; of two sizes with the same seed the larger train
-        split holds the smaller one.
+        Items are the domain's documents, queries its mentions. As in the paper, `train` random mentions are the split
+        "train" and the others "test"; with the same seed, a larger train split contains a smaller one.
 
-        A mention of, or in, an unknown document is an error, or with `unusable="skip"` left out and counted.
+        Args:
+            folder: The folder.
+            domain: Its name, such as "yugioh".
+            train: Number of train queries.
+            seed: Of the random split.
+            context: Words of the document on either side of a mention.
+            marks: Tokens around a mention.
+            title_mark: Token between a document's title and text.
+            unusable: Whether a mention of or in an unknown document is an error or skipped.
+            progress: Counts items.
         """
         check_positive("train", train)
         check_positive("context", context)
         check_seed(seed)
-        folder, skip = Path(folder), Skip(unusable)
+        folder, records = Path(folder), UnusableRecords(unusable)
         documents = find_documents(folder, domain)
         items = Items.from_jsonl(documents, id="document_id", progress=progress)
-        source = Items.from_jsonl(documents, id="document_id", text="text")  # mentions count the words of it alone
+        bodies = Items.from_jsonl(documents, id="document_id", text="text")  # mentions count words without the title
         if title_mark is not None:
             titles = Items.from_jsonl(documents, id="document_id", text="title").texts
-            marked = (f"{title} {title_mark} {text}" for title, text in zip(titles, source.texts, strict=True))
-            items = Items(marked, ids=source.ids)
-        everything = read_mentions(folder, domain, Contexts(source, context, marks), skip)
-        if train >= len(everything):
-            raise InputError(
-                f"train must be below the number of mentions of {domain}, {len(everything)}, for some must be left "
-                f"to test on. Got {train} instead."
-            )
-        order = np.random.default_rng(seed).permutation(len(everything))
+            marked = (f"{title} {title_mark} {text}" for title, text in zip(titles, bodies.texts, strict=True))
+            items = Items(marked, ids=bodies.ids)
+        mentions = read_mentions(folder, domain, MentionContext(bodies, context, marks), records)
+        if train >= len(mentions):
+            raise invalid("train", f"below the number of mentions of {domain} ({len(mentions)})", train)
+        order = np.random.default_rng(seed).permutation(len(mentions))
         parts = {"train": np.sort(order[:train]), "test": np.sort(order[train:])}
-        return cls(domain, items, {name: everything.take(rows.tolist()) for name, rows in parts.items()}, skip.counts)
+        return cls(domain, items, {name: mentions.take(rows.tolist()) for name, rows in parts.items()}, records.counts)
 
     @classmethod
     def from_ir_datasets(cls, name: str, *, splits: Sequence[str] = (), unusable: Unusable = "error") -> Self:
@@ -209,9 +210,9 @@ class Dataset:
         Each split is read from `<name>/<split>`, the items from the first of them. Without `splits` the name itself
         is read, and its queries are the split "test".
         """
-        library, skip = import_extra("ir_datasets", extra="datasets"), Skip(unusable)
+        library, records = import_extra("ir_datasets", extra="datasets"), UnusableRecords(unusable)
         names = {split: f"{name}/{split}" for split in splits} or {"test": name}
-        parts = {split: _load_part(library, full) for split, full in names.items()}
+        parts = {split: _load_ir_split(library, full) for split, full in names.items()}
         documents = next(iter(parts.values()))
         items = Items.from_records(
             ({"_id": document.doc_id, "text": document.default_text()} for document in documents.docs_iter()),
@@ -220,14 +221,18 @@ class Dataset:
         read = {}
         for split, part in parts.items():
             texts = _distinct((query.query_id, query.default_text()) for query in part.queries_iter())
-            read[split] = make_split(IrQrels(names[split], part), texts, items, skip)
-        return cls(name, items, read, skip.counts)
+            judgments = (
+                (str(qrel.query_id), str(qrel.doc_id), int(qrel.relevance), f"{names[split]}: judgment {at}")
+                for at, qrel in enumerate(part.qrels_iter())
+            )
+            read[split] = make_split(names[split], judgments, texts, items, records)
+        return cls(name, items, read, records.counts)
 
     @classmethod
     def from_scores(cls, folder: AnyPath) -> Self:
         """The texts of a folder of exact scores, from its `texts.json.xz`; `read_scores` reads the scores themselves.
 
-        Without train scores its first half of test queries is the split "train" and its second half "test".
+        Without train scores, the first half of the test queries is the split "train" and the second half "test".
         """
         folder = Path(folder)
         texts = _read_texts(folder / "texts.json.xz")
@@ -241,19 +246,25 @@ class Dataset:
         return cls(folder.resolve().name, items, splits)
 
 
-def _read_zeshel_name(name: str) -> tuple[str, str, int]:
-    """Folder, domain and how many train queries."""
+def _check_split(source: str, name: str, known: Iterable[str]) -> str:
+    if name not in known:
+        raise InputError(f"{source}: there is no split {name!r}, only {list_names(known)}.")
+    return name
+
+
+def _parse_zeshel_name(name: str) -> tuple[str, str, int]:
+    """Folder, domain and number of train queries."""
     rest, _, train = name.rpartition(":")
     if ":" not in rest or not train.isdecimal():
-        rest, train = name, str(ZESHEL_TRAIN)
+        rest, train = name, str(ZESHEL_TRAIN_QUERIES)
     folder, _, domain = rest.rpartition(":")
     if not folder or not domain:
-        raise InputError(f"wanted zeshel:FOLDER:DOMAIN, such as zeshel:data/zeshel:yugioh. Got 'zeshel:{name}'.")
+        raise InputError(f"expected zeshel:FOLDER:DOMAIN, such as zeshel:data/zeshel:yugioh, got 'zeshel:{name}'.")
     return folder, domain, int(train)
 
 
 def _find_ir_splits(name: str) -> list[str]:
-    """Those of the usual splits that ir_datasets has under a name; none where the name itself has judgments."""
+    """Those of the usual splits that ir_datasets has under a name; none if the name itself has judgments."""
     library = import_extra("ir_datasets", extra="datasets")
     if _load_ir(library, name).has_qrels():
         return []
@@ -265,26 +276,27 @@ def _find_ir_splits(name: str) -> list[str]:
     return found
 
 
-def _beir_files(folder: Path) -> dict[str, tuple[Path, Path]]:
+def _find_beir_files(folder: Path) -> dict[str, tuple[Path, Path]]:
     """The files of queries and judgments by the name of their split."""
-    queries = _file(folder, "queries.jsonl")
+    queries = _find_file(folder, "queries.jsonl")
     found: dict[str, tuple[Path, Path]] = {}
     for path in sorted((folder / "qrels").glob("*.tsv*")):
         name = path.name.removesuffix(".gz").removesuffix(".tsv")
         if path.name in (f"{name}.tsv", f"{name}.tsv.gz"):
             found.setdefault(name, (queries, path))
     if not found:
-        raise InputError(f"{folder / 'qrels'}: wanted a file <split>.tsv with judgments, got none.")
+        raise InputError(f"{folder / 'qrels'}: there is no file <split>.tsv with judgments.")
     if (folder / "qgen-qrels").is_dir():
-        found.setdefault(PSEUDO, (_file(folder, "qgen-queries.jsonl"), _file(folder / "qgen-qrels", "train.tsv")))
+        generated = _find_file(folder, "qgen-queries.jsonl"), _find_file(folder / "qgen-qrels", "train.tsv")
+        found.setdefault(PSEUDO, generated)
     return found
 
 
-def _file(folder: Path, name: str) -> Path:
+def _find_file(folder: Path, name: str) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
-    raise InputError(f"{folder}: wanted {name} or {name}.gz in it, got neither. Check that it is the right folder.")
+    raise InputError(f"{folder}: has neither {name} nor {name}.gz. Check that it is the right folder.")
 
 
 def _read_queries(path: Path) -> dict[str, str]:
@@ -294,10 +306,10 @@ def _read_queries(path: Path) -> dict[str, str]:
     for id_, text, at in source:
         if id_ in texts:
             raise source.error(
-                at, f"wanted every query id once, got {id_!r} again, first at {source.place(lines[id_])}."
+                at, f"query ids must be distinct, got {id_!r} again, first at {source.place(lines[id_])}."
             )
         if not text.strip():
-            raise source.error(at, f"wanted text, got none for query {id_!r}.")
+            raise source.error(at, f"query {id_!r} has no text.")
         texts[id_], lines[id_] = text, at
     return texts
 
@@ -306,14 +318,14 @@ def _load_ir(library: Any, name: str) -> Any:
     try:
         return library.load(name)
     except KeyError as error:
-        raise InputError(f"wanted the name of a dataset that ir_datasets knows, got {name!r}.") from error
+        raise InputError(f"ir_datasets has no dataset {name!r}.") from error
 
 
-def _load_part(library: Any, name: str) -> Any:
+def _load_ir_split(library: Any, name: str) -> Any:
     part = _load_ir(library, name)
     for what in ("docs", "queries", "qrels"):
         if not getattr(part, f"has_{what}")():
-            raise InputError(f"{name}: wanted a dataset of ir_datasets with {what}, got one without. Name its splits.")
+            raise InputError(f"{name}: this dataset of ir_datasets has no {what}. Name its splits.")
     return part
 
 
@@ -321,7 +333,7 @@ def _distinct(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for id_, text in pairs:
         if id_ in texts:
-            raise InputError(f"wanted every query id once, got {id_!r} again.")
+            raise InputError(f"query ids must be distinct, got {id_!r} again.")
         texts[id_] = text
     return texts
 
@@ -333,19 +345,24 @@ def _read_texts(path: Path) -> dict[str, Any]:
         lists = {name: texts[name] for name in ("items", "item_ids", "test")} | {"train": texts.get("train", [])}
         queries = [*lists["test"], *lists["train"]]
         if not all(isinstance(query[name], kind) for query in queries for name, kind in QUERY_FIELDS.items()):
-            raise TypeError("a query without a string as id and text and a list of what is relevant")
+            raise TypeError("every query needs an id and a text that are strings, and a list of relevant items")
     except FileNotFoundError as error:
-        raise InputError(f"{path}: wanted the texts of a folder of scores, got nothing: it does not exist.") from error
+        raise InputError(f"{path}: the texts of a folder of scores do not exist.") from error
     except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: wanted items and queries as JSON, got something else ({error!r}).") from error
+        raise InputError(f"{path}: is not a JSON file of items and queries ({error!r}).") from error
     return lists
 
 
 def _listed_split(folder: Path, name: str, queries: list[dict[str, Any]], items: Items) -> Split:
-    """Every query, for each has its line of scores: none may be left out."""
-    source = Listed(f"{folder / 'texts.json.xz'}: {name}", queries)
+    """All queries: each has its row of scores, so none may be skipped."""
+    source = f"{folder / 'texts.json.xz'}: {name}"
     for at, query in enumerate(queries):
         if not query["relevant"]:
-            raise source.error(at, f"wanted a relevant item for every query, got none for {query['id']!r}.")
+            raise InputError(f"{source}: query {at}: query {query['id']!r} has no relevant item.")
     texts = _distinct((query["id"], query["text"]) for query in queries)
-    return make_split(source, texts, items, Skip("error", advice="Mend it."))
+    judgments = (
+        (query["id"], str(item), 1, f"{source}: query {at}")
+        for at, query in enumerate(queries)
+        for item in query["relevant"]
+    )
+    return make_split(source, judgments, texts, items, UnusableRecords("error", advice="Correct the file."))

@@ -1,60 +1,83 @@
-"""Studies of a benchmark beyond recall against budget: rounds, λ, offline calls, time, scores and quality."""
+"""Studies of a benchmark: recall against rounds, λ and offline calls, latency, score distributions and quality."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn._checks import invalid
 from crossknn.errors import InputError
 from crossknn.evaluate.benchmark import Bench
-from crossknn.evaluate.compare import Quality
-from crossknn.evaluate.comparison import Comparison
-from crossknn.evaluate.study_results import (
-    FOUND,
+from crossknn.evaluate.comparison import Comparison, rows_of, search_in_batches
+from crossknn.evaluate.ground_truth import truth_rows
+from crossknn.evaluate.measures import bootstrap_interval, top_k_recall
+from crossknn.evaluate.results import (
+    RECALL,
     SCALED,
     SCORES,
     SIMILARITIES,
+    Curve,
     DistributionStudy,
     Histogram,
+    Indexed,
     LatencyStudy,
+    Point,
+    Quality,
     QualityStudy,
+    SamplingStudy,
     Studies,
+    Sweep,
     Times,
 )
-from crossknn.evaluate.sweeps import Trial, plan_calls, study_mix, study_rounds, study_sampling
-from crossknn.types import Progress
+from crossknn.indexing.builder import PSEUDO_QUERIES
+from crossknn.indexing.index import DEFAULT_FACTORS, Index
+from crossknn.indexing.pair_scoring import STEP as SCORE_STEP
+from crossknn.indexing.sampling import PerItem, PerQuery, Sampling
+from crossknn.search.searcher import Searcher
+from crossknn.strategies.axn import Axn
+from crossknn.strategies.base import Strategy
+from crossknn.strategies.cur import AdaCur
+from crossknn.strategies.posterior.strategy import Posterior
+from crossknn.strategies.rerank import Rerank
+from crossknn.types import Progress, Rows
 
-NAMES: Final = ("rounds", "mix", "sampling", "latency", "distributions", "quality")
-PAIRS: Final = 200_000  # of queries and items that distributions are drawn from, at most
-BINS: Final = 60
+STUDY_NAMES: Final = ("rounds", "mix", "sampling", "latency", "distributions", "quality")
+ROUNDS: Final = (1, 2, 5, 10, 20)
+MIXES: Final = (0.0, 0.2, 0.4, 0.5, 0.6, 0.8, 1.0)
+MAX_PAIRS: Final = 200_000  # of queries and items that distributions are drawn from
+HISTOGRAM_BINS: Final = 60
+
+Recalls = dict[int, tuple[float, float, float]]
+"""Recall by k, with the two ends of its confidence interval."""
 
 
-def read_studies(text: str) -> list[str]:
-    """The studies between commas; "none" is no study."""
+def parse_studies(text: str) -> list[str]:
+    """The studies in a comma-separated list; "none" is no study."""
     names = [name.strip() for name in text.split(",")]
     if names == ["none"]:
         return []
-    if not set(names) <= set(NAMES):
-        raise InputError(f"studies must be names between commas, or none. Known: {', '.join(NAMES)}. Got {text!r}.")
+    if not set(names) <= set(STUDY_NAMES):
+        raise invalid("studies", f"none, or comma-separated names among {', '.join(STUDY_NAMES)}", text)
     return names
 
 
 def run_studies(
     bench: Bench,
     comparison: Comparison,
-    names: Sequence[str] = NAMES,
+    names: Sequence[str] = STUDY_NAMES,
     *,
     rounds: int = 10,
     progress: Progress | None = None,
 ) -> Studies:
-    """These studies of what the bench compared, as far as its data can give them.
+    """Make these studies, as far as the data of the benchmark allow.
 
-    Those of recall are made within the middle one of the comparison's budgets, for each of its k. `rounds` is for
-    strategies whose rounds are not what is studied.
+    Those of recall are within the middle one of the comparison's budgets, for each of its k. `rounds` is for
+    strategies whose rounds are not studied.
     """
     budget = comparison.budgets[len(comparison.budgets) // 2]
     trial = Trial(bench, budget=budget, ks=comparison.ks, rounds=rounds, progress=progress)
@@ -71,11 +94,11 @@ def run_studies(
 
 
 def why_not(name: str, bench: Bench, budget: int) -> str | None:
-    """Why a bench cannot give a study within this budget; None where it can."""
+    """Why a study cannot be made within this budget; None if it can."""
     if name in ("rounds", "mix") and budget == 1:
         return "one call has one round"
     if name == "quality" and bench.task.judged is None:
-        return "nobody judged which items are relevant"
+        return "there are no relevance judgments"
     if name == "sampling" and not bench.task.can_learn:
         return "there are no train queries"
     if name == "sampling" and not bench.calls_per_item:
@@ -85,26 +108,165 @@ def why_not(name: str, bench: Bench, budget: int) -> str | None:
     return None
 
 
+class Trial:
+    """Measures the recall of strategies within one budget on the test queries, many queries at a time."""
+
+    def __init__(
+        self, bench: Bench, *, budget: int, ks: Sequence[int], rounds: int = 10, progress: Progress | None = None
+    ) -> None:
+        self.bench = bench
+        self.budget = budget
+        self.ks = ks
+        self.rounds = min(rounds, budget)
+        self.first = bench.available.default_retriever
+        self.progress = progress
+        self._truth = truth_rows(bench.task.scores, max(ks))
+        self._step, self._done, self._total = "", 0, 0
+
+    def start(self, step: str, strategies: int) -> None:
+        """Report the searches of this number of strategies as one step."""
+        self._step, self._done, self._total = step, 0, strategies * len(self._truth)
+
+    def measure(self, searcher: Searcher, strategy: Strategy) -> Recalls:
+        """The recall of one strategy."""
+        found: list[Rows] = []
+        for batch in search_in_batches(searcher, self.bench.task.queries, strategy, k=self.budget):
+            found += [rows_of(hits) for hits in batch]
+            self._done += len(batch)
+            if self.progress is not None:
+                self.progress(self._step, self._done, self._total)
+        recall = {k: top_k_recall(self._truth, found, k) for k in self.ks}
+        return {k: (float(values.mean()), *bootstrap_interval(values)) for k, values in recall.items()}
+
+    def curves(self, name: str, values: Sequence[float], recalls: Sequence[Recalls]) -> list[Curve]:
+        """The curve of each k, from the recall at each value."""
+        return [
+            Curve(name, k, [Point(value, *recall[k]) for value, recall in zip(values, recalls, strict=True)])
+            for k in self.ks
+        ]
+
+    def rerank_levels(self, values: Sequence[float]) -> list[Curve]:
+        """The constant curves of reranking."""
+        recall = self.measure(self.bench.searcher("encoder"), Rerank(self.budget, self.first))
+        return self.curves(f"rerank, {self.first}", values, [recall] * len(values))
+
+
+def study_rounds(trial: Trial) -> Sweep:
+    """Recall against the number of rounds; one round is reranking."""
+    values = [rounds for rounds in ROUNDS if rounds <= trial.budget]
+    available, makers = trial.bench.available, dict[str, tuple[Searcher, Callable[..., Strategy]]]()
+    makers["axn"] = trial.bench.searcher("encoder"), Axn
+    if available.fitted:
+        makers["axn, fitted"] = trial.bench.searcher("fitted"), Axn
+    if available.cur:
+        makers["adacur"] = trial.bench.searcher("cur"), AdaCur
+    if available.signals:
+        makers["posterior"] = trial.bench.searcher("encoder"), Posterior
+    if available.signals and available.fitted:
+        makers["posterior, prior"] = trial.bench.searcher("prior"), Posterior
+    trial.start("study rounds", len(makers) * len(values) + 1)
+    curves = []
+    for name, (searcher, make) in makers.items():
+        strategies = [make(trial.budget, rounds, first=trial.first) for rounds in values]
+        curves += trial.curves(name, values, [trial.measure(searcher, strategy) for strategy in strategies])
+    return Sweep(trial.budget, curves, trial.rerank_levels(values))
+
+
+def study_mix(trial: Trial) -> Sweep:
+    """Recall of Axn against λ."""
+    searcher = trial.bench.searcher("encoder")
+    trial.start("study mix", len(MIXES) + 1)
+    recalls = [trial.measure(searcher, Axn(trial.budget, trial.rounds, mix, trial.first)) for mix in MIXES]
+    return Sweep(trial.budget, trial.curves("axn", MIXES, recalls), trial.rerank_levels(MIXES))
+
+
+def study_sampling(trial: Trial) -> SamplingStudy:
+    """Recall of Axn with vectors fitted to scores sampled per item and to as many sampled per query."""
+    seed, planned = trial.bench.seed, plan_calls(trial.bench)
+    axn = Axn(trial.budget, trial.rounds, first=trial.first)
+    trial.start("study sampling", 2 * len(planned) + 1)
+    runs: list[tuple[Indexed, Recalls]] = []
+    for calls in planned:
+        by_item = _build(trial, PerItem(calls, seed=seed), f"score per item, {calls} calls each")
+        equal = max(1, round(by_item.report.calls / len(by_item.queries)))
+        by_query = _build(trial, PerQuery(equal, seed=seed), f"score per query, {equal:,} calls each")
+        for name, index in (("per item", by_item), ("per query", by_query)):
+            recall = trial.measure(trial.bench.search_with(index), axn)
+            runs.append((_describe(index, name, trial.bench), recall))
+    unfitted = trial.measure(trial.bench.searcher("encoder"), axn)
+    by_seconds = None
+    if trial.bench.task.speed is not None:
+        by_seconds = _against(trial, runs, unfitted, lambda index: sum(index.seconds.values()))
+    by_calls = _against(trial, runs, unfitted, lambda index: index.calls_per_item)
+    return SamplingStudy(by_calls, by_seconds, [index for index, _ in runs])
+
+
+def _against(
+    trial: Trial, runs: Sequence[tuple[Indexed, Recalls]], unfitted: Recalls, cost: Callable[[Indexed], float]
+) -> Sweep:
+    """Recall with each index against its cost, and recall without one."""
+    costs, curves = sorted(cost(index) for index, _ in runs), []
+    for design in ("per item", "per query"):
+        own = [(cost(index), recall) for index, recall in runs if index.sampling == design]
+        curves += trial.curves(f"axn, {design}", [at for at, _ in own], [recall for _, recall in own])
+    return Sweep(trial.budget, curves, trial.curves("axn", [costs[0], costs[-1]], [unfitted] * 2))
+
+
+def plan_calls(bench: Bench) -> list[int]:
+    """The calls per item of the sampling study: powers of two up to twice those of fitted vectors."""
+    largest = min(2 * bench.calls_per_item, len(bench.task.train) or PSEUDO_QUERIES)
+    return [2**power for power in range(1, largest.bit_length())]
+
+
+def _build(trial: Trial, sampling: Sampling, step: str) -> Index:
+    report = trial.progress
+
+    def count_calls(done_step: str, done: int, total: int) -> None:
+        if report is not None and done_step == SCORE_STEP:
+            report(step, done, total)
+
+    return trial.bench.build(replace(DEFAULT_FACTORS, seed=trial.bench.seed), sampling, progress=count_calls)
+
+
+def _describe(index: Index, sampling: str, bench: Bench) -> Indexed:
+    """Seconds by step, without encoding, which is the same for all indexes."""
+    calls, speed = index.report.calls, bench.task.speed
+    steps = {step: seconds for step, seconds in index.report.seconds.items() if not step.startswith("encode")}
+    del steps["score"]
+    if speed is not None:  # computed, because scores may come from the work folder
+        steps = {"score": speed.per_call * calls, **steps}
+    return Indexed(sampling, calls, calls / len(bench.task.items), steps)
+
+
 def study_latency(comparison: Comparison) -> LatencyStudy:
-    """Where the time of every strategy goes within every budget."""
+    """The times of every strategy within every budget."""
     names = comparison.attainable.strategies
     costs = [comparison.cost(name, budget) for budget in comparison.budgets for name in names]
     return LatencyStudy([Times(cost.strategy, cost.budget, dict(cost.seconds)) for cost in costs if cost])
 
 
 def study_quality(comparison: Comparison) -> QualityStudy:
-    """The quality by the judgments, with the shares of the true top k that the same searches found."""
+    """Relevance by the judgments, together with the recall of the same searches."""
     levels = []
-    for one in comparison.quality:
-        found = {FOUND.format(k): 1.0 if one.budget is None else _recall(comparison, one, k) for k in comparison.ks}
-        levels.append(Quality(one.strategy, one.budget, {**found, **one.values}))
+    for quality in comparison.quality:
+        recall = {RECALL.format(k): _recall(comparison, quality, k) for k in comparison.ks}
+        levels.append(Quality(quality.strategy, quality.budget, {**recall, **quality.values}))
     return QualityStudy(levels)
 
 
+def _recall(comparison: Comparison, quality: Quality, k: int) -> float:
+    if quality.budget is None:
+        return 1.0
+    result = comparison.result(quality.strategy, quality.budget, k)
+    if result is None:
+        raise InputError(f"{quality.strategy!r} has a quality within {quality.budget} calls, but no recall.")
+    return result.recall
+
+
 def study_distributions(bench: Bench) -> DistributionStudy:
-    """The cross-encoder's scores and the encoder's similarities of all asked queries with items drawn at random."""
+    """The cross-encoder's scores and the encoder's similarities of all test queries with random items."""
     task, searcher = bench.task, bench.searcher("encoder")
-    drawn = min(len(task.items), max(1, PAIRS // len(task.queries)))
+    drawn = min(len(task.items), max(1, MAX_PAIRS // len(task.queries)))
     rows = np.sort(np.random.default_rng(bench.seed).choice(len(task.items), drawn, replace=False))
     texts = task.items.texts_of(rows)
     items = task.encoder.encode_items(texts) if searcher.index is None else searcher.index.vectors[rows]
@@ -120,14 +282,7 @@ def study_distributions(bench: Bench) -> DistributionStudy:
     return DistributionStudy(histograms, len(scores), scale.alpha, scale.beta)
 
 
-def _histogram(of: str, values: NDArray[Any], among: NDArray[Any]) -> Histogram:
-    """The densities of `values` between edges that cover `among`."""
-    edges = np.histogram_bin_edges(among, BINS)
+def _histogram(of: str, values: NDArray[Any], range_values: NDArray[Any]) -> Histogram:
+    """The densities of `values` between edges that cover `range_values`."""
+    edges = np.histogram_bin_edges(range_values, HISTOGRAM_BINS)
     return Histogram(of, edges.tolist(), np.histogram(values, edges, density=True)[0].tolist())
-
-
-def _recall(comparison: Comparison, one: Quality, k: int) -> float:
-    result = comparison.result(one.strategy, one.budget or 0, k)
-    if result is None:
-        raise InputError(f"{one.strategy!r} has a quality within {one.budget} calls, but no recall.")
-    return result.recall

@@ -1,10 +1,9 @@
-"""What a benchmark searches: a folder of exact scores, or texts with a cross-encoder that scores them exactly first."""
+"""Benchmark tasks: a folder of exact scores, or a dataset whose test queries are scored exactly first."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,8 +14,8 @@ from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError
 from crossknn.evaluate.datasets import Dataset
 from crossknn.evaluate.ground_truth import exact_scores
-from crossknn.evaluate.known import FittedOnce, KnownRanking, KnownScores
-from crossknn.evaluate.matrices import Scored, ScoreFolder, read_scores
+from crossknn.evaluate.matrices import ScoredQueries, ScoreFolder, read_scores
+from crossknn.evaluate.precomputed import PrecomputedRetriever, SharedRetriever, precomputed_scorer
 from crossknn.evaluate.splits import Split
 from crossknn.indexing.builder import NORMALIZATION_QUERIES
 from crossknn.items.items import Items
@@ -27,20 +26,20 @@ from crossknn.scorers.timing import Speed, measure_speed
 from crossknn.strategies.normalization import Normalization
 from crossknn.types import Encoder, Engine, Progress, Retriever, Scorer, Scores, Vectors
 
-SPEED_PAIRS: Final = 300  # different ones that the scorer's speed is measured on
-MOST_DEV: Final = 100  # dev queries of a folder of scores
+SPEED_PAIRS: Final = 300  # distinct pairs that the scorer's speed is measured on
+MAX_DEV_QUERIES: Final = 100  # of a folder of scores
 HELD_OUT: Final = "the last train queries, which nothing is learned from"
 
 
 class Scale(NamedTuple):
-    """α and β, and the calls that they were estimated from."""
+    """α and β, and the number of calls that they were estimated from."""
 
     normalization: Normalization
     calls: int
 
 
-class Dev(NamedTuple):
-    """Queries that settings are chosen on, and all their scores; nothing is learned from them, and none is asked."""
+class DevQueries(NamedTuple):
+    """Queries that settings are tuned on, with all their scores; they are neither train nor test queries."""
 
     queries: Sequence[str]
     scores: Scores  # (queries, items)
@@ -48,18 +47,21 @@ class Dev(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """Items, queries with all their scores, and what an index of the items is built from.
+    """What a benchmark searches.
 
-    queries     what is asked, and `scores` (queries, items) what exact search knows about it
-    scorer      looks up the scores of `queries` and of `dev`; `builder` scores train queries
-    train       train queries; none of them is asked, and there may be none
-    dev         what settings are tuned on, where they are
-    retrievers  beside those of the searcher; `known` names all that can be used
-    judged      the queries' relevance judgments, where there are any
-    scale       α and β for the encoder's vectors, where they are known already, and what they cost
-    speed       of the cross-encoder; None where nobody has it
-    facts       what else to know about the data
-    work_dir    keeps scores and vectors of texts; a folder of scores needs none
+    Attributes:
+        queries: The test queries, and `scores` (queries, items) their exact scores.
+        scorer: Looks up the scores of test and dev queries.
+        train_scorer: Scores train queries.
+        train: The train queries, disjoint from the test queries; there may be none.
+        retrievers: In addition to those of the searcher.
+        retriever_names: Names of all available retrievers.
+        judged: The test queries' relevance judgments, if there are any.
+        scale: α and β for the encoder's vectors, if they are known already.
+        speed: Of the cross-encoder, if it is known.
+        dev: What settings are tuned on, if they are.
+        facts: Further facts about the data.
+        work_dir: Keeps scores and vectors of a dataset; None for a folder of scores.
     """
 
     name: str
@@ -67,49 +69,56 @@ class Task:
     queries: Sequence[str]
     scores: Scores
     scorer: Scorer
-    builder: Scorer
+    train_scorer: Scorer
     encoder: Encoder
     train: Sequence[str]
     retrievers: Sequence[Retriever]
-    known: tuple[str, ...]
+    retriever_names: tuple[str, ...]
     judged: Split | None = None
     scale: Scale | None = None
     speed: Speed | None = None
-    dev: Dev | None = None
+    dev: DevQueries | None = None
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
     work_dir: Path | None = None
 
     @property
     def can_learn(self) -> bool:
-        """Whether an index can be built: there are train queries, or texts that some can be cut from."""
+        """Whether an index can be built: from train queries, or from pseudo-queries cut from texts."""
         return bool(self.train) or self.work_dir is not None
 
 
 def read_matrix(folder: str | Path, *, queries: int | None = None, tune: bool = False) -> Task:
-    """The task of a folder of exact scores, with its first test queries, or all.
+    """The task of a folder of exact scores.
 
-    Items and queries are known by their places ("item 0", "test 0", "train 0"): the folder may have no texts, or the
-    same text twice with two scores. BM25 ranks by the folder's texts, else by its own BM25 scores. α and β come from
-    all scores of 100 train queries, judgments from the folder's relevant items, where it says which. To `tune`, the
-    last fifth of the train queries, at most 100, are dev queries instead.
+    Items and queries are named by their places ("item 0", "test 0", "train 0"), because a folder may have no texts, or
+    equal texts with different scores. BM25 ranks by the folder's texts, else by its own BM25 scores. α and β come from
+    all scores of 100 train queries, and judgments from the folder's relevant items. Only the first `queries` test
+    queries are used. To `tune`, the last fifth of the train queries, at most 100, become dev queries.
     """
     found = read_scores(folder)
     if not len(found.test):
-        raise InputError(f"{folder}: wanted at least one test query, got none.")
-    parts = _cut(found, queries=queries, tune=tune)
+        raise InputError(f"{folder}: has no test queries.")
+    parts = _partition(found, queries=queries, tune=tune)
     train, dev, test = parts["train"], parts["dev"], parts["test"]
-    items = Items(_names("item", len(found.item_vectors)))
+    items = Items(_number_names("item", len(found.item_vectors)))
     fingerprint = f"scores of {found.name}"
-    retrievers = _bm25_of(found, train, [dev, test])
+    tested = np.concatenate([dev.known.scores, test.known.scores]) if dev.names else test.known.scores
+    retrievers = _make_bm25(found, train, [dev, test])
     own_train = (Path(folder) / "train_scores.f16.npy").exists()
-    facts = {"train part": "its own" if own_train else "the first half of the test queries, which are not asked"}
+    facts: dict[str, str | int] = {
+        "train part": "its own" if own_train else "the first half of the test queries, which are not asked"
+    }
     return Task(
         name=found.name,
         items=items,
         queries=test.names,
         scores=test.known.scores,
-        scorer=KnownScores({**dev.lines, **test.lines}, items.texts, fingerprint=fingerprint),
-        builder=KnownScores(train.lines, items.texts, fingerprint=fingerprint),
+        scorer=precomputed_scorer(
+            tested, queries=[*dev.names, *test.names], items=items.texts, fingerprint=fingerprint
+        ),
+        train_scorer=precomputed_scorer(
+            train.known.scores, queries=train.names, items=items.texts, fingerprint=fingerprint
+        ),
         encoder=PrecomputedEncoder(
             queries=(
                 [name for part in parts.values() for name in part.names],
@@ -120,10 +129,10 @@ def read_matrix(folder: str | Path, *, queries: int | None = None, tune: bool = 
         ),
         train=train.names,
         retrievers=retrievers,
-        known=("random", "dense", *(("bm25", "fused") if retrievers else ())),
-        judged=_judged_of(test, items),
-        scale=_scale_of(train.known, found.item_vectors),
-        dev=Dev(dev.names, dev.known.scores) if tune else None,
+        retriever_names=("random", "dense", *(("bm25", "fused") if retrievers else ())),
+        judged=_judgments_of(test, items),
+        scale=_estimate_scale(train.known, found.item_vectors),
+        dev=DevQueries(dev.names, dev.known.scores) if tune else None,
         facts={**facts, **({"dev queries": len(dev.names), "dev part": HELD_OUT} if tune else {})},
     )
 
@@ -143,26 +152,26 @@ def read_set(
     work_dir: str | Path,
     progress: Progress | None = None,
 ) -> Task:
-    """The task of a set of texts before its queries are scored: `score_task` does that.
+    """The task of a dataset, before `score_task` scores its queries.
 
-    `source` is what `Dataset.open` takes. `train_split` is by default "train" where the set has it, of which the first
-    `train_queries` are taken, or all. A train query with the text of one that is asked is left out.
-
-    With `dev_queries` there are at most so many to tune on: the first of `dev_split`, by default "dev" where the set
-    has it, else the last of the train queries, at most a fifth of them. None of them is learned from.
+    `source` and `seed` are what `Dataset.open` takes. Test queries are the first `queries` of `split`, and train
+    queries the first `train_queries` of `train_split`, by default "train" if it exists, without those that have the
+    text of a test query. With `dev_queries`, at most as many are for tuning, and nothing is learned from them: of
+    `dev_split`, by default "dev" if it exists, else the last train queries, at most a fifth of them.
     """
     dataset = Dataset.open(source, seed=seed, **marks_of(scorer), progress=progress)
-    judged = dataset.split(split)
-    judged = judged if queries is None else judged.first(queries)
-    learned = _name_train_split(dataset, train_split, asked=split)
-    asked = set(judged.texts)
-    found = dict.fromkeys(dataset.split(learned).texts if learned else ())
-    train = [text for text in found if text not in asked][:train_queries]
+    judged = dataset.split(split) if queries is None else dataset.split(split).first(queries)
+    if train_split == split:
+        raise InputError(f"`train_split` and `split` must differ, got {split!r} for both.")
+    learned = train_split or ("train" if "train" in dataset.splits and split != "train" else None)
+    tested = set(judged.texts)
+    candidates = dict.fromkeys(dataset.split(learned).texts if learned else ())
+    train = [text for text in candidates if text not in tested][:train_queries]
     facts: dict[str, str | int] = {"split": split, "train part": learned or "queries cut from the items"}
     dev: dict[str, None] = {}
     if dev_queries is not None:
-        part = _name_dev_split(dataset, dev_split, taken=[split, learned])
-        dev = dict.fromkeys(_choose_dev(dataset, part, train, asked, dev_queries))
+        part = _choose_dev_split(dataset, dev_split, taken=(split, learned))
+        dev = dict.fromkeys(_choose_dev(dataset, part, train, tested, dev_queries))
         facts |= {"dev queries": len(dev), "dev part": HELD_OUT if part is None else f"the split {part}"}
     unscored = np.empty((0, len(dataset.items)), np.float32)
     return Task(
@@ -171,164 +180,145 @@ def read_set(
         queries=judged.texts,
         scores=unscored,
         scorer=scorer,
-        builder=scorer,
+        train_scorer=scorer,
         encoder=encoder,
         train=[text for text in train if text not in dev],
-        retrievers=[FittedOnce(Bm25())],
-        known=("random", "tfidf", "dense", "bm25", "fused"),
+        retrievers=[SharedRetriever(Bm25())],
+        retriever_names=("random", "tfidf", "dense", "bm25", "fused"),
         judged=judged,
-        dev=Dev(list(dev), unscored) if dev else None,
+        dev=DevQueries(list(dev), unscored) if dev else None,
         facts=facts,
         work_dir=Path(work_dir),
     )
 
 
-def count_held_out(train: int, most: int) -> int:
-    """How many of the last train queries are dev queries instead: a fifth, but at least one and at most `most`."""
-    if train < 2:
-        raise InputError(
-            "tuning needs queries that nothing is learned from: a dev split, or at least 2 train queries, of which "
-            f"some are held out. Got {train} train queries instead. Leave tuning out, or set what you want by name."
-        )
-    return max(1, min(most, train // 5))
-
-
 def score_task(task: Task, *, engine: Engine = LOCAL, progress: Progress | None = None) -> Task:
-    """The task with all scores of its queries: queries × items calls, or what the work folder has of them.
+    """The task with all scores of its test and dev queries: queries × items calls, unless the work folder has them.
 
-    The `engine` says where these calls are made.
-
-    Searches then look scores up, and the scorer's time is computed from its speed, measured here on 300 pairs; where
-    there are fewer, nobody knows it.
+    Searches look these scores up afterwards. The scorer's time is computed from its speed, measured here on 300
+    pairs; with fewer pairs it is unknown. The `engine` makes the calls.
     """
     if task.work_dir is None:
-        raise InputError("exact scores need a work folder to be kept in. Got none.")
+        raise InputError("exact scores need a work folder, which only tasks of `read_set` have.")
     folder = task.work_dir / "exact"
-    scores = exact_scores(task.items, task.queries, task.builder, folder, engine=engine, progress=progress)
-    lines, dev = _lines(task.queries, scores), task.dev
+    scores = exact_scores(task.items, task.queries, task.train_scorer, folder, engine=engine, progress=progress)
+    queries, known, dev = [*task.queries], scores, task.dev
     if dev is not None:
-        report = None if progress is None else partial(_report_dev, progress)
-        found = exact_scores(task.items, dev.queries, task.builder, folder, engine=engine, progress=report)
-        dev = Dev(dev.queries, found)
-        lines |= _lines(dev.queries, dev.scores)
-    known = KnownScores(lines, task.items.texts, fingerprint=task.builder.fingerprint)
-    return replace(task, scores=scores, scorer=known, dev=dev, speed=_measure_speed(task))
+
+        def report(step: str, done: int, total: int) -> None:
+            if progress is not None:
+                progress(f"{step} of dev queries", done, total)
+
+        dev_scores = exact_scores(task.items, dev.queries, task.train_scorer, folder, engine=engine, progress=report)
+        dev = dev._replace(scores=dev_scores)
+        queries, known = [*queries, *dev.queries], np.concatenate([scores, dev_scores])
+    scorer = precomputed_scorer(
+        known, queries=queries, items=task.items.texts, fingerprint=task.train_scorer.fingerprint
+    )
+    return replace(task, scores=scores, scorer=scorer, dev=dev, speed=_measure_speed(task))
 
 
-def _report_dev(progress: Progress, step: str, done: int, total: int) -> None:
-    progress(f"{step} of dev queries", done, total)
-
-
-def _name_train_split(dataset: Dataset, given: str | None, *, asked: str) -> str | None:
-    """The split that is learned from; None where queries are cut from the items."""
-    if given == asked:
-        raise InputError(f"the train split must be another than the one that is asked. Got {asked!r} for both.")
-    return given or ("train" if "train" in dataset.splits and asked != "train" else None)
-
-
-def _name_dev_split(dataset: Dataset, given: str | None, *, taken: Sequence[str | None]) -> str | None:
-    """The split that dev queries are from; None where train queries are held out."""
-    if given in taken and given is not None:
+def count_held_out(train: int, limit: int) -> int:
+    """How many of the last train queries become dev queries: a fifth, but at least one and at most `limit`."""
+    if train < 2:
         raise InputError(
-            f"the dev split must be another than those that are asked and learned from. Got {given!r}. "
-            "Without one, train queries are held out."
+            f"tuning needs a dev split, or at least 2 train queries, of which some are held out, got {train} train "
+            "queries. Do not tune, or give all settings by name."
         )
-    return given or ("dev" if "dev" in dataset.splits and "dev" not in taken else None)
-
-
-def _choose_dev(dataset: Dataset, part: str | None, train: list[str], asked: set[str], most: int) -> list[str]:
-    """At most so many texts of the split, or of the last train queries; none of them is asked."""
-    if part is None:
-        return train[-count_held_out(len(train), most) :]
-    found = [text for text in dict.fromkeys(dataset.split(part).texts) if text not in asked]
-    if not found:
-        raise InputError(f"{dataset.name}: wanted dev queries that are not asked, got none in the split {part!r}.")
-    return found[:most]
+    return max(1, min(limit, train // 5))
 
 
 def marks_of(scorer: Scorer) -> dict[str, Any]:
-    """What an [emb]-CE reads around a mention and after a title, as texts of ZeShEL must have it."""
+    """The tokens that an [emb]-CE expects around a mention and after a title, as arguments of `Dataset.open`."""
     if not isinstance(scorer, EmbCrossEncoder):
         return {}
     marks = {"marks": scorer.pooling.mention_tokens, "title_mark": scorer.pooling.title_token}
     return {name: value for name, value in marks.items() if value is not None}
 
 
+def _choose_dev_split(dataset: Dataset, given: str | None, *, taken: Sequence[str | None]) -> str | None:
+    """The split of the dev queries; None if train queries are held out."""
+    if given in taken and given is not None:
+        raise InputError(f"`dev_split` must be neither the test nor the train split, got {given!r}.")
+    return given or ("dev" if "dev" in dataset.splits and "dev" not in taken else None)
+
+
+def _choose_dev(dataset: Dataset, part: str | None, train: list[str], tested: set[str], limit: int) -> list[str]:
+    """At most `limit` texts of the split, or of the last train queries; none of them is a test query."""
+    if part is None:
+        return train[-count_held_out(len(train), limit) :]
+    found = [text for text in dict.fromkeys(dataset.split(part).texts) if text not in tested]
+    if not found:
+        raise InputError(f"{dataset.name}: all queries of the split {part!r} are test queries.")
+    return found[:limit]
+
+
 def _measure_speed(task: Task) -> Speed | None:
     places = np.arange(SPEED_PAIRS)
     numbers = (places // len(task.items)).tolist()
-    if numbers[-1] >= len(task.queries):  # a pair that comes again may be faster
+    if numbers[-1] >= len(task.queries):  # a repeated pair may be faster
         return None
-    asked = [task.queries[number] for number in numbers]
-    scorer = task.builder.scorer if isinstance(task.builder, Cached) else task.builder  # a cache has them all by now
-    return measure_speed(scorer, asked, task.items.texts_of(places % len(task.items)))
+    queries = [task.queries[number] for number in numbers]
+    scorer = task.train_scorer
+    scorer = scorer.scorer if isinstance(scorer, Cached) else scorer  # by now, the cache has all pairs
+    return measure_speed(scorer, queries, task.items.texts_of(places % len(task.items)))
 
 
 class _Part(NamedTuple):
-    """Some queries of a folder of scores: what they are called here, what is known of them, and what they read."""
+    """Some queries of a folder of scores, with their names and texts."""
 
     names: list[str]
-    known: Scored
+    known: ScoredQueries
     texts: Sequence[str]
 
-    @property
-    def lines(self) -> dict[str, Scores]:
-        return _lines(self.names, self.known.scores)
 
-
-def _cut(found: ScoreFolder, *, queries: int | None, tune: bool) -> dict[str, _Part]:
-    """The queries to learn from, to tune on and to ask; none to tune on has the text of another."""
-    learned = len(found.train) - (count_held_out(len(found.train), MOST_DEV) if tune else 0)
-    train, test = (_texts_of(found, name, part) for name, part in (("train", found.train), ("test", found.test)))
+def _partition(found: ScoreFolder, *, queries: int | None, tune: bool) -> dict[str, _Part]:
+    """Train, dev and test queries; no dev query has the text of another query."""
+    learned = len(found.train) - (count_held_out(len(found.train), MAX_DEV_QUERIES) if tune else 0)
+    train, test = (
+        _number_names(name, len(part)) if found.dataset is None else found.dataset.split(name).texts
+        for name, part in (("train", found.train), ("test", found.test))
+    )
     seen = {*train[:learned], *test[:queries]}
     new = [place for place in range(learned, len(train)) if train[place] not in seen]
     if tune and not new:
-        raise InputError(f"{found.name}: tuning needs train queries of which no other has the text. Got none.")
+        raise InputError(f"{found.name}: tuning needs train queries whose text no other query has.")
     return {
-        "train": _Part(_names("train", learned), found.train[:learned], train[:learned]),
-        "dev": _Part(_names("dev", len(new)), found.train.take(new), [train[place] for place in new]),
-        "test": _Part(_names("test", len(test[:queries])), found.test[:queries], test[:queries]),
+        "train": _Part(_number_names("train", learned), found.train[:learned], train[:learned]),
+        "dev": _Part(_number_names("dev", len(new)), found.train.take(new), [train[place] for place in new]),
+        "test": _Part(_number_names("test", len(test[:queries])), found.test[:queries], test[:queries]),
     }
 
 
-def _texts_of(found: ScoreFolder, name: str, part: Scored) -> Sequence[str]:
-    """What the queries read, or names in place of it."""
-    return _names(name, len(part)) if found.dataset is None else found.dataset.split(name).texts
-
-
-def _judged_of(part: _Part, items: Items) -> Split | None:
-    """The judgments of these queries; None where the folder has none."""
+def _judgments_of(part: _Part, items: Items) -> Split | None:
+    """The judgments of these queries; None if the folder has none."""
     if part.known.relevant is None:
         return None
     judgments = tuple(dict.fromkeys(items.ids_of(rows), 1) for rows in part.known.relevant)
     return Split(tuple(part.names), tuple(part.names), judgments)
 
 
-def _scale_of(train: Scored, item_vectors: Vectors) -> Scale | None:
+def _estimate_scale(train: ScoredQueries, item_vectors: Vectors) -> Scale | None:
     if not len(train):
         return None
-    some = train[:NORMALIZATION_QUERIES]
-    return Scale(Normalization.fit(some.scores, some.vectors @ item_vectors.T), some.scores.size)
+    sample = train[:NORMALIZATION_QUERIES]
+    return Scale(Normalization.fit(sample.scores, sample.vectors @ item_vectors.T), sample.scores.size)
 
 
-def _bm25_of(found: ScoreFolder, train: _Part, parts: Sequence[_Part]) -> list[Retriever]:
+def _make_bm25(found: ScoreFolder, train: _Part, others: Sequence[_Part]) -> list[Retriever]:
     if found.dataset is not None:
-        texts = {name: text for part in (train, *parts) for name, text in zip(part.names, part.texts, strict=True)}
-        return [FittedOnce.on(found.dataset.items, Bm25(), texts=texts)]
+        texts = {name: text for part in (train, *others) for name, text in zip(part.names, part.texts, strict=True)}
+        return [SharedRetriever(Bm25(), texts=texts).fit(found.dataset.items)]
     if found.test.bm25 is None:
         return []
-    lines = {} if train.known.bm25 is None else _lines(train.names, train.known.bm25)
-    for part in parts:
+    scores: dict[str, Scores] = {}
+    for part in (train, *others):
         if part.known.bm25 is not None:
-            lines |= _lines(part.names, part.known.bm25)
-        elif part.names:
+            scores |= zip(part.names, part.known.bm25, strict=True)
+        elif part is not train and part.names:
             raise InputError(f"{found.name}: tuning needs BM25 scores of its train queries, too: train_bm25.f16.npy.")
-    return [KnownRanking(lines, name="bm25")]
+    return [PrecomputedRetriever(scores, name="bm25")]
 
 
-def _names(kind: str, count: int) -> list[str]:
+def _number_names(kind: str, count: int) -> list[str]:
     return [f"{kind} {place}" for place in range(count)]
-
-
-def _lines(names: Sequence[str], scores: Scores) -> dict[str, Scores]:
-    return dict(zip(names, scores, strict=True))

@@ -1,15 +1,16 @@
-"""Mentions of the ZeShEL data as queries: each in its context, with the document that it means."""
+"""Mentions of the ZeShEL data as queries: each in its context, with the document it refers to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from crossknn.errors import InputError
-from crossknn.evaluate.splits import Skip, Split, list_names
+from crossknn.evaluate.splits import Split, UnusableRecords, list_names
+from crossknn.items.fields import Fields, describe
 from crossknn.items.items import Items
-from crossknn.items.readers import MAX_LINE_BYTES, Fields, JsonLines, describe
+from crossknn.items.readers import MAX_LINE_BYTES, JsonLines
 
 MENTION_FIELDS: Final = {
     "mention_id": str,
@@ -22,73 +23,69 @@ MENTION_FIELDS: Final = {
 }
 
 
+class MentionContext(NamedTuple):
+    """How a mention becomes a query: marked, between `words` words on either side of it in its document."""
+
+    documents: Items
+    words: int
+    marks: tuple[str, str]
+
+    def query(self, mention: Mapping[str, Any]) -> str:
+        """The query of a mention, whose positions count words between white space, the last one included."""
+        words = self.documents.text(self.documents.row(mention["context_document_id"])).split()
+        start, stop = mention["start_index"], mention["end_index"] + 1
+        found = " ".join(words[start:stop]) if 0 <= start < stop else ""
+        if found != mention["text"]:
+            raise ValueError(f"the mention {mention['text']!r} is not at words {start} to {stop - 1}: got {found!r}.")
+        before, after = words[max(0, start - self.words) : start], words[stop : stop + self.words]
+        return " ".join([*before, self.marks[0], found, self.marks[1], *after])
+
+
 def find_documents(folder: Path, domain: str) -> Path:
     """The file with the documents of a domain."""
     path = folder / "documents" / f"{domain}.json"
     if not path.is_file():
         known = sorted(path.stem for path in (folder / "documents").glob("*.json"))
-        raise InputError(f"{folder}: wanted the documents of the domain {domain!r}, got those of {list_names(known)}.")
+        raise InputError(f"{folder}: there are no documents of the domain {domain!r}, only of {list_names(known)}.")
     return path
 
 
-class Contexts:
-    """Mentions as queries: marked, between the words around them."""
-
-    def __init__(self, documents: Items, words: int, marks: tuple[str, str]) -> None:
-        self._documents, self._words, self._marks = documents, words, marks
-
-    def __contains__(self, document: object) -> bool:
-        return document in self._documents
-
-    def query(self, mention: Mapping[str, Any]) -> str:
-        """Positions are those of words between white space, the last one included."""
-        words = self._documents.text(self._documents.row(mention["context_document_id"])).split()
-        start, stop = mention["start_index"], mention["end_index"] + 1
-        found = " ".join(words[start:stop]) if 0 <= start < stop else ""
-        if found != mention["text"]:
-            raise ValueError(f"wanted the mention {mention['text']!r} at words {start} to {stop - 1}, got {found!r}.")
-        before, after = words[max(0, start - self._words) : start], words[stop : stop + self._words]
-        return " ".join([*before, self._marks[0], found, self._marks[1], *after])
-
-
-def read_mentions(folder: Path, domain: str, contexts: Contexts, skip: Skip) -> Split:
+def read_mentions(folder: Path, domain: str, context: MentionContext, unusable: UnusableRecords) -> Split:
     """All mentions of the domain, in the order of the files' names."""
     files = sorted((folder / "mentions").glob("*.json"))
     if not files:
-        raise InputError(f"{folder / 'mentions'}: wanted files <split>.json with mentions, got none.")
-    texts, labels, corpora = {}, {}, set()
-    for source, mention in _mentions(files):
+        raise InputError(f"{folder / 'mentions'}: there are no files <split>.json with mentions.")
+    texts, labels, domains = {}, {}, set()
+    for source, mention in _read_records(files):
         id_, label = mention["mention_id"], mention["label_document_id"]
-        corpora.add(mention["corpus"])
+        domains.add(mention["corpus"])
         if mention["corpus"] != domain:
             continue
         if id_ in texts:
-            raise source.error(source.line, f"wanted every mention id once, got {id_!r} again.")
-        lost = [document for document in (label, mention["context_document_id"]) if document not in contexts]
-        if lost:
-            error = source.error(source.line, f"wanted documents of {domain}, got the id {lost[0]!r}.")
-            skip.note("mentions of or in unknown documents", error)
+            raise source.error(source.line, f"mention ids must be distinct, got {id_!r} again.")
+        unknown = [id_ for id_ in (label, mention["context_document_id"]) if id_ not in context.documents]
+        if unknown:
+            error = source.error(source.line, f"{domain} has no document with the id {unknown[0]!r}.")
+            unusable.add("mentions of or in unknown documents", error)
             continue
         try:
-            texts[id_], labels[id_] = contexts.query(mention), label
+            texts[id_], labels[id_] = context.query(mention), label
         except ValueError as error:
             raise source.error(source.line, str(error)) from error
     if not texts:
-        raise InputError(
-            f"{folder / 'mentions'}: wanted mentions of {domain!r}, got those of {list_names(sorted(corpora))}."
-        )
+        known = list_names(sorted(domains))
+        raise InputError(f"{folder / 'mentions'}: there are no mentions of {domain!r}, only of {known}.")
     return Split(tuple(texts), tuple(texts.values()), tuple({label: 1} for label in labels.values()))
 
 
-def _mentions(files: Iterable[Path]) -> Iterator[tuple[JsonLines, Mapping[str, Any]]]:
-    """Every mention with the file it is from, its fields checked."""
+def _read_records(files: Iterable[Path]) -> Iterator[tuple[JsonLines, Mapping[str, Any]]]:
+    """Every mention with its file, its fields checked."""
     for path in files:
         source = JsonLines(path, Fields("mention_id"), errors="strict", max_line_bytes=MAX_LINE_BYTES)
         for mention in source.records():
             for name, kind in MENTION_FIELDS.items():
                 if type(mention.get(name)) is not kind:
-                    wanted = "a string" if kind is str else "a whole number"
-                    raise source.error(
-                        source.line, f"wanted {wanted} in field {name!r}, got {describe(mention.get(name))}."
-                    )
+                    expected = "a string" if kind is str else "an integer"
+                    found = describe(mention.get(name))
+                    raise source.error(source.line, f"field {name!r} must be {expected}, got {found}.")
             yield source, mention

@@ -1,6 +1,6 @@
-"""The embedded example: WordNet's senses, queries from its example sentences, and a cross-encoder trained on them.
+"""WordNet's senses as items, and queries from its example sentences.
 
-`README.md` beside this file says where the data and the model come from and under which licences.
+`README.md` in this folder gives the origin and the licenses of the data and the model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from crossknn.errors import InputError
+from crossknn._checks import check_choice, invalid
 from crossknn.items.items import Items
 
 DATA = Path(__file__).parent / "data"
@@ -30,20 +30,19 @@ class ExampleQuery:
 
 
 def senses(n: int | None = None) -> Items:
-    """WordNet's most familiar senses, as items: `n` of them, or all."""
+    """The `n` most familiar senses of WordNet as items; all by default."""
     if n is not None and (isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= SENSES):
-        raise InputError(f"n must be a whole number between 1 and {SENSES}, or None for all. Got {n!r} instead.")
+        raise invalid("n", f"an integer between 1 and {SENSES}, or None for all", n)
     records = list(islice(_read("senses.jsonl.xz"), n))
     return Items([record["text"] for record in records], ids=[record["_id"] for record in records])
 
 
 def queries(split: str = "test", *, among: Items | None = None) -> list[ExampleQuery]:
-    """The queries of a split; with `among`, those whose sense is one of these items.
+    """The queries of a split ("train", "dev" or "test"); with `among`, those whose sense is one of these items.
 
     No sense has queries in two splits, and the cross-encoder was trained on "train" only.
     """
-    if split not in SPLITS:
-        raise InputError(f"split must be one of {', '.join(SPLITS)}. Got {split!r} instead.")
+    check_choice("split", split, SPLITS)
     known = None if among is None else set(among.ids)
     found = (ExampleQuery(q["text"], q["sense"]) for q in _read("queries.jsonl.xz") if q["split"] == split)
     return [query for query in found if known is None or query.sense in known]

@@ -1,4 +1,4 @@
-"""What is learned offline: which pairs to score, their scores, and item vectors that fit them."""
+"""Offline indexing: sampled cross-encoder scores, and the item vectors and priors fitted to them."""
 
 from crossknn._imports import lazy_exports
 

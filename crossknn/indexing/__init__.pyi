@@ -1,4 +1,3 @@
-from crossknn.indexing.builder import BuildReport as BuildReport
 from crossknn.indexing.factorization.cur import Cur as Cur
 from crossknn.indexing.factorization.inductive import Inductive as Inductive
 from crossknn.indexing.factorization.transductive import Transductive as Transductive
@@ -6,6 +5,7 @@ from crossknn.indexing.index import Index as Index
 from crossknn.indexing.planner import BuildPlan as BuildPlan
 from crossknn.indexing.planner import Cost as Cost
 from crossknn.indexing.planner import plan_build as plan_build
+from crossknn.indexing.report import BuildReport as BuildReport
 from crossknn.indexing.sampling import PerItem as PerItem
 from crossknn.indexing.sampling import PerQuery as PerQuery
 from crossknn.indexing.teaching.distillation import Distillation as Distillation

@@ -1,10 +1,10 @@
-"""`Index`: what was learned offline, frozen, in memory or in a folder. It holds no model."""
+"""`Index`: items, vectors, factors and a prior, learned offline; in memory or in a folder. It holds no model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -16,12 +16,12 @@ from crossknn._checks import check_positive
 from crossknn.encoders.item_encoding import encode_items
 from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError, MissingExtra
-from crossknn.indexing.builder import CHUNK, Build, BuildReport, Built, score_build
-from crossknn.indexing.factorization.cur import all_pairs
+from crossknn.indexing.builder import CHUNK, Build, check_items, score_build
 from crossknn.indexing.factorization.factors import Factors, Method
 from crossknn.indexing.factorization.transductive import Transductive
+from crossknn.indexing.report import BuildReport
 from crossknn.indexing.sampling import PerItem, Sampling, sample_per_item
-from crossknn.indexing.score_matrix import SparseScores
+from crossknn.indexing.score_matrix import all_pairs
 from crossknn.items.items import Items
 from crossknn.models.fingerprints import is_unnamed
 from crossknn.retrievers.bm25 import Bm25
@@ -33,54 +33,52 @@ from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.prior import SIGNALS, Prior
 from crossknn.types import Encoder, Engine, Progress, Retriever, Scorer
 
-VECTORS = "vectors"
-BIAS, TRAITS = "bias", "traits"  # of a prior
-ATTEMPTS = 20  # at opening files of a folder that is replaced meanwhile
+VECTORS, BIAS, LATENT_FACTORS = "vectors", "bias", "latent_factors"  # names of the arrays on disk, never to change
+LOAD_ATTEMPTS = 20  # while the folder is being replaced
 DEFAULT_FACTORS = Transductive(method="als", ridge=3.0, epochs=5)  # see benchmarks/README.md
 
 
+@dataclass(eq=False, repr=False)
 class Index:
     """Items, their vectors, and what was learned from cross-encoder scores; made by `build` or `load`.
 
-    items          what is searched
-    vectors        (items, dim) the encoder's
-    factors        vectors fitted to scores, or None where the index has the encoder's only
-    normalization  α and β
-    prior          what `Posterior` begins with, or None where the index was built without
-    bm25           the retriever, fitted once
-    queries        the train queries that scores were paid for
-    scorer         fingerprint of the cross-encoder it was built with
-    encoder        fingerprint of the dual encoder it was built with
-    report         what the build did
+    Attributes:
+        items: The items to search.
+        vectors: (items, dim) of the encoder.
+        queries: The train queries that were scored.
+        normalization: α and β.
+        factors: Vectors fitted to scores; None if the index has the encoder's only.
+        prior: The prior of posterior search; None if the index was built without.
+        scorer: Fingerprint of the cross-encoder.
+        encoder: Fingerprint of the dual encoder.
+        report: Statistics of the build.
     """
 
-    def __init__(
-        self,
-        items: Items,
-        vectors: NDArray[Any],
-        *,
-        queries: Sequence[str],
-        normalization: Normalization,
-        factors: Factors | None,
-        prior: Prior | None = None,
-        scorer: str,
-        encoder: str,
-        report: BuildReport,
-        bm25: Bm25 | StoredBm25 | None = None,
-        folder: Folder | None = None,
-    ) -> None:
-        self.items = items
-        self.vectors = vectors
-        self.queries = queries
-        self.normalization = normalization
-        self.factors = factors
-        self.prior = prior
-        self.scorer = scorer
-        self.encoder = encoder
-        self.report = report
-        self._bm25 = bm25
-        self._folder = folder
-        self._check_sizes()
+    items: Items
+    vectors: NDArray[Any]
+    _: KW_ONLY
+    queries: Sequence[str]
+    normalization: Normalization
+    factors: Factors | None
+    prior: Prior | None = None
+    scorer: str
+    encoder: str
+    report: BuildReport
+    _bm25: Bm25 | StoredBm25 | None = None
+    _folder: Folder | None = None
+
+    def __post_init__(self) -> None:
+        n_items, fitted = len(self.items), len(self.items if self.factors is None else self.factors.items)
+        if not n_items == len(self.vectors) == fitted:
+            raise InputError(
+                f"An index has one vector per item, got {n_items} items, {len(self.vectors)} vectors "
+                f"and {fitted} fitted vectors."
+            )
+        if self.prior is not None and not len(self.prior.bias) == len(self.prior.latent_factors) == n_items:
+            raise InputError(
+                f"A prior has one bias and one row of latent factors per item ({n_items}), got {len(self.prior.bias)} "
+                f"and {len(self.prior.latent_factors)}."
+            )
 
     @classmethod
     def build(
@@ -102,23 +100,28 @@ class Index:
         engine: Engine = LOCAL,
         progress: Progress | None = None,
     ) -> Self:
-        """Score some pairs of train queries and items, and fit item vectors to them.
+        """Score a sample of train query–item pairs, and fit item vectors and a prior to the scores.
 
-        queries   train queries, like those that will be asked; without them some are cut from the items
-        sampling  which pairs: `PerItem(queries=8)`, `PerQuery(items=100)`, or several, whose pairs are merged. By
-                  default the first for `Transductive`, the second for `Inductive`, and with a prior seven queries for
-                  each item and as many of the fused retriever's best as make it eight
-        factors   `Transductive(…)`, `Inductive(…)`, `Cur(…)`, or None: the encoder's vectors as they are, with
-                  α and β from 100 queries
-        prior     also learn what `Posterior` begins with: what retrievers tell about scores, and each item's own bias
-        signals   the retrievers that the prior learns from: "dense", "bm25", "tfidf", "fused", or names of `retrievers`
-        retrievers  your own; one of the same name takes the place of one that a sampling or the prior would make
-        work_dir  keeps scores and vectors. A build that was interrupted goes on from there, loses at most `chunk`
-                  calls, and ends with the same index; later builds with the same scorer reuse its scores
-        device    where vectors are searched and fitted: "cpu" (default) or "cuda"
-        engine    where items are encoded and pairs scored: in this process, or as `RayEngine(…)` says. The index is
-                  the same
-        progress  called as `progress(step, done, total)`
+        Args:
+            items: The items to search.
+            scorer: The cross-encoder.
+            encoder: The dual encoder.
+            queries: Train queries, like those of later searches; by default pseudo-queries cut from the items.
+            sampling: The pairs to score: `PerItem(queries=8)`, `PerQuery(items=100)`, or several, whose pairs are
+                merged. By default the first for `Transductive`, the second for `Inductive`, and with a prior 7
+                random queries per item plus top items of the fused retriever, together about 8 calls per item.
+            factors: `Transductive(…)`, `Inductive(…)`, `Cur(…)`, or None for the encoder's vectors, with α and β
+                from 100 queries.
+            prior: Whether to fit the prior of `Posterior`: the mean given by retrievers, item biases, latent factors.
+            signals: The retrievers the prior is fitted to: "dense", "bm25", "tfidf", "fused", or names of `retrievers`.
+            retrievers: Your own; one with the name of a built-in retriever replaces it.
+            work_dir: A folder for scores and vectors. An interrupted build resumes from it, repeats at most `chunk`
+                calls, and ends with the same index; later builds with the same scorer reuse its scores.
+            chunk: Calls saved together.
+            seed: Of everything random.
+            device: Where vectors are searched and fitted: "cpu" (default) or "cuda".
+            engine: Where items are encoded and pairs scored: this process, or `RayEngine(…)`. Gives the same index.
+            progress: Called as `progress(step, done, total)`.
         """
         build = Build(
             items,
@@ -137,39 +140,43 @@ class Index:
             engine=engine,
             progress=progress,
         )
-        return cls.of(build.run(), scorer, encoder)
+        return cls.from_build(build)
 
     @classmethod
-    def of(cls, built: Built, scorer: Scorer, encoder: Encoder) -> Self:
-        """The index that a `Build` ran for."""
+    def from_build(cls, build: Build) -> Self:
+        """Run the build."""
+        report = build.run()
         return cls(
-            built.items,
-            built.vectors,
-            queries=built.queries,
-            normalization=built.normalization,
-            factors=built.factors,
-            prior=built.prior,
-            scorer=scorer.fingerprint,
-            encoder=encoder.fingerprint,
-            report=built.report,
-            bm25=built.bm25,
+            build.items,
+            build.vectors,
+            queries=build.train_queries,
+            normalization=build.normalization,
+            factors=build.fitted[0],
+            prior=build.fitted_prior,
+            scorer=build.scorer.fingerprint,
+            encoder=build.encoder.fingerprint,
+            report=report,
+            _bm25=build.bm25,
         )
 
     @property
     def bm25(self) -> Bm25:
-        """The retriever with its default settings: as it is kept in the folder, or else fitted now, once."""
+        """BM25 with default settings, from the folder or fitted on first use."""
         if not isinstance(self._bm25, Bm25):
-            kept = None if self._bm25 is None else self._bm25.open()
-            self._bm25 = kept or Bm25().fit(self.items)
+            stored = None if self._bm25 is None else self._bm25.open()
+            self._bm25 = stored or Bm25().fit(self.items)
         return self._bm25
 
     def save(self, path: str | Path) -> None:
-        """Write the index into the folder, in the place of one that is there.
+        """Write the index to a folder, replacing any index there atomically.
 
-        It is replaced whole: who opens the folder meanwhile gets the old index or the new one, and who has the old
-        one open keeps it. BM25 is fitted first where it was not yet; without bm25s installed it is left out.
+        Readers that open the folder meanwhile get the old index or the new one, and open ones stay valid. BM25 is
+        fitted first if necessary; it is left out if bm25s is not installed.
         """
-        bm25 = self._keep_bm25()
+        try:
+            bm25 = StoredBm25.of(self.bm25)
+        except MissingExtra:
+            bm25 = None
         facts = {
             "items": len(self.items),
             "queries": len(self.queries),
@@ -178,7 +185,7 @@ class Index:
             "encoder": self.encoder,
             "normalization": asdict(self.normalization),
             "factors": None if self.factors is None else self.factors.facts(),
-            "prior": None if self.prior is None else self.prior.facts(),
+            "prior": None if self.prior is None else self.prior.to_dict(),
             "bm25": None if bm25 is None else bm25.settings,
             "report": self.report.as_dict(),
         }
@@ -190,25 +197,25 @@ class Index:
         }
         self._folder = write_folder(path, facts, files | ({} if bm25 is None else bm25.files()))
 
-    def _keep_bm25(self) -> StoredBm25 | None:
-        try:
-            return StoredBm25.of(self.bm25)
-        except MissingExtra:
-            return None
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        arrays = {VECTORS: self.vectors, **({} if self.factors is None else self.factors.arrays())}
+        if self.prior is not None:
+            arrays |= {BIAS: self.prior.bias, LATENT_FACTORS: self.prior.latent_factors.astype(np.float16)}
+        return arrays
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Open the index in a folder; its vectors stay on disk and are mapped."""
-        for _ in range(ATTEMPTS):
+        """Open the index in a folder; vectors are memory-mapped."""
+        for _ in range(LOAD_ATTEMPTS):
             folder = read_folder(path)
             try:
                 return cls._open(folder)
-            except FileNotFoundError:  # it was replaced between reading what it holds and opening that
+            except FileNotFoundError:  # replaced after the manifest was read
                 continue
-            except InputError:  # a file that is gone, or one that is damaged
+            except InputError:  # a file that is missing or damaged
                 if folder.is_current():
                     raise
-        raise InputError(f"{path}: is being replaced all the time. Try again.")
+        raise InputError(f"{path} is replaced by another process again and again. Try again.")
 
     @classmethod
     def _open(cls, folder: Folder) -> Self:
@@ -217,33 +224,34 @@ class Index:
             files = [folder.files[name] for name in ("vectors.safetensors", "items.arrow", "queries.arrow")]
         arrays, items, queries = read_arrays(files[0]), Items.from_arrow(files[1]), Items.from_arrow(files[2])
         with _naming(folder):
+            factors, bm25 = facts["factors"], facts.get("bm25")
             return cls(
                 items,
                 arrays[VECTORS],
                 queries=queries.texts,
                 normalization=Normalization(**facts["normalization"]),
-                factors=None if facts["factors"] is None else Factors.load(arrays, facts["factors"]),
-                prior=None if facts.get("prior") is None else Prior.load(arrays[BIAS], arrays[TRAITS], facts["prior"]),
+                factors=None if factors is None else Factors.load(arrays, factors),
+                prior=_read_prior(facts, arrays),
                 scorer=facts["scorer"],
                 encoder=facts["encoder"],
                 report=BuildReport.from_dict(facts["report"]),
-                bm25=None if facts.get("bm25") is None else StoredBm25.load(folder.files, facts["bm25"], len(items)),
-                folder=folder,
+                _bm25=None if bm25 is None else StoredBm25.load(folder.files, bm25, len(items)),
+                _folder=folder,
             )
 
     @property
     def identity(self) -> str | None:
-        """A hash of all that its folder holds; None where it was never saved."""
+        """A hash of the folder's content; None if the index was never saved."""
         return None if self._folder is None else self._folder.identity
 
     def is_current(self) -> bool:
-        """Whether its folder still holds this index and no newer one; False where it was never saved."""
+        """Whether the folder still holds this index; False if it was never saved."""
         return self._folder is not None and self._folder.is_current()
 
     def verify(self) -> int:
-        """Read every byte of the index's folder and compare it with its checksum; how many bytes there are."""
+        """Compare every file of the folder with its checksum; the number of bytes read."""
         if self._folder is None:
-            raise InputError("only an index in a folder can be verified: save it first.")
+            raise InputError("Only an index in a folder can be verified: save it first.")
         size = self._folder.verify()
         for name, array in self._arrays().items():
             if not np.isfinite(array).all():
@@ -251,14 +259,14 @@ class Index:
         return size
 
     def check_models(self, *, scorer: Scorer | None = None, encoder: Encoder | None = None) -> None:
-        """An error unless these are the models that the index was built with."""
-        for what, given, built in (("scorer", scorer, self.scorer), ("encoder", encoder, self.encoder)):
+        """Raise `InputError` unless these are the models that the index was built with."""
+        for name, given, built in (("scorer", scorer, self.scorer), ("encoder", encoder, self.encoder)):
             if given is None or given.fingerprint == built:
                 continue
-            unnamed = ", a function without a name" if is_unnamed(built) else ""
+            unnamed = ", an unnamed function" if is_unnamed(built) else ""
             raise InputError(
-                f"the index was built with another {what} (fingerprint {built!r}{unnamed}). Got {given.fingerprint!r}. "
-                "Give that one, build the index anew, or pass check_models=False if they are the same."
+                f"the index was built with another {name} (fingerprint {built!r}{unnamed}), got {given.fingerprint!r}. "
+                "Give that one, build the index again, or pass check_models=False if they are the same."
             )
 
     def add(
@@ -272,59 +280,46 @@ class Index:
         check_models: bool = True,
         progress: Progress | None = None,
     ) -> Self:
-        """An index with these items, too.
+        """An index that has these items, too; the vectors of the others do not change.
 
-        Each is scored against `queries_per_item` of the stored train queries (with CUR against all anchors, with
-        inductive vectors against none) and gets the vector that explains its scores. The others stay as they are.
-        In a prior they have the bias that their vectors let expect.
+        Each new item is scored against `queries_per_item` train queries (all anchors with CUR, none with inductive
+        vectors) and gets the vector that fits its scores. Its bias in a prior is predicted from its vector.
         """
-        if not isinstance(items, Items):
-            raise InputError(f"items must be Items, as from Items.from_path(…). Got {type(items).__name__} instead.")
+        check_items(items)
         check_positive("queries_per_item", queries_per_item)
         if check_models:
             self.check_models(scorer=scorer, encoder=encoder)
-        clash = next((id_ for id_ in items.ids if id_ in self.items), None)
-        if clash is not None:
-            raise InputError(f"the index has an item {clash!r} already. Remove it first, or add it under another id.")
+        duplicate = next((id_ for id_ in items.ids if id_ in self.items), None)
+        if duplicate is not None:
+            raise InputError(f"the index has an item {duplicate!r} already. Remove it first, or use another id.")
         vectors = encode_items(items, encoder, dtype=str(self.vectors.dtype), progress=progress)
         if vectors.shape[1] != self.vectors.shape[1]:
             raise InputError(
-                f"the encoder must give {self.vectors.shape[1]} dimensions, as the index has. "
-                f"Got {vectors.shape[1]} instead."
+                f"`encoder` must give {self.vectors.shape[1]} dimensions, as in the index, got {vectors.shape[1]}."
             )
         timed = Timed(scorer)
         factors, entries, fitted = self.factors, None, vectors
         if factors is not None:
             if factors.needs_scores:
-                entries = self._score_new(items, timed, factors, queries_per_item, work_dir, progress)
+                n_queries, plan = len(self.queries), PerItem(queries=queries_per_item)
+                pairs = (
+                    all_pairs(n_queries, len(items))
+                    if factors.kind == "cur"
+                    else sample_per_item(plan, n_queries=n_queries, n_items=len(items))
+                )
+                work = None if work_dir is None else Path(work_dir)
+                entries = score_build(pairs, self.queries, items, timed, work_dir=work, progress=progress)
             fitted = factors.vectors_of(vectors, entries, self.normalization)
             factors = factors.with_items(np.concatenate([factors.items, fitted]))
         together = Items(chain(self.items.texts, items.texts), ids=chain(self.items.ids, items.ids))
-        report = replace(
-            self.report,
-            items=len(together),
-            calls=self.report.calls + (0 if entries is None else len(entries)),
-            calls_made=timed.calls,
+        calls = self.report.calls + (0 if entries is None else len(entries))
+        return self._change(
+            items=together,
+            vectors=np.concatenate([self.vectors, vectors]),
+            factors=factors,
+            prior=None if self.prior is None else self.prior.add(fitted),
+            report=replace(self.report, items=len(together), calls=calls, calls_made=timed.calls),
         )
-        prior = None if self.prior is None else self.prior.add(fitted)
-        return self._changed(together, np.concatenate([self.vectors, vectors]), factors, prior, report)
-
-    def _score_new(
-        self,
-        items: Items,
-        scorer: Scorer,
-        factors: Factors,
-        queries_per_item: int,
-        work_dir: str | Path | None,
-        progress: Progress | None,
-    ) -> SparseScores:
-        sizes = len(self.queries), len(items)
-        if factors.kind == "cur":
-            pairs = all_pairs(*sizes)
-        else:
-            pairs = sample_per_item(PerItem(queries=queries_per_item), n_queries=sizes[0], n_items=sizes[1])
-        work = None if work_dir is None else Path(work_dir)
-        return score_build(pairs, self.queries, items, scorer, work_dir=work, progress=progress)
 
     def remove(self, ids: Iterable[str | int]) -> Self:
         """An index without the items of these ids."""
@@ -332,38 +327,19 @@ class Index:
         keep[self.items.rows_of(ids)] = False
         rows = np.flatnonzero(keep)
         if not len(rows):
-            raise InputError("an index must keep at least one item. Got the ids of all of them.")
+            raise InputError("An index must keep at least one item, got the ids of all.")
         items = Items(self.items.texts_of(rows), ids=self.items.ids_of(rows))
-        factors = None if self.factors is None else self.factors.with_items(self.factors.items[rows])
-        prior = None if self.prior is None else self.prior.take(rows)
-        return self._changed(items, self.vectors[rows], factors, prior, replace(self.report, items=len(items)))
-
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        factors = {} if self.factors is None else self.factors.arrays()
-        arrays: dict[str, NDArray[Any]] = {VECTORS: self.vectors, **factors}
-        if self.prior is not None:
-            arrays |= {BIAS: self.prior.bias, TRAITS: self.prior.traits.astype(np.float16)}
-        return arrays
-
-    def _changed(
-        self,
-        items: Items,
-        vectors: NDArray[Any],
-        factors: Factors | None,
-        prior: Prior | None,
-        report: BuildReport,
-    ) -> Self:
-        return type(self)(
-            items,
-            vectors,
-            queries=self.queries,
-            normalization=self.normalization,
-            factors=factors,
-            prior=prior,
-            scorer=self.scorer,
-            encoder=self.encoder,
-            report=report,
+        return self._change(
+            items=items,
+            vectors=self.vectors[rows],
+            factors=None if self.factors is None else self.factors.with_items(self.factors.items[rows]),
+            prior=None if self.prior is None else self.prior.take(rows),
+            report=replace(self.report, items=len(items)),
         )
+
+    def _change(self, **changes: Any) -> Self:
+        """A changed copy, not saved yet."""
+        return replace(self, **changes, _bm25=None, _folder=None)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -372,23 +348,16 @@ class Index:
         kind = "encoder" if self.factors is None else self.factors.kind
         return f"Index({len(self.items)} items, {self.vectors.shape[1]} dimensions, {kind} vectors)"
 
-    def _check_sizes(self) -> None:
-        fitted = len(self.items) if self.factors is None else len(self.factors.items)
-        if not len(self.items) == len(self.vectors) == fitted:
-            raise InputError(
-                f"there must be one vector per item. Got {len(self.items)} items, {len(self.vectors)} vectors "
-                f"and {fitted} fitted ones."
-            )
-        if self.prior is not None and not len(self.prior.bias) == len(self.prior.traits) == len(self.items):
-            raise InputError(
-                f"there must be one bias per item ({len(self.items)}), and traits. Got {len(self.prior.bias)} and "
-                f"{len(self.prior.traits)}."
-            )
+
+def _read_prior(facts: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Prior | None:
+    if facts.get("prior") is None:
+        return None
+    return Prior.from_dict(facts["prior"], bias=arrays[BIAS], latent_factors=arrays[LATENT_FACTORS])
 
 
 @contextmanager
 def _naming(folder: Folder) -> Iterator[None]:
-    """Errors about what was read from the folder, with its name."""
+    """Name the folder in errors about its content."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, InputError) as error:

@@ -1,4 +1,4 @@
-"""What the scores of train queries tell about items beside their biases: traits, which queries like more or less."""
+"""Probabilistic PCA of a score matrix with missing entries, fitted by expectation–maximization."""
 
 from __future__ import annotations
 
@@ -9,121 +9,116 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn.indexing.factorization.trainer import blocks
-from crossknn.strategies.posterior.prior import TRAITS
+from crossknn.indexing.factorization.trainer import batches
+from crossknn.strategies.posterior.prior import LATENT_FACTORS
 
-ITEMS: Final = 20_000  # that the tastes of queries are learned from,
-SCORES: Final = 64  # by so many scores of each
-STEPS: Final = 12
-BLOCK: Final = 2**17  # scores whose tastes are in memory at once
-BEGIN: Final = 0.7  # of the variance is noise, to begin with
+MAX_ITEMS: Final = 20_000  # that the loadings are fitted to
+SCORES_PER_ITEM: Final = 64  # at most, of these items
+EM_STEPS: Final = 12
+BATCH_SCORES: Final = 2**17  # whose loadings are in memory together
+INITIAL_NOISE: Final = 0.7  # share of the variance
 
 Array = NDArray[np.float64]
-Numbers = NDArray[Any]  # whole ones
+Integers = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class ItemScores:
-    """Scores of train queries, those of one item side by side."""
+    """Scores grouped by item."""
 
-    queries: Numbers
-    values: Array
-    starts: Numbers  # (items + 1,) where each item's begin
+    queries: Integers  # (scores,)
+    values: Array  # (scores,)
+    starts: Integers  # (items + 1,) item i has the scores starts[i] to starts[i + 1]
 
     @classmethod
-    def of(cls, queries: Numbers, rows: Numbers, values: Array, n_items: int) -> Self:
+    def group(cls, queries: Integers, rows: Integers, values: Array, n_items: int) -> Self:
         order = np.argsort(rows, kind="stable")
         return cls(queries[order], values[order], np.searchsorted(rows[order], np.arange(n_items + 1)))
 
-    def some(self, rng: np.random.Generator) -> Self:
-        """Some of the items that have scores, of each at most `SCORES` of them."""
+    def sample(self, rng: np.random.Generator) -> Self:
+        """At most `MAX_ITEMS` scored items with at most `SCORES_PER_ITEM` scores each."""
         counts = np.diff(self.starts)
-        rows = np.sort(rng.permutation(np.flatnonzero(counts))[:ITEMS])
-        places = np.concatenate(
-            [np.sort(rng.permutation(self.starts[row] + np.arange(counts[row]))[:SCORES]) for row in rows]
+        rows = np.sort(rng.permutation(np.flatnonzero(counts))[:MAX_ITEMS])
+        chosen = np.concatenate(
+            [np.sort(rng.permutation(self.starts[row] + np.arange(counts[row]))[:SCORES_PER_ITEM]) for row in rows]
         )
-        starts = np.concatenate([[0], np.cumsum(np.minimum(counts[rows], SCORES))])
-        return type(self)(self.queries[places], self.values[places], starts)
+        starts = np.concatenate([[0], np.cumsum(np.minimum(counts[rows], SCORES_PER_ITEM))])
+        return type(self)(self.queries[chosen], self.values[chosen], starts)
 
-    def blocks(self, rows: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
-        """(places in `rows`, (those, count) places of their scores): all items of a block have as many scores."""
+    def batches(self, rows: Integers) -> Iterator[tuple[Integers, Integers]]:
+        """(positions in `rows`, (positions, count) their scores), for items with the same number of scores."""
         counts = np.diff(self.starts)[rows]
         for count in np.unique(counts):
-            mine = np.flatnonzero(counts == count)
-            for block in blocks(len(mine), max(1, BLOCK // max(int(count), 1))):
-                part = mine[block]
+            members = np.flatnonzero(counts == count)
+            for batch in batches(len(members), max(1, BATCH_SCORES // max(int(count), 1))):
+                part = members[batch]
                 yield part, self.starts[rows[part], None] + np.arange(count)
 
 
 @dataclass(frozen=True)
 class ProbabilisticPca:
-    """How train queries differ in what they like: `value(q, i) = taste(q) · trait(i) + noise`, with traits ~ N(0, I).
-
-    Probabilistic principal components of a matrix with gaps, fitted by expectation–maximisation.
-    """
+    """`value(q, i) = loadings(q) · z(i) + noise` with latent factors z(i) ~ N(0, I) of every item."""
 
     scores: ItemScores
-    matrix: Array  # (queries, TRAITS)
-    noise: float
+    loadings: Array  # (queries, factors)
+    noise: float  # variance
 
     @classmethod
-    def fit(cls, queries: Numbers, rows: Numbers, values: Array, *, n_items: int, seed: int = 0) -> Self:
+    def fit(cls, queries: Integers, rows: Integers, values: Array, *, n_items: int, seed: int = 0) -> Self:
         rng = np.random.default_rng(seed)
-        numbers, places = np.unique(queries, return_inverse=True)
-        scores = ItemScores.of(places, rows, values, n_items)
-        spread = float(np.sqrt(max(values.var(), 1e-12)))
-        begin = spread * rng.normal(size=(len(numbers), TRAITS)) / np.sqrt(TRAITS)
-        tastes = cls(scores.some(rng), begin, BEGIN * spread**2)
-        for _ in range(STEPS):
-            tastes = tastes._improve()
-        return cls(scores, tastes.matrix, tastes.noise)
+        distinct, numbers = np.unique(queries, return_inverse=True)
+        scores = ItemScores.group(numbers, rows, values, n_items)
+        deviation = float(np.sqrt(max(values.var(), 1e-12)))
+        loadings = deviation * rng.normal(size=(len(distinct), LATENT_FACTORS)) / np.sqrt(LATENT_FACTORS)
+        model = cls(scores.sample(rng), loadings, INITIAL_NOISE * deviation**2)
+        for _ in range(EM_STEPS):
+            model = model._em_step()
+        return cls(scores, model.loadings, model.noise)
 
-    def features(self, rows: Numbers) -> Array:
-        """(rows, TRAITS) what is expected of their traits, turned and scaled so that a query's taste is ~ N(0, I)."""
-        sizes, axes = np.linalg.eigh(self.matrix.T @ self.matrix / len(self.matrix))
-        turn, features = axes * np.sqrt(np.maximum(sizes, 0)), np.empty((len(rows), TRAITS))
-        for part, means, _, _ in self._expect(rows):
-            features[part] = means @ turn
+    def features(self, rows: Integers) -> Array:
+        """(rows, factors) posterior means of z, rotated and scaled so that a query's loadings are ~ N(0, I)."""
+        eigenvalues, axes = np.linalg.eigh(self.loadings.T @ self.loadings / len(self.loadings))
+        rotation, features = axes * np.sqrt(np.maximum(eigenvalues, 0)), np.empty((len(rows), LATENT_FACTORS))
+        for part, means, _, _ in self._posterior(rows):
+            features[part] = means @ rotation
         return features
 
-    def _expect(self, rows: Numbers) -> Iterator[tuple[Numbers, Array, Array, Array]]:
-        """For blocks of these items: places in `rows`, the means of their traits, what those were made by, and tastes.
+    def _posterior(self, rows: Integers) -> Iterator[tuple[Integers, Array, Array, Array]]:
+        """Batches of (positions in `rows`, posterior means of z, gain, loadings); covariance I − gain·loadings."""
+        for part, entries in self.scores.batches(rows):
+            loadings = self.loadings[self.scores.queries[entries]]  # (items, scores, factors)
+            gain = _gain(loadings, self.noise)
+            yield part, (gain @ self.scores.values[entries][:, :, None])[:, :, 0], gain, loadings
 
-        The covariance of traits is I less the product of the last two.
-        """
-        for part, places in self.scores.blocks(rows):
-            tastes = self.matrix[self.scores.queries[places]]  # (items, scores, TRAITS)
-            gain = _gain(tastes, self.noise)
-            yield part, (gain @ self.scores.values[places][:, :, None])[:, :, 0], gain, tastes
-
-    def _improve(self) -> Self:
-        """One step: traits as these tastes let expect them, then the tastes and the noise that fit them best."""
+    def _em_step(self) -> Self:
+        """E step: posterior of every z. M step: least squares for the loadings and the noise."""
         scores, count = self.scores, len(self.scores.starts) - 1
-        means, known = np.empty((count, TRAITS)), np.empty((count, TRAITS * TRAITS))
-        for part, mine, gain, tastes in self._expect(np.arange(count)):
-            means[part] = mine
-            known[part] = (gain @ tastes).reshape(len(mine), -1)
+        means, reduction = np.empty((count, LATENT_FACTORS)), np.empty((count, LATENT_FACTORS * LATENT_FACTORS))
+        for part, own, gain, tall in self._posterior(np.arange(count)):
+            means[part] = own
+            reduction[part] = (gain @ tall).reshape(len(own), -1)  # of the variance
         items = np.repeat(np.arange(count), np.diff(scores.starts))
         order = np.argsort(scores.queries, kind="stable")
-        starts = np.searchsorted(scores.queries[order], np.arange(len(self.matrix) + 1))
-        matrix, explained = np.zeros_like(self.matrix), 0.0
-        for number in np.flatnonzero(np.diff(starts)):
-            places = order[starts[number] : starts[number + 1]]
-            mine = means[items[places]]
-            liked = scores.values[places] @ mine
-            doubts = len(places) * np.eye(TRAITS) - known[items[places]].sum(0).reshape(TRAITS, TRAITS)
-            summed = doubts + mine.T @ mine
-            matrix[number] = np.linalg.solve(summed, liked)
-            explained += float(matrix[number] @ liked)
+        starts = np.searchsorted(scores.queries[order], np.arange(len(self.loadings) + 1))
+        loadings, explained = np.zeros_like(self.loadings), 0.0
+        for query in np.flatnonzero(np.diff(starts)):
+            entries = order[starts[query] : starts[query + 1]]
+            own = means[items[entries]]
+            right = scores.values[entries] @ own
+            covariance = len(entries) * np.eye(LATENT_FACTORS) - reduction[items[entries]].sum(0).reshape(
+                LATENT_FACTORS, LATENT_FACTORS
+            )
+            loadings[query] = np.linalg.solve(covariance + own.T @ own, right)
+            explained += float(loadings[query] @ right)
         noise = max(float(scores.values @ scores.values) - explained, 1e-12) / len(scores.values)
-        return type(self)(scores, matrix, noise)
+        return type(self)(scores, loadings, noise)
 
 
-def _gain(tastes: Array, noise: float) -> Array:
-    """(items, TRAITS, scores) what values are multiplied by to expect traits; the smaller of two systems is solved."""
-    turned = tastes.swapaxes(1, 2)
-    if tastes.shape[1] < TRAITS:
-        small: Array = np.linalg.inv(tastes @ turned + noise * np.eye(tastes.shape[1])).astype(np.float64)
-        return turned @ small
-    large: Array = np.linalg.inv(turned @ tastes + noise * np.eye(TRAITS)).astype(np.float64)
-    return large @ turned
+def _gain(loadings: Array, noise: float) -> Array:
+    """(items, factors, scores): maps values to posterior means, by the smaller of two equivalent linear systems."""
+    transposed = loadings.swapaxes(1, 2)
+    if loadings.shape[1] < LATENT_FACTORS:
+        small: Array = np.linalg.inv(loadings @ transposed + noise * np.eye(loadings.shape[1])).astype(np.float64)
+        return transposed @ small
+    large: Array = np.linalg.inv(transposed @ loadings + noise * np.eye(LATENT_FACTORS)).astype(np.float64)
+    return large @ transposed

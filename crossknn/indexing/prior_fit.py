@@ -1,45 +1,52 @@
-"""Fits the prior of posterior search to the scores of a build."""
+"""Empirical Bayes fit of the `Prior` of posterior search to the scores of a build."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError
-from crossknn.indexing.factorization.trainer import blocks
+from crossknn.indexing.factorization.trainer import batches
 from crossknn.indexing.ppca import ProbabilisticPca
+from crossknn.indexing.sampling import Propose
 from crossknn.indexing.score_matrix import SparseScores
-from crossknn.strategies.posterior.prior import DEPTH, TRAITS, Columns, Prior, columns_at, grow
-from crossknn.types import Proposal, Rows, Scores
+from crossknn.strategies.posterior.prior import LATENT_FACTORS, RETRIEVER_DEPTH, Prior, gamma_at, signal_features
+from crossknn.types import Scores
 from crossknn.vectors.ranking import ranks_in
 
-NEAR: Final = 100  # a pair is near where a retriever has the item among so many
-WEIGHT: Final = 0.5  # of near pairs in the fit of the mean
-BEYOND: Final = 1.5  # γ grows up to so many times what it has at the median of near pairs
+TOP_RANKS: Final = 100  # a pair is a top pair if a retriever ranks the item this high
+TOP_WEIGHT: Final = 0.5  # of all top pairs together in the fit of the mean
+GAMMA_EXTRAPOLATION: Final = 1.5  # γ − 1 grows up to this multiple of its value at the median top pair
 RIDGE: Final = 1.0  # of the mean's weights, in observations
-QUERIES: Final = 80  # whose scores the variances are fitted to
-ROWS: Final = 50  # of each of them, near ones and others each
-STEPS: Final = 60
-BLOCK: Final = 2**15  # items whose vectors are in memory at once
-LEAST, MOST = 1e-4, 1e3  # of a variance, as a share of the residuals' own
+VARIANCE_QUERIES: Final = 80  # whose scores the variances are fitted to
+VARIANCE_ROWS: Final = 50  # of each of them, for top pairs and for others
+VARIANCE_STEPS: Final = 60
+VECTOR_BATCH: Final = 2**15  # items whose vectors are in memory together
+MIN_VARIANCE, MAX_VARIANCE = 1e-4, 1e3  # relative to the residuals' own
 
-Propose = Callable[[str, int], Sequence[Proposal]]
-"""`propose(retriever, n)`: the n best rows for every train query."""
 Array = NDArray[np.float64]
-Places = NDArray[np.int64]  # of pairs
+Positions = NDArray[np.int64]  # of pairs
 
 
-class _Observed(NamedTuple):
-    """Scored pairs: train query, row, what the retrievers say, whether one has it near its top, and the score."""
+class _Observations(NamedTuple):
+    """Scored pairs with their retriever features."""
 
     queries: NDArray[np.int32]
     rows: NDArray[np.int32]
-    columns: Array
-    near: NDArray[np.bool_]
+    features: Array  # (pairs, features)
+    top: NDArray[np.bool_]  # whether a retriever ranks the item among its top
     scores: Array
+
+
+class ItemBiases(NamedTuple):
+    """Mean residual of each item's scores given the retriever features, shrunk."""
+
+    items: Scores  # (items,)
+    leave_one_out: Array  # (pairs,) the bias of each pair's item without that pair
+    weights: Array  # (dim + 1,) of the ridge regression of the bias on the item vector and a constant
 
 
 def fit_prior(
@@ -47,22 +54,22 @@ def fit_prior(
 ) -> Prior:
     """The prior that explains the entries.
 
-    The mean by least squares, in which pairs near a retriever's top count as much as all others together; γ from the
-    residuals of both; item biases from residuals, shrunk by how often each item was scored towards what its vector lets
-    expect; traits from what is then left; variances by marginal likelihood.
+    The mean comes from a ridge regression on retriever features in which top pairs weigh as much as all others; γ
+    from the ratio of both groups' residuals; item biases from residuals, shrunk toward a regression on the item
+    vectors; latent factors from a probabilistic PCA of what remains; variances by marginal likelihood.
     """
     if len(entries) < 2:
-        raise InputError(f"a prior needs the scores of some pairs. Got {len(entries)}.")
+        raise InputError(f"A prior needs the scores of at least two pairs, got {len(entries)}.")
     seen = _observe(entries, signals, propose)
-    center, spread = seen.columns.mean(0), seen.columns.std(0)
+    center, spread = seen.features.mean(0), seen.features.std(0)
     spread[spread < 1e-6] = 1.0
-    seen = seen._replace(columns=(seen.columns - center) / spread)
+    seen = seen._replace(features=(seen.features - center) / spread)
     weights, intercept = _fit_mean(seen)
-    said = seen.columns @ weights + intercept
-    growth = _fit_growth(said, seen.scores - said, seen.near)
-    deviation = grow(said, **growth)
-    biases = _fit_biases(seen, seen.scores - said, deviation, item_vectors)
-    variances, noise, traits = _fit_rest(seen, said, deviation, biases, item_vectors, seed)
+    mean = seen.features @ weights + intercept
+    gamma_start, gamma_slope, gamma_max = _fit_gamma(mean, seen.scores - mean, seen.top)
+    gamma = gamma_at(mean, gamma_start=gamma_start, gamma_slope=gamma_slope, gamma_max=gamma_max)
+    biases = _fit_biases(seen, seen.scores - mean, gamma, item_vectors)
+    variances, noise, latent_factors = _fit_variance_components(seen, mean, gamma, biases, item_vectors, seed)
     return Prior(
         signals=tuple(signals),
         center=center,
@@ -70,205 +77,177 @@ def fit_prior(
         weights=weights,
         intercept=intercept,
         bias=biases.items,
-        traits=traits,
-        inductive=biases.inductive,
+        latent_factors=latent_factors,
+        bias_weights=biases.weights,
         variances=variances,
         noise=noise,
-        low=growth["low"],
-        rise=growth["rise"],
-        most=growth["most"],
+        gamma_start=gamma_start,
+        gamma_slope=gamma_slope,
+        gamma_max=gamma_max,
     )
 
 
-def _observe(entries: SparseScores, signals: Sequence[str], propose: Propose) -> _Observed:
+def _observe(entries: SparseScores, signals: Sequence[str], propose: Propose) -> _Observations:
+    """The entries sorted by query, with the features of each pair."""
     pairs, items = entries.pairs, entries.pairs.n_items
-    lists = [propose(name, min(DEPTH, items)) for name in signals]
+    proposals = [propose(name, min(RETRIEVER_DEPTH, items)) for name in signals]
     order = np.argsort(pairs.queries, kind="stable")
     numbers, starts = np.unique(pairs.queries[order], return_index=True)
-    columns: list[Columns] = []
-    near: list[NDArray[np.bool_]] = []
-    for number, places in zip(numbers, np.split(order, starts[1:]), strict=True):
-        proposals = [found[number] for found in lists]
-        rows: Rows = pairs.rows[places].astype(np.int64)
-        ranks = [ranks_in(proposal, rows) for proposal in proposals]
-        columns.append(columns_at(proposals, ranks))
-        near.append(np.min(ranks, axis=0) < min(NEAR, items // 10))
-    return _Observed(
+    features, top = [], []
+    for number, positions in zip(numbers, np.split(order, starts[1:]), strict=True):
+        own = [found[number] for found in proposals]
+        ranks = [ranks_in(proposal, pairs.rows[positions].astype(np.int64)) for proposal in own]
+        features.append(signal_features(own, ranks))
+        top.append(np.min(ranks, axis=0) < min(TOP_RANKS, items // 10))
+    return _Observations(
         pairs.queries[order],
         pairs.rows[order],
-        np.concatenate(columns).astype(np.float64),
-        np.concatenate(near),
+        np.concatenate(features).astype(np.float64),
+        np.concatenate(top),
         entries.scores[order].astype(np.float64),
     )
 
 
-def _fit_mean(seen: _Observed) -> tuple[Array, float]:
-    """Weights of the columns and what the score is where all are 0."""
-    share = float(seen.near.mean()) if seen.near.any() and not seen.near.all() else WEIGHT
-    counts = np.where(seen.near, WEIGHT / share, (1 - WEIGHT) / (1 - share))
-    level, center = float(np.average(seen.scores, weights=counts)), np.average(seen.columns, axis=0, weights=counts)
-    inputs = seen.columns - center
+def _fit_mean(seen: _Observations) -> tuple[Array, float]:
+    """Weights and intercept of a weighted ridge regression of the scores on the features."""
+    share = float(seen.top.mean()) if seen.top.any() and not seen.top.all() else TOP_WEIGHT
+    counts = np.where(seen.top, TOP_WEIGHT / share, (1 - TOP_WEIGHT) / (1 - share))
+    level, center = float(np.average(seen.scores, weights=counts)), np.average(seen.features, axis=0, weights=counts)
+    inputs = seen.features - center
     gram = inputs.T @ (counts[:, None] * inputs) + RIDGE * np.eye(inputs.shape[1])
     weights = np.linalg.solve(gram, inputs.T @ (counts * (seen.scores - level))).astype(np.float64)
     return weights, level - float(center @ weights)
 
 
-def _fit_growth(said: Array, residuals: Array, near: NDArray[np.bool_]) -> dict[str, float]:
-    """γ: 1 for what is far from any retriever's top, and what the residuals near one are times those far from it."""
-    if not near.any() or near.all():
-        return {"low": 0.0, "rise": 0.0, "most": 1.0}
-    low, high = float(np.median(said[~near])), float(np.median(said[near]))
-    times = float(residuals[near].std() / max(residuals[~near].std(), 1e-9))
-    if high <= low or times <= 1:
-        return {"low": low, "rise": 0.0, "most": 1.0}
-    return {"low": low, "rise": (times - 1) / (high - low), "most": 1 + BEYOND * (times - 1)}
+def _fit_gamma(mean: Array, residuals: Array, top: NDArray[np.bool_]) -> tuple[float, float, float]:
+    """Start, slope and maximum of γ.
 
-
-class _Biases(NamedTuple):
-    """By how much scores of each item are above what retrievers say.
-
-    items      (items,)
-    others     (pairs,) each pair's item's from the other pairs alone
-    inductive  (dim + 1,) what an item's vector and a constant let expect
+    It is 1 at the median of other pairs, and at the median of top pairs the ratio of both groups' residual deviations.
     """
-
-    items: Scores
-    others: Array
-    inductive: Array
-
-
-def _fit_biases(seen: _Observed, residuals: Array, deviation: Array, item_vectors: NDArray[Any]) -> _Biases:
-    inductive, usual = _fit_inductive(seen.rows, residuals, deviation, item_vectors)
-    bias, others = _fit_bias(seen.rows, residuals - usual[seen.rows], deviation, len(item_vectors))
-    return _Biases((bias + usual).astype(np.float32), others + usual[seen.rows], inductive)
+    if not top.any() or top.all():
+        return 0.0, 0.0, 1.0
+    start, end = float(np.median(mean[~top])), float(np.median(mean[top]))
+    ratio = float(residuals[top].std() / max(residuals[~top].std(), 1e-9))
+    if end <= start or ratio <= 1:
+        return start, 0.0, 1.0
+    return start, (ratio - 1) / (end - start), 1 + GAMMA_EXTRAPOLATION * (ratio - 1)
 
 
-def _fit_bias(rows: NDArray[np.int32], residuals: Array, deviation: Array, items: int) -> tuple[Scores, Array]:
-    """(items,) each item's mean residual, shrunk; and for every pair its item's from the other pairs alone."""
-    trust = deviation**-2 / max(float((residuals / deviation).var()), 1e-12)
-    counts = np.bincount(rows, trust, minlength=items)
-    sums = np.bincount(rows, trust * residuals, minlength=items)
-    # The product of an item's residuals in two different queries is on average its bias squared.
-    products = sums**2 - np.bincount(rows, (trust * residuals) ** 2, minlength=items)
-    weights = counts**2 - np.bincount(rows, trust**2, minlength=items)
-    square = float(products.sum() / weights.sum()) if weights.sum() > 0 else 0.0
-    doubt = 1 / max(square, 1e-12)
-    without = (sums[rows] - trust * residuals) / (counts[rows] - trust + doubt)
-    return (sums / (counts + doubt)).astype(np.float32), without
+def _fit_biases(seen: _Observations, residuals: Array, gamma: Array, item_vectors: NDArray[Any]) -> ItemBiases:
+    weights, predicted = _regress_bias(seen.rows, residuals, gamma, item_vectors)
+    bias, leave_one_out = _shrink_bias(seen.rows, residuals - predicted[seen.rows], gamma, len(item_vectors))
+    return ItemBiases((bias + predicted).astype(np.float32), leave_one_out + predicted[seen.rows], weights)
 
 
-def _fit_inductive(
-    rows: NDArray[np.int32], residuals: Array, deviation: Array, item_vectors: NDArray[Any]
+def _regress_bias(
+    rows: NDArray[np.int32], residuals: Array, gamma: Array, item_vectors: NDArray[Any]
 ) -> tuple[Array, Array]:
-    """(dim + 1,) weights of an item's vector and a constant that explain residuals, and (items,) what they say."""
+    """(dim + 1,) ridge regression of residuals on the item vector and a constant; (items,) its predictions."""
     items, dim = item_vectors.shape
-    trust = deviation**-2
-    counts, sums = np.bincount(rows, trust, minlength=items), np.bincount(rows, trust * residuals, minlength=items)
-    gram, along = np.zeros((dim + 1, dim + 1)), np.zeros(dim + 1)
-    for block in blocks(items, BLOCK):
-        vectors = _with_constant(item_vectors[block])
-        along += vectors.T @ sums[block].astype(np.float32)
-        vectors *= np.sqrt(counts[block, None]).astype(np.float32)
-        gram += vectors.T @ vectors
-    weights = np.linalg.solve(gram + np.trace(gram) / len(gram) * np.eye(len(gram)), along)
-    usual = np.empty(items)
-    for block in blocks(items, BLOCK):
-        usual[block] = np.asarray(item_vectors[block], np.float32) @ weights[:-1].astype(np.float32) + weights[-1]
-    return weights, usual
+    precision = gamma**-2
+    counts = np.bincount(rows, precision, minlength=items)
+    sums = np.bincount(rows, precision * residuals, minlength=items)
+    gram, right = np.zeros((dim + 1, dim + 1)), np.zeros(dim + 1)
+    for batch in batches(items, VECTOR_BATCH):
+        inputs = np.ones((batch.stop - batch.start, dim + 1), np.float32)
+        inputs[:, :-1] = item_vectors[batch]
+        right += inputs.T @ sums[batch].astype(np.float32)
+        inputs *= np.sqrt(counts[batch, None]).astype(np.float32)
+        gram += inputs.T @ inputs
+    weights = np.linalg.solve(gram + np.trace(gram) / len(gram) * np.eye(len(gram)), right)
+    predicted = np.empty(items)
+    for batch in batches(items, VECTOR_BATCH):
+        predicted[batch] = np.asarray(item_vectors[batch], np.float32) @ weights[:-1].astype(np.float32) + weights[-1]
+    return weights, predicted
 
 
-def _with_constant(vectors: NDArray[Any]) -> NDArray[np.float32]:
-    wide = np.ones((len(vectors), vectors.shape[1] + 1), np.float32)
-    wide[:, :-1] = vectors
-    return wide
+def _shrink_bias(rows: NDArray[np.int32], residuals: Array, gamma: Array, items: int) -> tuple[Scores, Array]:
+    """(items,) posterior mean of each item's bias; (pairs,) the same without the pair itself."""
+    precision = gamma**-2 / max(float((residuals / gamma).var()), 1e-12)
+    counts = np.bincount(rows, precision, minlength=items)
+    sums = np.bincount(rows, precision * residuals, minlength=items)
+    # The expected product of an item's residuals in two different queries is the variance of the bias.
+    products = sums**2 - np.bincount(rows, (precision * residuals) ** 2, minlength=items)
+    weights = counts**2 - np.bincount(rows, precision**2, minlength=items)
+    variance = float(products.sum() / weights.sum()) if weights.sum() > 0 else 0.0
+    prior_precision = 1 / max(variance, 1e-12)
+    leave_one_out = (sums[rows] - precision * residuals) / (counts[rows] - precision + prior_precision)
+    return (sums / (counts + prior_precision)).astype(np.float32), leave_one_out
 
 
-def _leave(queries: NDArray[np.int32], shown: Array, values: Array) -> Array:
-    """What a regression of each query's own on what is shown of its pairs leaves of the values."""
-    left = values.copy()
-    order = np.argsort(queries, kind="stable")
-    for places in np.split(order, np.flatnonzero(np.diff(queries[order])) + 1):
-        inputs = shown[places]
-        gram = inputs.T @ inputs + RIDGE * np.eye(inputs.shape[1])
-        left[places] -= inputs @ np.linalg.solve(gram, inputs.T @ values[places])
-    return left
-
-
-def _fit_rest(
-    seen: _Observed, said: Array, deviation: Array, biases: _Biases, item_vectors: NDArray[Any], seed: int
+def _fit_variance_components(
+    seen: _Observations, mean: Array, gamma: Array, biases: ItemBiases, item_vectors: NDArray[Any], seed: int
 ) -> tuple[Array, float, NDArray[Any]]:
-    """Variances, noise and (items, TRAITS) traits; these count as much as held-out queries tell that they are worth."""
+    """Variances of the feature blocks, noise, and (items, factors) latent factors, scaled by their own variance."""
     n_items, spread = len(item_vectors), float(biases.items.std()) or 1.0
-    own = biases.items[seen.rows]
-    shown = np.column_stack([seen.columns, own / spread, np.ones(len(own))])
-    left = _leave(seen.queries, shown, (seen.scores - said - own) / deviation)
-    sample = _sample(seen, seed)
-    held_out = _fit_held_out(seen, left, sample, n_items, seed)
-    shown[:, -2] = biases.others / spread
-    residuals = (seen.scores - said - biases.others) / deviation
-    variances, noise = _fit_variances(seen.rows, shown, residuals, held_out, item_vectors, sample)
-    tastes = ProbabilisticPca.fit(seen.queries, seen.rows, left, n_items=n_items, seed=seed)
-    traits = tastes.features(np.arange(n_items)) * min(1.0, np.sqrt(variances[-1]))
-    return variances[:-1], noise, traits.astype(np.float16)  # as an index keeps them
+    bias = biases.items[seen.rows]
+    features = np.column_stack([seen.features, bias / spread, np.ones(len(bias))])
+    residuals = _regress_out(seen.queries, features, (seen.scores - mean - bias) / gamma)
+    features[:, -2] = biases.leave_one_out / spread
+    targets = (seen.scores - mean - biases.leave_one_out) / gamma
+    scale, cases = max(float(targets.var()), 1e-12), []
+    sample = _sample_pairs(seen, seed)
+    for positions, factors in zip(sample, _cross_fit(seen, residuals, sample, n_items, seed), strict=True):
+        vectors = np.asarray(item_vectors[seen.rows[positions]], np.float64)
+        of_features = (np.outer(feature, feature) for feature in features[positions].T)
+        kernels = np.stack([vectors @ vectors.T, *of_features, factors @ factors.T])
+        cases.append((kernels, targets[positions] / np.sqrt(scale)))
+    *variances, factor_variance, noise = _maximize_likelihood(cases) * scale
+    pca = ProbabilisticPca.fit(seen.queries, seen.rows, residuals, n_items=n_items, seed=seed)
+    latent_factors = pca.features(np.arange(n_items)) * min(1.0, np.sqrt(factor_variance))
+    return np.array(variances), float(noise), latent_factors.astype(np.float16)  # as stored in an index
 
 
-def _fit_held_out(seen: _Observed, left: Array, sample: Sequence[Places], n_items: int, seed: int) -> list[Array]:
-    """For each sampled query (its pairs, TRAITS) what scores of half of the queries, not its own, tell of traits."""
-    numbers = np.unique(seen.queries)
-    half = np.random.default_rng(seed).permutation(len(numbers)) < len(numbers) // 2
-    side = half[np.searchsorted(numbers, seen.queries)]
-    if side.all() or not side.any():
-        return [np.zeros((len(places), TRAITS)) for places in sample]
-    halves = {
-        which: ProbabilisticPca.fit(seen.queries[mine], seen.rows[mine], left[mine], n_items=n_items, seed=seed)
-        for which, mine in ((True, side), (False, ~side))
-    }
-    return [halves[not side[places[0]]].features(seen.rows[places]) for places in sample]
+def _regress_out(queries: NDArray[np.int32], features: Array, values: Array) -> Array:
+    """The residuals of a ridge regression of each query's values on the features."""
+    residuals = values.copy()
+    order = np.argsort(queries, kind="stable")
+    for positions in np.split(order, np.flatnonzero(np.diff(queries[order])) + 1):
+        inputs = features[positions]
+        gram = inputs.T @ inputs + RIDGE * np.eye(inputs.shape[1])
+        residuals[positions] -= inputs @ np.linalg.solve(gram, inputs.T @ values[positions])
+    return residuals
 
 
-def _fit_variances(
-    rows: NDArray[np.int32],
-    shown: Array,
-    residuals: Array,
-    traits: Sequence[Array],
-    item_vectors: NDArray[Any],
-    sample: Sequence[Places],
-) -> tuple[Array, float]:
-    """The variance of each block of features, of the traits last, and of the noise, of largest marginal likelihood."""
-    scale = max(float(residuals.var()), 1e-12)
-    cases = []
-    for places, mine in zip(sample, traits, strict=True):
-        vectors = np.asarray(item_vectors[rows[places]], np.float64)
-        columns = (np.outer(column, column) for column in shown[places].T)
-        kernels = [vectors @ vectors.T, *columns, mine @ mine.T]
-        cases.append((np.stack(kernels), residuals[places] / np.sqrt(scale)))
-    found = _maximise(cases) * scale
-    return found[:-1], float(found[-1])
-
-
-def _sample(seen: _Observed, seed: int) -> list[Places]:
-    """For some queries the places of some of their pairs, near ones and others alike."""
+def _sample_pairs(seen: _Observations, seed: int) -> list[Positions]:
+    """For some queries the positions of some of their pairs, top ones and others."""
     rng = np.random.default_rng(seed)
-    chosen = rng.permutation(np.unique(seen.queries))[:QUERIES]
-    parts = []
+    chosen = rng.permutation(np.unique(seen.queries))[:VARIANCE_QUERIES]
+    sample = []
     for number in np.sort(chosen):
-        mine = rng.permutation(np.flatnonzero(seen.queries == number))
-        parts.append(np.concatenate([mine[seen.near[mine]][:ROWS], mine[~seen.near[mine]][:ROWS]]))
-    return parts
+        own = rng.permutation(np.flatnonzero(seen.queries == number))
+        sample.append(np.concatenate([own[seen.top[own]][:VARIANCE_ROWS], own[~seen.top[own]][:VARIANCE_ROWS]]))
+    return sample
 
 
-def _maximise(cases: Sequence[tuple[Array, Array]]) -> Array:
-    """The variances of largest likelihood of all cases; no step of this minorise–maximise scheme makes it smaller."""
+def _cross_fit(
+    seen: _Observations, residuals: Array, sample: Sequence[Positions], n_items: int, seed: int
+) -> list[Array]:
+    """For each sampled query (its pairs, factors) latent factors fitted to the half of the queries it is not in."""
+    numbers = np.unique(seen.queries)
+    first_half = np.random.default_rng(seed).permutation(len(numbers)) < len(numbers) // 2
+    half = first_half[np.searchsorted(numbers, seen.queries)]
+    if half.all() or not half.any():
+        return [np.zeros((len(positions), LATENT_FACTORS)) for positions in sample]
+    fits = {
+        which: ProbabilisticPca.fit(seen.queries[own], seen.rows[own], residuals[own], n_items=n_items, seed=seed)
+        for which, own in ((True, half), (False, ~half))
+    }
+    return [fits[not half[positions[0]]].features(seen.rows[positions]) for positions in sample]
+
+
+def _maximize_likelihood(cases: Sequence[tuple[Array, Array]]) -> Array:
+    """Type-II maximum likelihood by minorization–maximization, of which no step lowers the likelihood."""
     variances = np.full(len(cases[0][0]) + 1, 0.5)
-    for _ in range(STEPS):
-        explained, expected = np.sum([_compare(variances, *case) for case in cases], axis=0)
+    for _ in range(VARIANCE_STEPS):
+        explained, expected = np.sum([_likelihood_terms(variances, *case) for case in cases], axis=0)
         ratio = np.divide(explained, expected, out=np.zeros_like(expected), where=expected > 0)
-        variances = np.clip(variances * np.sqrt(ratio), LEAST, MOST)
+        variances = np.clip(variances * np.sqrt(ratio), MIN_VARIANCE, MAX_VARIANCE)
     return variances
 
 
-def _compare(variances: Array, kernels: Array, values: Array) -> Array:
-    """(2, blocks + 1): what each block explains of the values, and what it would on average if the model were true."""
+def _likelihood_terms(variances: Array, kernels: Array, values: Array) -> Array:
+    """(2, kernels + 1): what each kernel and the noise explain of the values, and its expectation under the model."""
     covariance = np.tensordot(variances[:-1], kernels, 1) + variances[-1] * np.eye(len(values))
     inverse = np.linalg.inv(covariance)
     solved = inverse @ values

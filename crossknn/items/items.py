@@ -1,4 +1,4 @@
-"""`Items`: what is searched. Ids, rows and texts, and how one is found from another."""
+"""`Items`: the corpus. Ids, rows and texts, and the lookups between them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from os import PathLike
@@ -18,147 +17,50 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
-from crossknn._checks import check_choice
+from crossknn._checks import check_choice, check_positive, invalid
 from crossknn.errors import InputError
-from crossknn.items import readers
-from crossknn.items.readers import MAX_LINE_BYTES, Errors, Fields, Source, as_id, describe
-from crossknn.items.string_column import BLOCK, Column, Lookup, Strings, hash_ids, map_columns, write_columns
+from crossknn.items import readers, string_column
+from crossknn.items.fields import Fields, as_id, wrong_type
+from crossknn.items.readers import MAX_LINE_BYTES, Errors, Record, Source
+from crossknn.items.string_column import BLOCK_STRINGS, IdLookup, StringColumn, StringColumnBuilder
 from crossknn.types import Mask, Progress, Rows
 
-__all__ = ["Items", "Strings"]
-
 logger = logging.getLogger("crossknn")
+_NO_ROWS: Final = np.empty(0, np.int64)
 
 Empty = Literal["keep", "skip", "error"]
 AnyPath = str | PathLike[str]
 
-BLOCK_CHARS: Final = 2**23  # what a block of records may hold together, besides having at most BLOCK of them
-
-
-@dataclass(frozen=True, slots=True)
-class _Gathered:
-    """The records of a source in columns."""
-
-    ids: Strings
-    texts: Strings
-    hashes: NDArray[np.int64]
-    places: NDArray[np.int64]
-    empty_texts: int
-
-
-def _gather(source: Source, *, empty: Empty, errors: Errors, progress: Progress | None) -> _Gathered:
-    """Read all records, one block of Python objects at a time."""
-    check_choice("errors", errors, ("strict", "replace"))
-    check_choice("empty", empty, ("keep", "skip", "error"))
-    ids, texts, hashes, places = Column(), Column(), [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    screen = _Screen(source, empty)
-    step = f"read {Path(source.name).name}"
-    for block in _blocks(screen.pass_on()):
-        at = [record[2] for record in block]
-        block_ids = _encodable([record[0] for record in block], at, source, errors)
-        ids.append(block_ids)
-        texts.append(_encodable([record[1] for record in block], at, source, errors))
-        hashes.append(hash_ids(block_ids))
-        places.append(np.array(at, np.int64))
-        if progress is not None:
-            progress(step, source.done, max(source.total, source.done))
-    if progress is not None:
-        progress(step, max(source.total, source.done), max(source.total, source.done))
-    screen.log()
-    kept = screen.empty if empty == "keep" else 0
-    return _Gathered(ids.finish(), texts.finish(), np.concatenate(hashes), np.concatenate(places), kept)
-
-
-def _blocks(records: Iterator[readers.Record]) -> Iterator[list[readers.Record]]:
-    """Runs of records, bounded in number and in characters."""
-    block: list[readers.Record] = []
-    chars = 0
-    for record in records:
-        block.append(record)
-        chars += len(record[1])
-        if len(block) == BLOCK or chars > BLOCK_CHARS:
-            yield block
-            block, chars = [], 0
-    if block:
-        yield block
-
-
-class _Screen:
-    """Decides what becomes of records without text, and counts them."""
-
-    def __init__(self, source: Source, empty: Empty) -> None:
-        self._source, self._policy = source, empty
-        self.empty = 0
-        self._first = -1
-
-    def pass_on(self) -> Iterator[readers.Record]:
-        for record in self._source:
-            text = record[1]
-            if (text and not text.isspace()) or self._note(record[0], record[2]):
-                yield record
-
-    def _note(self, id_: str, at: int) -> bool:
-        """Count a record without text; True if it stays."""
-        if self._policy == "error":
-            raise self._source.error(
-                at, f'wanted text, got none for id {id_!r}. Give it text, or pass empty="keep" or empty="skip".'
-            )
-        self.empty += 1
-        self._first = at if self.empty == 1 else self._first
-        return self._policy == "keep"
-
-    def log(self) -> None:
-        if self.empty:
-            what, level = ("kept", logging.WARNING) if self._policy == "keep" else ("skipped", logging.INFO)
-            first = self._source.place(self._first)
-            logger.log(
-                level,
-                '%d items without text were %s (empty="%s"), the first at %s',
-                self.empty,
-                what,
-                self._policy,
-                first,
-            )
-
-
-def _encodable(block: list[str], at: Sequence[int], source: Source, errors: Errors) -> list[str]:
-    """The block without lone surrogates, which UTF-8 cannot hold: an error, or U+FFFD in their place."""
-    try:
-        "".join(block).encode()
-    except UnicodeEncodeError:
-        return [_encodable_one(value, place, source, errors) for value, place in zip(block, at, strict=True)]
-    return block
-
-
-def _encodable_one(value: str, at: int, source: Source, errors: Errors) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        if errors == "replace":
-            return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        raise source.error(
-            at,
-            f"wanted whole characters, got the lone surrogate \\u{ord(value[error.start]):04x} at character "
-            f'{error.start}. Mend the text, or pass errors="replace".',
-        ) from error
-    return value
+BLOCK_CHARS: Final = 2**23  # in a block of records, besides at most BLOCK_STRINGS of them
+READERS: Final = {
+    ".jsonl": "from_jsonl",
+    ".ndjson": "from_jsonl",
+    ".json": "from_jsonl",
+    ".csv": "from_csv",
+    ".tsv": "from_csv",
+    ".parquet": "from_parquet",
+    ".txt": "from_lines",
+}
 
 
 class Items:
-    """What is searched: ids ↔ rows ↔ texts. Never changes once made.
+    """The corpus to search: ids, rows and texts; immutable.
 
-    `Items(["one text", "another"])` numbers the items "0", "1", …; `ids=` gives them names. A row is the
-    position of an item in the order in which it was given. Integers are taken as ids and become strings.
+    A row is the position of an item in the order in which it was given.
+
+    Args:
+        texts: One string per item.
+        ids: Distinct strings or integers, which become strings; by default "0", "1", …
     """
 
     def __init__(self, texts: Iterable[str], *, ids: Iterable[str | int] | None = None) -> None:
-        self._fill(readers.Pairs(texts, ids))
+        self._fill(readers.TextsAndIds(texts, ids))
 
     @classmethod
     def from_dict(cls, texts: Mapping[str, str]) -> Self:
         """Items from a mapping of ids to texts, in its order."""
         if not isinstance(texts, Mapping):
-            raise InputError(f"from_dict takes a mapping of ids to texts. Got {describe(texts)} instead.")
+            raise wrong_type("texts", "a mapping of ids to texts", texts)
         return cls(texts.values(), ids=texts.keys())
 
     @classmethod
@@ -172,7 +74,7 @@ class Items:
         empty: Empty = "keep",
         errors: Errors = "strict",
     ) -> Self:
-        """Items from mappings with an id and one or several text fields, BEIR's by default."""
+        """Items from mappings with an id and one or several text fields, by default those of BEIR."""
         return cls._load(readers.Mappings(records, Fields.of(id, text, join)), empty=empty, errors=errors)
 
     @classmethod
@@ -188,7 +90,11 @@ class Items:
         max_line_bytes: int = MAX_LINE_BYTES,
         progress: Progress | None = None,
     ) -> Self:
-        """Items from one JSON object per line, BEIR's fields by default; `.gz` is decompressed."""
+        """Items from a file with one JSON object per line, by default with the fields of BEIR; may be gzipped.
+
+        Several text fields are joined by `join`. Items without text are kept, skipped or an error, as `empty` says.
+        Bytes that are not UTF-8 are an error, or with `errors="replace"` U+FFFD. `progress` gets the bytes read.
+        """
         fields = Fields.of(id, text, join)
         source = readers.JsonLines(Path(path), fields, errors=errors, max_line_bytes=max_line_bytes)
         return cls._load(source, empty=empty, errors=errors, progress=progress)
@@ -208,10 +114,10 @@ class Items:
         max_line_bytes: int = MAX_LINE_BYTES,
         progress: Progress | None = None,
     ) -> Self:
-        """Items from delimited text with a header line.
+        """Items from delimited text with a header line; other options as for `from_jsonl`.
 
-        By default tabs for a name with `.tsv` and commas otherwise; the id from column `_id`, else `id`; the
-        text from those of `title` and `text` that exist. `quote=None` takes quotes as plain characters.
+        By default the delimiter is a tab for `.tsv` and a comma otherwise, the id is column `_id`, else `id`, and the
+        text is joined from the columns `title` and `text`, as far as they exist. `quote=None`: quotes are characters.
         """
         source = readers.Csv(
             Path(path),
@@ -237,7 +143,7 @@ class Items:
         errors: Errors = "strict",
         progress: Progress | None = None,
     ) -> Self:
-        """Items from a Parquet file; only the columns named are read, with the same defaults as for CSV."""
+        """Items from a Parquet file; only the named columns are read, with the same defaults as `from_csv`."""
         source = readers.Parquet(Path(path), id=id, text=text, join=join, errors=errors)
         return cls._load(source, empty=empty, errors=errors, progress=progress)
 
@@ -250,23 +156,22 @@ class Items:
         max_line_bytes: int = MAX_LINE_BYTES,
         progress: Progress | None = None,
     ) -> Self:
-        """One item per line, its id the number of the line, from 1; blank lines are skipped but counted."""
+        """Items from a file with one text per line; ids are line numbers, from 1, and blank lines are skipped."""
         source = readers.Lines(Path(path), errors=errors, max_line_bytes=max_line_bytes)
         return cls._load(source, empty="keep", errors=errors, progress=progress)
 
     @classmethod
     def from_path(cls, path: AnyPath, **options: Any) -> Self:
         """Items from a file by its suffix, or from a BEIR folder; the options are those of its reader."""
-        path = _corpus_in(Path(path))
+        path = _find_corpus(Path(path))
         name = path.name.lower()
         plain = name.removesuffix(".gz")
         suffix = Path(plain).suffix
-        reader = _READERS.get(suffix)
+        reader = READERS.get(suffix)
         if reader is None or (suffix == ".parquet" and plain != name):
-            known = ", ".join(_READERS)
             raise InputError(
-                f"{path}: wanted a file whose name ends in {known} (.gz may follow, but for .parquet), got "
-                f"{path.suffix or 'no suffix'!r}. Rename it, or call the reader that fits, such as Items.from_jsonl."
+                f"{path}: the suffix must be one of {', '.join(READERS)} (gzipped with .gz, except .parquet). "
+                "Rename the file, or call its reader, such as Items.from_jsonl."
             )
         method = getattr(cls, reader)
         try:
@@ -276,86 +181,83 @@ class Items:
         return method(path, **options)  # type: ignore[no-any-return]
 
     @classmethod
-    def _load(
-        cls, source: Source, *, empty: Empty = "keep", errors: Errors = "strict", progress: Progress | None = None
-    ) -> Self:
+    def _load(cls, source: Source, **options: Any) -> Self:
         items = cls.__new__(cls)
-        items._fill(source, empty=empty, errors=errors, progress=progress)
+        items._fill(source, **options)
         return items
 
     def _fill(
         self, source: Source, *, empty: Empty = "keep", errors: Errors = "strict", progress: Progress | None = None
     ) -> None:
-        gathered = _gather(source, empty=empty, errors=errors, progress=progress)
-        if not len(gathered.ids):
-            raise InputError(f"{source.name}: wanted at least one item, got none. Check that it is the right input.")
-        self._ids, self._texts, self._empty_texts = gathered.ids, gathered.texts, gathered.empty_texts
-        self._lookup = Lookup(self._ids, gathered.hashes)  # in the place of the one below
+        columns = _read_columns(source, empty=empty, errors=errors, progress=progress)
+        self._ids, self._texts, hashes, places, self._empty_texts = columns
+        if not len(self._ids):
+            raise InputError(f"{source.name}: no items. At least one is needed.")
+        self._lookup = IdLookup(self._ids, hashes)
         duplicate = self._lookup.first_duplicate()
         if duplicate is not None:
-            first, second = (int(gathered.places[row]) for row in duplicate)
-            raise source.error(
-                second,
-                f"wanted every id once, got {self._ids[duplicate[0]]!r} again, first at {source.place(first)}. "
-                "Remove or rename one of the two.",
-            )
+            first, second = (int(places[row]) for row in duplicate)
+            id_, place = self._ids[duplicate[0]], source.place(first)
+            raise source.error(second, f"the id {id_!r} is not unique, first at {place}. Rename one of the two.")
 
     @cached_property
-    def _lookup(self) -> Lookup:
-        """Made when an id is first looked for, since hashes are of one process only."""
-        return Lookup(self._ids, np.concatenate([hash_ids(block) for block in self._ids.blocks(BLOCK)]))
+    def _lookup(self) -> IdLookup:
+        """Made on first use after unpickling or mapping, since hashes differ between processes."""
+        hashes = [string_column.hash_ids(block) for block in self._ids.blocks(BLOCK_STRINGS)]
+        return IdLookup(self._ids, np.concatenate(hashes))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_ids": self._ids, "_texts": self._texts, "_empty_texts": self._empty_texts}
 
     def to_parquet(self, path: AnyPath) -> None:
-        """Write columns `_id` and `text`, which `Items.from_parquet` reads back as they are."""
+        """Write the columns `_id` and `text`, which `Items.from_parquet` reads back unchanged."""
         table = pa.table({"_id": self._ids.array, "text": self._texts.array})
-        pq.write_table(table, Path(path), row_group_size=8 * BLOCK)
+        pq.write_table(table, Path(path), row_group_size=8 * BLOCK_STRINGS)
 
     def to_arrow(self, path: AnyPath) -> None:
-        """Write ids and texts as they lie in memory, so that `Items.from_arrow` need not read them."""
-        write_columns(Path(path), {"_id": self._ids, "text": self._texts}, {"empty texts": self._empty_texts})
+        """Write ids and texts as they are in memory, for `Items.from_arrow` to map."""
+        columns = {"_id": self._ids, "text": self._texts}
+        string_column.write_columns(Path(path), columns, {"empty texts": self._empty_texts})
 
     @classmethod
     def from_arrow(cls, path: AnyPath) -> Self:
-        """Items of a file that `to_arrow` wrote, memory-mapped: open at once, and in memory once for all processes."""
+        """Items from a file of `to_arrow`, memory-mapped: opened at once, and shared between processes."""
         items = cls.__new__(cls)
-        columns, facts = map_columns(Path(path), ("_id", "text"))
+        columns, facts = string_column.map_columns(Path(path), ("_id", "text"))
         items._ids, items._texts = columns
         items._empty_texts = facts.get("empty texts", 0)
         return items
 
     @property
     def stored_bytes(self) -> int:
-        """What ids and texts take in such a file, but for some hundred bytes."""
+        """The size of the file of `to_arrow`, except some hundred bytes."""
         return int(self._ids.array.nbytes + self._texts.array.nbytes)
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def __repr__(self) -> str:
-        shown = [*map(repr, self._ids[:3]), *(["…"] if len(self) > 3 else [])]
-        return f"Items({len(self)} items, ids {', '.join(shown)})"
+        first = [*map(repr, self._ids[:3]), *(["…"] if len(self) > 3 else [])]
+        return f"Items({len(self)} items, ids {', '.join(first)})"
 
     @property
-    def ids(self) -> Strings:
+    def ids(self) -> StringColumn:
         """The id of every row, as a sequence."""
         return self._ids
 
     @property
-    def texts(self) -> Strings:
-        """The text of every row, as a sequence; `iter_texts` reads them in blocks."""
+    def texts(self) -> StringColumn:
+        """The text of every row, as a sequence."""
         return self._texts
 
     @property
     def empty_texts(self) -> int:
-        """How many items have no text, or only white space."""
+        """The number of items without text, or with white space only."""
         return self._empty_texts
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of ids and texts in their order: equal for equal items, wherever they were read from."""
+        """A hash of ids and texts in their order: equal for equal items, whatever they were read from."""
         digest = hashlib.blake2b(b"crossknn items 1", digest_size=16)
         digest.update(len(self).to_bytes(8, "little"))
         self._ids.update(digest)
@@ -378,10 +280,9 @@ class Items:
         """The texts of these rows, in their order."""
         return self._texts.take(self._check_rows(rows))
 
-    def iter_texts(self, *, block: int = BLOCK) -> Iterator[list[str]]:
+    def iter_texts(self, *, block: int = BLOCK_STRINGS) -> Iterator[list[str]]:
         """All texts in row order, at most `block` at a time."""
-        if block < 1:
-            raise InputError(f"block must be at least 1. Got {block} instead.")
+        check_positive("block", block)
         return self._texts.blocks(block)
 
     def row(self, id: str | int) -> int:
@@ -389,80 +290,146 @@ class Items:
         return int(self.rows_of([id])[0])
 
     def rows_of(self, ids: Iterable[str | int], *, missing: Literal["error", "skip"] = "error") -> Rows:
-        """The rows of these ids, in their order; ids that no item has are an error, or left out."""
+        """The rows of these ids, in their order; unknown ids are an error, or skipped."""
         check_choice("missing", missing, ("error", "skip"))
-        found = [np.empty(0, np.int64)]
+        found = [_NO_ROWS]
         for block in _id_blocks(ids):
             rows = self._lookup.find(block)
             if missing == "error" and len(rows) and rows.min() < 0:
-                lost = block[int(np.argmin(rows))]
+                unknown = block[int(np.argmin(rows))]
                 raise InputError(
-                    f"wanted the id of an item, got {lost!r}, which none of the {len(self)} items has. "
-                    'Check the id; rows_of can leave such ids out with missing="skip".'
+                    f"None of the {len(self)} items has the id {unknown!r}. "
+                    'Check the id; rows_of skips unknown ids with missing="skip".'
                 )
             found.append(rows[rows >= 0])
         return np.concatenate(found)
 
     def __contains__(self, id: object) -> bool:
-        wanted = as_id(id)
-        return wanted is not None and self._lookup.find([wanted])[0] >= 0
+        string = as_id(id)
+        return string is not None and self._lookup.find([string])[0] >= 0
 
     def mask(self, filter: Collection[str | int] | Callable[[str], bool]) -> Mask:
-        """True for the items that a filter lets through: a collection of ids, or a function of an id.
+        """(items,) True for the items that a filter allows: a collection of ids, or a function of an id.
 
-        Ids that no item has are ignored, since access lists often name more than one corpus holds.
+        Unknown ids are ignored, since access lists often name more than one corpus holds.
         """
         if isinstance(filter, Collection) and not isinstance(filter, str | bytes):
             allowed = np.zeros(len(self), np.bool_)
             allowed[self.rows_of(filter, missing="skip")] = True
             return allowed
         if not callable(filter):
-            raise InputError(
-                f"filter must be a collection of ids or a function of one id. Got {describe(filter)} instead. "
-                "For one id pass a list of it."
-            )
+            hint = "For one id pass a list of it."
+            raise wrong_type("filter", "a collection of ids or a function of one id", filter, hint)
         return np.fromiter((bool(filter(id_)) for id_ in self._ids), np.bool_, len(self))
 
     def _check_rows(self, rows: ArrayLike) -> Rows:
         given = np.asarray(rows)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-            raise InputError(f"rows must be a flat sequence of integers. Got {describe(rows)} instead.")
+            raise wrong_type("rows", "a flat sequence of integers", rows)
         if given.size and (given.min() < 0 or given.max() >= len(self)):
-            worst = given.min() if given.min() < 0 else given.max()
-            raise InputError(f"rows must be between 0 and {len(self) - 1}. Got {worst} instead.")
+            wrong = int(given.min() if given.min() < 0 else given.max())
+            raise invalid("rows", f"between 0 and {len(self) - 1}", wrong)
         return given.astype(np.int64)
+
+
+def _find_corpus(path: Path) -> Path:
+    """The file to read: the path itself, or the corpus of a BEIR folder."""
+    if not path.is_dir():
+        if not path.exists():
+            readers.CountingFile(path).close()  # for its error; a path that exists may be a pipe, read only once
+        return path
+    for name in ("corpus.jsonl", "corpus.jsonl.gz"):
+        if (path / name).is_file():
+            return path / name
+    raise InputError(f"{path}: a folder without corpus.jsonl. Give a file, or a folder that holds it.")
 
 
 def _id_blocks(ids: Iterable[str | int]) -> Iterator[list[str]]:
     """Ids from a user, as strings, a block at a time."""
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
-        raise InputError(f"ids must be a collection of ids. Got {describe(ids)} instead. For one id pass a list of it.")
+        raise wrong_type("ids", "a collection of ids", ids, "For one id pass a list of it.")
     rest = iter(ids)
-    while block := list(islice(rest, BLOCK)):
-        wanted = [as_id(id_) for id_ in block]
-        if None in wanted:
-            raise InputError(f"ids must be strings or integers. Got {describe(block[wanted.index(None)])} instead.")
-        yield [id_ for id_ in wanted if id_ is not None]
+    while block := list(islice(rest, BLOCK_STRINGS)):
+        strings = [as_id(id_) for id_ in block]
+        if None in strings:
+            raise wrong_type("ids", "strings or integers", block[strings.index(None)])
+        yield [id_ for id_ in strings if id_ is not None]
 
 
-_READERS: Final = {
-    ".jsonl": "from_jsonl",
-    ".ndjson": "from_jsonl",
-    ".json": "from_jsonl",
-    ".csv": "from_csv",
-    ".tsv": "from_csv",
-    ".parquet": "from_parquet",
-    ".txt": "from_lines",
-}
+def _read_columns(
+    source: Source, *, empty: Empty, errors: Errors, progress: Progress | None
+) -> tuple[StringColumn, StringColumn, NDArray[np.int64], NDArray[np.int64], int]:
+    """Ids, texts, hashes of ids, places and the number of empty texts; one block of Python objects at a time."""
+    check_choice("errors", errors, ("strict", "replace"))
+    check_choice("empty", empty, ("keep", "skip", "error"))
+    ids, texts, hashes, places = StringColumnBuilder(), StringColumnBuilder(), [_NO_ROWS], [_NO_ROWS]
+    empty_places: list[int] = []
+    step = f"read {Path(source.name).name}"
+    for block in _blocks(_filter_empty(source, empty, empty_places)):
+        block_ids, block_texts, block_places = map(list, zip(*block, strict=True))
+        block_ids = _encodable(block_ids, block_places, source, errors)
+        ids.append(block_ids)
+        texts.append(_encodable(block_texts, block_places, source, errors))
+        hashes.append(string_column.hash_ids(block_ids))
+        places.append(np.array(block_places, np.int64))
+        if progress is not None:
+            progress(step, source.done, max(source.total, source.done))
+    if progress is not None:
+        progress(step, max(source.total, source.done), max(source.total, source.done))
+    if empty_places:
+        level, done = (logging.WARNING, "kept") if empty == "keep" else (logging.INFO, "skipped")
+        first = source.place(empty_places[0])
+        logger.log(level, "%d items without text were %s, the first at %s", len(empty_places), done, first)
+    n_empty = len(empty_places) if empty == "keep" else 0
+    return ids.finish(), texts.finish(), np.concatenate(hashes), np.concatenate(places), n_empty
 
 
-def _corpus_in(path: Path) -> Path:
-    """The file to read: the path itself, or the corpus of a BEIR folder."""
-    if not path.is_dir():
-        if not path.exists():
-            readers.CountingFile(path).close()  # says what is wrong; a file that exists may be a pipe, read but once
-        return path
-    for name in ("corpus.jsonl", "corpus.jsonl.gz"):
-        if (path / name).is_file():
-            return path / name
-    raise InputError(f"{path}: wanted a file, or a folder that holds corpus.jsonl, got a folder without it.")
+def _filter_empty(source: Source, policy: Empty, places: list[int]) -> Iterator[Record]:
+    """Keep, skip or refuse records without text; their places are appended to `places`."""
+    for record in source:
+        id_, text, place = record
+        if text and not text.isspace():
+            yield record
+            continue
+        if policy == "error":
+            raise source.error(place, f'no text for id {id_!r}. Give it text, or pass empty="keep" or empty="skip".')
+        places.append(place)
+        if policy == "keep":
+            yield record
+
+
+def _blocks(records: Iterator[Record]) -> Iterator[list[Record]]:
+    """Blocks of records, bounded in number and in characters."""
+    block: list[Record] = []
+    chars = 0
+    for record in records:
+        block.append(record)
+        chars += len(record[1])
+        if len(block) == BLOCK_STRINGS or chars > BLOCK_CHARS:
+            yield block
+            block, chars = [], 0
+    if block:
+        yield block
+
+
+def _encodable(strings: list[str], places: Sequence[int], source: Source, errors: Errors) -> list[str]:
+    """The strings without lone surrogates, which UTF-8 cannot encode: an error, or replaced by U+FFFD."""
+    try:
+        "".join(strings).encode()
+    except UnicodeEncodeError:
+        if errors == "replace":
+            return [string.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace") for string in strings]
+        for string, place in zip(strings, places, strict=True):
+            _check_encodable(string, place, source)
+    return strings
+
+
+def _check_encodable(string: str, place: int, source: Source) -> None:
+    try:
+        string.encode()
+    except UnicodeEncodeError as error:
+        raise source.error(
+            place,
+            f"a lone surrogate \\u{ord(string[error.start]):04x} at character {error.start}. "
+            'Fix the text, or pass errors="replace".',
+        ) from error

@@ -1,7 +1,6 @@
-"""Where items come from: files and Python objects as streams of records `(id, text, at)`.
+"""Readers of items: files and Python objects as streams of records `(id, text, place)`.
 
-A source yields one record at a time and keeps none. `at` is the place of a record as a number (the line
-on which it starts, or its row); `source.place(at)` spells it out, so that an error can name it.
+A source yields one record at a time and keeps none. A place is a number: the line on which a record starts, or its row.
 """
 
 from __future__ import annotations
@@ -10,31 +9,30 @@ import csv
 import gzip
 import io
 import json
-import reprlib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from crossknn._checks import check_positive, invalid
 from crossknn.errors import InputError
+from crossknn.items.fields import Fields, check_text, describe, read_id, wrong_type
 
 Record = tuple[str, str, int]  # id, text, place
 Errors = Literal["strict", "replace"]
 
 MAX_LINE_BYTES: Final = 16 * 2**20
 BUFFER_BYTES: Final = 2**20
-PARQUET_BATCH: Final = 2048  # rows decoded at a time
+PARQUET_BATCH_ROWS: Final = 2048
 
 
 class Source:
-    """Records one by one. `done` of `total` bytes are read; both are 0 where there is no file."""
+    """Records one by one; `done` of `total` bytes are read, both 0 where there is no file."""
 
     name: str = "items"
     total: int = 0
@@ -46,178 +44,76 @@ class Source:
     def __iter__(self) -> Iterator[Record]:
         raise NotImplementedError
 
-    def place(self, at: int) -> str:
-        """The place of a record as messages name it."""
-        return f"{self.name}:{at}"
+    def place(self, number: int) -> str:
+        """The place of a record in messages."""
+        return f"{self.name}:{number}"
 
-    def error(self, at: int, message: str) -> InputError:
-        """What to raise for the record at this place."""
-        return InputError(f"{self.place(at)}: {message}")
-
-
-def as_id(value: object) -> str | None:
-    """The id as a string: strings as they are, integers in digits, None for anything else."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        return str(value)
-    return None
+    def error(self, place: int, message: str) -> InputError:
+        """The error for the record at this place."""
+        return InputError(f"{self.place(place)}: {message}")
 
 
-def read_id(value: object, source: Source, at: int) -> str:
-    """The id of a record, or an error that names its place."""
-    id_ = as_id(value)
-    if id_:
-        return id_
-    got = "an empty string" if id_ == "" else describe(value)
-    raise source.error(at, f"wanted a non-empty string or an integer as the id, got {got}. Give every item an id.")
+class PythonSource(Source):
+    """Records from Python objects. Places are rows, from 0."""
+
+    def place(self, number: int) -> str:
+        return f"item {number}"
 
 
-_SHORT: Final = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 60
+_END: Final = object()
 
 
-def describe(value: object) -> str:
-    """A value for a message: its type, and what it is, cut short."""
-    if value is None:
-        return "nothing (null)"
-    return f"{type(value).__name__} {_SHORT.repr(value)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """Which fields of a record hold the id and the text.
-
-    One text field is taken as it is. Several are joined in the order given, empty ones left out, and the
-    result is stripped: with the defaults this is BEIR's convention, title + " " + text.
-    """
-
-    id: str = "_id"
-    text: tuple[str, ...] = ("title", "text")
-    join: str = " "
-
-    def __post_init__(self) -> None:
-        for option, names in (("id", (self.id,)), ("text", self.text)):
-            if not names or not all(isinstance(name, str) and name for name in names):
-                raise InputError(f"{option} must name a field of the records. Got {names!r} instead.")
-        if not isinstance(self.join, str):
-            raise InputError(f"join must be a string. Got {describe(self.join)} instead.")
-
-    @classmethod
-    def of(cls, id_: str, text: str | Sequence[str], join: str) -> Fields:
-        """The same, with one text field given as a plain string."""
-        return cls(id_, (text,) if isinstance(text, str) else tuple(text), join)
-
-    @classmethod
-    def among(
-        cls, columns: Sequence[str], *, id_: str | None, text: str | Sequence[str] | None, join: str, name: str
-    ) -> Fields:
-        """The fields in a table that has these columns: those named, or the usual ones that it has."""
-        if id_ is None:
-            id_ = next((usual for usual in ("_id", "id") if usual in columns), "_id")
-        if text is None:
-            text = [usual for usual in ("title", "text") if usual in columns] or ["text"]
-        fields = cls.of(id_, text, join)
-        for wanted in (fields.id, *fields.text):
-            if columns.count(wanted) != 1:
-                got = "none" if wanted not in columns else "more than one"
-                raise InputError(
-                    f"{name}: wanted a column named {wanted!r}, got {got} among {', '.join(map(repr, columns))}. "
-                    "Name the columns to read with id= and text=."
-                )
-        return fields
-
-    def read(self, record: Mapping[str, Any], source: Source, at: int) -> Record:
-        """The id and the text of one record, or an error that names its place."""
-        if self.id not in record:
-            have = ", ".join(map(repr, record)) or "no fields at all"
-            raise source.error(at, f"wanted an id in field {self.id!r}, got {have}. Name the field with id=.")
-        return read_id(record[self.id], source, at), self._read_text(record, source, at), at
-
-    def _read_text(self, record: Mapping[str, Any], source: Source, at: int) -> str:
-        parts = [record[name] for name in self.text if name in record]
-        if not parts:
-            wanted, have = " or ".join(map(repr, self.text)), ", ".join(map(repr, record))
-            raise source.error(at, f"wanted text in field {wanted}, got only {have}. Name the fields with text=.")
-        for part in parts:
-            if part is not None and not isinstance(part, str):
-                fields = ", ".join(map(repr, self.text))
-                raise source.error(at, f"wanted a string as text ({fields}), got {describe(part)}. Make it a string.")
-        if len(self.text) == 1:
-            return parts[0] or ""
-        return self.join.join(part for part in parts if part).strip()
-
-
-_ENDED: Final = object()
-
-
-class Pairs(Source):
-    """Texts from Python with ids, or with row numbers as ids. Places count from 0."""
+class TextsAndIds(PythonSource):
+    """Texts from Python with ids, or with row numbers as ids."""
 
     def __init__(self, texts: Iterable[str], ids: Iterable[str | int] | None) -> None:
         for option, given in (("texts", texts), ("ids", () if ids is None else ids)):
             if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-                raise InputError(
-                    f"{option} must be a sequence of strings. Got {describe(given)} instead. "
-                    "For a mapping of ids to texts there is Items.from_dict, for a file Items.from_path."
-                )
+                hint = "For a mapping of ids to texts use Items.from_dict, for a file Items.from_path."
+                raise wrong_type(option, "a sequence of strings", given, hint)
         self._texts, self._ids = texts, ids
-
-    def place(self, at: int) -> str:
-        return f"item {at}"
 
     def __iter__(self) -> Iterator[Record]:
         if self._ids is None:
-            for at, text in enumerate(self._texts):
-                yield str(at), self._check(text, at), at
+            for row, text in enumerate(self._texts):
+                yield str(row), check_text(text, self, row), row
             return
-        pairs: Iterator[tuple[object, object]] = zip_longest(self._ids, self._texts, fillvalue=_ENDED)
-        for at, (given, body) in enumerate(pairs):
-            if given is _ENDED or body is _ENDED:
-                few, many = ("ids", "texts") if given is _ENDED else ("texts", "ids")
-                raise InputError(f"wanted one id per text, got {at} {few} and more {many}. Give as many of both.")
-            yield read_id(given, self, at), self._check(body, at), at
-
-    def _check(self, text: object, at: int) -> str:
-        if isinstance(text, str):
-            return text
-        raise self.error(at, f"wanted a string as text, got {describe(text)}. Make it a string.")
+        pairs: Iterator[tuple[object, object]] = zip_longest(self._ids, self._texts, fillvalue=_END)
+        for row, (id_, body) in enumerate(pairs):
+            if id_ is _END or body is _END:
+                fewer, more = ("ids", "texts") if id_ is _END else ("texts", "ids")
+                raise InputError(f"`ids` must be as many as `texts`, got {row} {fewer} and more {more}.")
+            yield read_id(id_, self, row), check_text(body, self, row), row
 
 
-class Mappings(Source):
-    """Records from Python. Places count from 0."""
+class Mappings(PythonSource):
+    """Records from Python."""
 
     def __init__(self, records: Iterable[Mapping[str, Any]], fields: Fields) -> None:
         if isinstance(records, str | bytes | Mapping) or not isinstance(records, Iterable):
-            raise InputError(f"records must be a sequence of mappings. Got {describe(records)} instead.")
+            raise wrong_type("records", "a sequence of mappings", records)
         self._records, self._fields = records, fields
 
-    def place(self, at: int) -> str:
-        return f"item {at}"
-
     def __iter__(self) -> Iterator[Record]:
-        for at, record in enumerate(self._records):
+        for row, record in enumerate(self._records):
             if not isinstance(record, Mapping):
-                raise self.error(at, f"wanted a mapping with an id and a text, got {describe(record)}.")
-            yield self._fields.read(record, self, at)
+                raise self.error(row, f"a record must be a mapping with an id and a text, got {describe(record)}.")
+            yield self._fields.read(record, self, row)
 
 
 class CountingFile(io.FileIO):
-    """A file that knows how many of its bytes were read, also where it cannot seek."""
+    """A file that counts the bytes read, also where it cannot seek."""
 
     def __init__(self, path: Path) -> None:
         self.done = 0
         try:
             super().__init__(path)
-        except FileNotFoundError as error:
-            raise InputError(f"{path}: wanted a file, got nothing: it does not exist. Check the path.") from error
         except IsADirectoryError as error:
             raise InputError(
-                f"{path}: wanted a file, got a directory. Name a file in it; Items.from_path also takes a folder "
-                "that holds corpus.jsonl."
+                f"{path}: is a folder, not a file. Items.from_path reads a folder that holds corpus.jsonl."
             ) from error
         except OSError as error:
-            raise InputError(f"{path}: could not be opened ({error.strerror}). Check its permissions.") from error
+            raise InputError(f"{path}: cannot be opened ({error.strerror}). Check the path.") from error
 
     def readinto(self, buffer: Any) -> int | None:
         count = super().readinto(buffer)
@@ -226,14 +122,13 @@ class CountingFile(io.FileIO):
 
 
 class TextSource(Source):
-    """A text file read line by line, gzip if its name ends so. Places are physical lines, from 1."""
+    """A text file read line by line, gzip if its name ends in `.gz`. Places are physical lines, from 1."""
 
     def __init__(self, path: Path, *, errors: Errors, max_line_bytes: int) -> None:
-        if not isinstance(max_line_bytes, int) or max_line_bytes < 1:
-            raise InputError(f"max_line_bytes must be a positive integer. Got {max_line_bytes!r} instead.")
+        check_positive("max_line_bytes", max_line_bytes)
         self.name = str(path)
         self.line = 0  # lines read so far
-        self.offset = 0  # bytes before the line being read, after decompression
+        self.offset = 0  # bytes before the current line, after decompression
         self._path, self._errors, self._limit = path, errors, max_line_bytes
         self._done = 0
 
@@ -242,13 +137,12 @@ class TextSource(Source):
         return self._done
 
     def lines(self) -> Iterator[str]:
-        """Every line with its terminator; a byte order mark at the start is dropped."""
+        """Every line with its terminator, without a byte order mark."""
         with CountingFile(self._path) as file, self._open_stream(file) as stream:
             self.total = self._path.stat().st_size
             while raw := self._read_line(stream):
                 self.line += 1
                 self._done = file.done
-                self._check_length(raw)
                 text = self._decode(raw)
                 yield text.removeprefix("\ufeff") if self.line == 1 else text
                 self.offset += len(raw)
@@ -258,34 +152,25 @@ class TextSource(Source):
         return gzip.GzipFile(fileobj=buffered) if self._path.suffix.lower() == ".gz" else buffered
 
     def _read_line(self, stream: io.BufferedIOBase) -> bytes:
-        """The next line, cut two bytes past the limit: room for CR LF, or for seeing that it is too long."""
+        """The next line, read up to two bytes past the limit: enough for CR LF, or to see that it is too long."""
         try:
             return stream.readline(self._limit + 2)
-        except EOFError as error:
-            raise self.error(
-                self.line + 1, "wanted a whole gzip file, got one that ends early. Copy or download it again."
-            ) from error
-        except (OSError, zlib.error) as error:
-            raise self.error(
-                self.line + 1, f"could not be read ({error}). Check the disk, or that the file is what its name says."
-            ) from error
+        except (OSError, EOFError, zlib.error) as error:
+            raise self.error(self.line + 1, f"cannot be read ({error}). Check that the file is complete.") from error
 
-    def _check_length(self, raw: bytes) -> None:
+    def _decode(self, raw: bytes) -> str:
         if len(raw) > self._limit and len(raw.removesuffix(b"\n").removesuffix(b"\r")) > self._limit:
             raise self.error(
                 self.line,
-                f"wanted a line of at most {self._limit} bytes, got a longer one. "
-                "Check that records are on lines of their own, or raise max_line_bytes.",
+                f"the line is longer than {self._limit} bytes. Write one record per line, or raise `max_line_bytes`.",
             )
-
-    def _decode(self, raw: bytes) -> str:
         try:
             return raw.decode("utf-8", self._errors)
         except UnicodeDecodeError as error:
             raise self.error(
                 self.line,
-                f"wanted UTF-8, got byte 0x{raw[error.start]:02x} at byte offset {self.offset + error.start} "
-                'of the file. Convert the file to UTF-8, or pass errors="replace".',
+                f"not UTF-8: byte 0x{raw[error.start]:02x} at byte offset {self.offset + error.start} of the file. "
+                'Convert the file to UTF-8, or pass errors="replace".',
             ) from error
 
 
@@ -301,7 +186,7 @@ class JsonLines(TextSource):
             yield self._fields.read(record, self, self.line)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Every object with all its fields; `line` says where it stands."""
+        """Every object with all its fields; `line` is its place."""
         for line in self.lines():
             if line and not line.isspace():
                 yield self._parse(line.rstrip("\r\n"))
@@ -311,13 +196,13 @@ class JsonLines(TextSource):
             record = json.loads(line)
         except json.JSONDecodeError as error:
             raise InputError(
-                f"{self.name}:{self.line}:{error.colno}: wanted one JSON object per line, got invalid JSON "
-                f"({error.msg}). Mend the line; a file that is one JSON array must be written as lines first."
+                f"{self.name}:{self.line}:{error.colno}: invalid JSON ({error.msg}). "
+                "Write one JSON object per line, not one array of all."
             ) from error
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, or endless nesting
-            raise self.error(self.line, f"wanted one JSON object per line, got one beyond reason ({error}).") from error
+            raise self.error(self.line, f"JSON that cannot be read ({error}).") from error
         if not isinstance(record, dict):
-            raise self.error(self.line, f"wanted one JSON object per line, got {describe(record)}. Write an object.")
+            raise self.error(self.line, f"a line must be a JSON object, got {describe(record)}.")
         return record
 
 
@@ -346,33 +231,33 @@ class Csv(TextSource):
         max_line_bytes: int,
     ) -> None:
         super().__init__(path, errors=errors, max_line_bytes=max_line_bytes)
-        usual = "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
-        self._delimiter = usual if delimiter is None else delimiter
+        default = "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
+        self._delimiter = default if delimiter is None else delimiter
         for option, given in (("delimiter", self._delimiter), ("quote", quote)):
             if given is not None and (not isinstance(given, str) or len(given) != 1 or given in "\r\n"):
-                raise InputError(f"{option} must be one character. Got {given!r} instead.")
+                raise invalid(option, "one character", given)
         self._quote, self._id, self._text, self._join = quote, id, text, join
-        self._at = 1  # the line on which the record being read starts
+        self._first_line = 1  # of the current record
         self._start = 0  # its byte offset
 
     def __iter__(self) -> Iterator[Record]:
         rows = self._rows()
         header = next(rows, None)
         if header is None:
-            raise InputError(f"{self.name}: wanted a header line with the names of the columns, got an empty file.")
+            raise InputError(f"{self.name}: the file is empty; a header line with the column names is needed.")
         fields = Fields.among(header, id_=self._id, text=self._text, join=self._join, name=self.name)
         for row in rows:
             if len(row) != len(header):
                 raise self.error(
-                    self._at,
-                    f"wanted {len(header)} fields as in the header, got {len(row)}. "
+                    self._first_line,
+                    f"{len(row)} fields where the header has {len(header)}. "
                     f"Quote fields that hold {self._delimiter!r}, quotes or line breaks.",
                 )
-            yield fields.read(dict(zip(header, row, strict=True)), self, self._at)
+            yield fields.read(dict(zip(header, row, strict=True)), self, self._first_line)
 
     def _rows(self) -> Iterator[list[str]]:
-        """Every record that is not a blank line, with `_at` set to where it starts."""
-        # Python's own limit of 128 KiB a field is shared by the whole process: raise it, never lower it.
+        """Every record that is not a blank line."""
+        # Python's own limit of 128 KiB per field is shared by the whole process: raise it, never lower it.
         csv.field_size_limit(max(csv.field_size_limit(), min(self._limit, 2**31 - 1)))
         reader = csv.reader(
             self._bounded_lines(),
@@ -382,29 +267,29 @@ class Csv(TextSource):
             strict=True,
         )
         while True:
-            self._at, self._start = self.line + 1, -1
+            self._first_line, self._start = self.line + 1, -1
             try:
                 row = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
                 raise self.error(
-                    self._at,
-                    f"wanted fields quoted as RFC 4180 has it, got a record that is not ({error}). "
+                    self._first_line,
+                    f"the record is not quoted as in RFC 4180 ({error}). "
                     "Look for an unclosed quote; where quotes are plain characters pass quote=None.",
                 ) from error
             if row:
                 yield row
 
     def _bounded_lines(self) -> Iterator[str]:
-        """The lines, as long as the record they make up stays below the limit: a quote may never close."""
+        """The lines, as long as the current record stays below the limit: a quote may never close."""
         for line in self.lines():
             self._start = self.offset if self._start < 0 else self._start
             if self.offset - self._start > self._limit:
                 raise self.error(
-                    self._at,
-                    f"wanted a record of at most {self._limit} bytes, got a longer one. "
-                    "Look for an unclosed quote, or raise max_line_bytes.",
+                    self._first_line,
+                    f"the record is longer than {self._limit} bytes. "
+                    "Look for an unclosed quote, or raise `max_line_bytes`.",
                 )
             yield line
 
@@ -413,13 +298,7 @@ class Parquet(Source):
     """The rows of a Parquet file, only the columns needed. Places are rows, from 0."""
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        id: str | None,
-        text: str | Sequence[str] | None,
-        join: str,
-        errors: Errors,
+        self, path: Path, *, id: str | None, text: str | Sequence[str] | None, join: str, errors: Errors
     ) -> None:
         self.name = str(path)
         self._path, self._id, self._text, self._join, self._errors = path, id, text, join, errors
@@ -429,31 +308,29 @@ class Parquet(Source):
     def done(self) -> int:
         return self.total * self._row // max(self._rows, 1)
 
-    def place(self, at: int) -> str:
-        return f"{self.name}:row {at}"
+    def place(self, number: int) -> str:
+        return f"{self.name}:row {number}"
 
     def __iter__(self) -> Iterator[Record]:
-        with CountingFile(self._path):  # says what is wrong where it cannot be opened
+        with CountingFile(self._path):  # for its error messages
             self.total = self._path.stat().st_size
-        with self._naming_errors(), pq.ParquetFile(self._path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
+        with self._arrow_errors(), pq.ParquetFile(self._path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
             self._rows = file.metadata.num_rows
             columns = file.schema_arrow.names
             fields = Fields.among(columns, id_=self._id, text=self._text, join=self._join, name=self.name)
             names = list(dict.fromkeys((fields.id, *fields.text)))
-            for batch in file.iter_batches(PARQUET_BATCH, columns=names, use_threads=False):
+            for batch in file.iter_batches(PARQUET_BATCH_ROWS, columns=names, use_threads=False):
                 values = [self._values(batch.column(name)) for name in names]
                 for row in zip(*values, strict=True):
                     yield fields.read(dict(zip(names, row, strict=True)), self, self._row)
                     self._row += 1
 
     @contextmanager
-    def _naming_errors(self) -> Iterator[None]:
+    def _arrow_errors(self) -> Iterator[None]:
         try:
             yield
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise InputError(
-                f"{self.name}: wanted a Parquet file, got one that cannot be read ({error}). Write it again."
-            ) from error
+            raise InputError(f"{self.name}: not a readable Parquet file ({error}). Write it again.") from error
 
     def _values(self, column: pa.Array) -> list[Any]:
         try:
@@ -467,6 +344,6 @@ class Parquet(Source):
         except UnicodeDecodeError as error:
             raise self.error(
                 self._row + row,
-                f"wanted UTF-8, got byte 0x{raw[error.start]:02x} at byte {error.start} of the value. "  # type: ignore[index]
+                f"not UTF-8: byte 0x{error.object[error.start]:02x} at byte {error.start} of the value. "
                 'Write the file again as UTF-8, or pass errors="replace".',
             ) from error

@@ -1,4 +1,4 @@
-"""Many strings without a Python object for each: columns of ids and texts, and finding a row by its id."""
+"""Columns of strings in Arrow memory, and the lookup of rows by id."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from crossknn.errors import InputError
 from crossknn.types import Rows
 
-BLOCK: Final = 8192  # strings that are Python objects at one time
+BLOCK_STRINGS: Final = 8192  # Python objects at a time
 
 
-class Strings(Sequence[str]):
-    """Many strings in one contiguous Arrow array; a Python string is made only when one is read."""
+class StringColumn(Sequence[str]):
+    """Strings in one contiguous Arrow array; a Python string is made only when one is read."""
 
     def __init__(self, array: pa.LargeStringArray) -> None:
         self.array = array
@@ -35,11 +35,11 @@ class Strings(Sequence[str]):
         return self.array[int(at)].as_py()  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[str]:
-        for block in self.blocks(BLOCK):
+        for block in self.blocks(BLOCK_STRINGS):
             yield from block
 
     def __repr__(self) -> str:
-        return f"Strings({len(self)})"
+        return f"StringColumn({len(self)})"
 
     def blocks(self, size: int) -> Iterator[list[str]]:
         """All strings in order, at most `size` at a time."""
@@ -48,29 +48,32 @@ class Strings(Sequence[str]):
 
     def take(self, rows: Rows) -> list[str]:
         """The strings of these rows, which must exist."""
-        wanted = pa.py_buffer(np.ascontiguousarray(rows, np.int64))
-        places = pa.Array.from_buffers(pa.int64(), len(rows), [None, wanted])  # pa.array would import pandas
-        return self.array.take(places).to_pylist()  # type: ignore[no-any-return]
+        buffer = pa.py_buffer(np.ascontiguousarray(rows, np.int64))
+        indices = pa.Array.from_buffers(pa.int64(), len(rows), [None, buffer])  # pa.array would import pandas
+        return self.array.take(indices).to_pylist()  # type: ignore[no-any-return]
 
-    def is_whole(self) -> bool:
-        """Whether every string is inside the array's bytes, one behind the other, and there is no gap for none."""
-        _, offset_buffer, data = self.array.buffers()
-        offsets = np.frombuffer(offset_buffer, np.int64)[self.array.offset :][: len(self) + 1]
+    def is_valid(self) -> bool:
+        """Whether the offsets ascend within the data, and there are no nulls."""
+        offsets, data = self._buffers()
         inside = not len(offsets) or (offsets[0] >= 0 and offsets[-1] <= (0 if data is None else data.size))
         return bool(inside and (offsets[1:] >= offsets[:-1]).all() and not self.array.null_count)
 
     def update(self, digest: Any) -> None:
-        """Feed lengths and bytes to a hash: the same for the same strings, however they were gathered."""
-        _, offset_buffer, data = self.array.buffers()
-        offsets = np.frombuffer(offset_buffer, np.int64)[self.array.offset :][: len(self) + 1]
-        for start in range(0, len(self), BLOCK):
-            digest.update(np.diff(offsets[start : start + BLOCK + 1]).astype("<i8"))
+        """Feed lengths and bytes to a hash: equal for equal strings, whatever the layout of the array."""
+        offsets, data = self._buffers()
+        for start in range(0, len(self), BLOCK_STRINGS):
+            digest.update(np.diff(offsets[start : start + BLOCK_STRINGS + 1]).astype("<i8"))
         if data is not None:
             digest.update(data[int(offsets[0]) : int(offsets[-1])])
 
+    def _buffers(self) -> tuple[NDArray[np.int64], Any]:
+        """(strings + 1,) offsets, and the bytes they point into."""
+        _, offsets, data = self.array.buffers()
+        return np.frombuffer(offsets, np.int64)[self.array.offset :][: len(self) + 1], data
 
-class Column:
-    """Grows a `Strings` block by block: the bytes in one buffer, so that nothing is copied at the end."""
+
+class StringColumnBuilder:
+    """Appends blocks of strings to one buffer, so that nothing is copied at the end."""
 
     def __init__(self) -> None:
         self._bytes = pa.BufferOutputStream()
@@ -81,33 +84,33 @@ class Column:
         self._lengths.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
         self._bytes.write(b"".join(encoded))
 
-    def finish(self) -> Strings:
+    def finish(self) -> StringColumn:
         lengths = np.concatenate([np.zeros(1, np.int64), *self._lengths])
         offsets = pa.py_buffer(np.cumsum(lengths))
-        return Strings(pa.LargeStringArray.from_buffers(len(lengths) - 1, offsets, self._bytes.getvalue()))
+        return StringColumn(pa.LargeStringArray.from_buffers(len(lengths) - 1, offsets, self._bytes.getvalue()))
 
 
-def write_columns(path: Path, columns: Mapping[str, Strings], facts: Mapping[str, int]) -> None:
-    """Write strings into an Arrow file as they lie in memory, and some numbers beside them."""
-    batch = pa.record_batch({name: strings.array for name, strings in columns.items()})
+def write_columns(path: Path, columns: Mapping[str, StringColumn], facts: Mapping[str, int]) -> None:
+    """Write columns into an Arrow file as they are in memory, with some numbers as metadata."""
+    batch = pa.record_batch({name: column.array for name, column in columns.items()})
     batch = batch.replace_schema_metadata({name: str(value) for name, value in facts.items()})
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)
 
 
-def map_columns(path: Path, names: Sequence[str]) -> tuple[list[Strings], dict[str, int]]:
-    """What `write_columns` wrote, memory-mapped. Only where strings begin is looked at, so that none ends elsewhere."""
+def map_columns(path: Path, names: Sequence[str]) -> tuple[list[StringColumn], dict[str, int]]:
+    """The columns and the numbers that `write_columns` wrote, memory-mapped; only the offsets are read and checked."""
     try:
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-        columns = [Strings(table.column(name).chunk(0)) for name in names]
+        columns = [StringColumn(table.column(name).chunk(0)) for name in names]
         facts = {name.decode(): int(value) for name, value in (table.schema.metadata or {}).items()}
-        whole = all(strings.array.type == pa.large_string() and strings.is_whole() for strings in columns)
+        valid = all(column.array.type == pa.large_string() and column.is_valid() for column in columns)
+    except FileNotFoundError:
+        raise
     except (pa.ArrowException, OSError, LookupError, ValueError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        raise InputError(f"{path}: not a file of items: {error}. Restore it from a copy or build it again.") from error
-    if not whole:
-        raise InputError(f"{path}: damaged: strings overlap or end outside. Restore it from a copy or build it again.")
+        raise InputError(f"{path}: not a file of items ({error}). Restore it from a copy or build it again.") from error
+    if not valid:
+        raise InputError(f"{path}: damaged: wrong offsets of strings. Restore it from a copy or build it again.")
     return columns, facts
 
 
@@ -116,29 +119,29 @@ def hash_ids(ids: Collection[str]) -> NDArray[np.int64]:
     return np.fromiter(map(hash, ids), np.int64, len(ids))
 
 
-class Lookup:
-    """Finds rows by id in 16 bytes per item: sorted hashes and the rows they belong to.
+class IdLookup:
+    """Finds rows by id, in 16 bytes per item: sorted hashes and their rows.
 
-    Ids that share a hash stand side by side and are told apart by comparing the strings.
+    Ids with the same hash are distinguished by comparing the strings.
     """
 
-    def __init__(self, ids: Strings, hashes: NDArray[np.int64]) -> None:
+    def __init__(self, ids: StringColumn, hashes: NDArray[np.int64]) -> None:
         self._ids = ids
         self._rows: Rows = np.argsort(hashes, kind="stable")  # stable: equal hashes stay in row order
         self._hashes = hashes[self._rows]
 
-    def find(self, wanted: Sequence[str]) -> Rows:
-        """The row of each wanted id, -1 for those that are not there."""
-        hashes = hash_ids(wanted)
-        found = np.full(len(wanted), -1, np.int64)
-        spots = np.searchsorted(self._hashes, hashes)  # where each hash first stands, if it does
-        open_ = np.arange(len(wanted))
+    def find(self, ids: Sequence[str]) -> Rows:
+        """The row of each id, -1 for unknown ids."""
+        hashes = hash_ids(ids)
+        found = np.full(len(ids), -1, np.int64)
+        spots = np.searchsorted(self._hashes, hashes)  # of the first equal hash
+        open_ = np.arange(len(ids))
         while len(open_):
             open_ = open_[spots[open_] < len(self._hashes)]
             open_ = open_[self._hashes[spots[open_]] == hashes[open_]]
             rows = self._rows[spots[open_]]
             pairs = zip(self._ids.take(rows), open_.tolist(), strict=True)
-            same = np.fromiter((id_ == wanted[at] for id_, at in pairs), np.bool_, len(open_))
+            same = np.fromiter((id_ == ids[at] for id_, at in pairs), np.bool_, len(open_))
             found[open_[same]] = rows[same]
             open_ = open_[~same]
             spots[open_] += 1

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
-from crossknn.items.string_column import Column, Strings
+from crossknn.items.string_column import StringColumn, StringColumnBuilder
 from crossknn.retrievers.analyzer import Tokens
 from crossknn.types import Scores
 
@@ -31,7 +31,7 @@ class Postings:
         absent: (stems,) float32, the stem's weight in every item besides; (0,) if there is none.
     """
 
-    stems: Strings
+    stems: StringColumn
     starts: NDArray[np.int64]
     rows: NDArray[np.int32]
     weights: Scores
@@ -71,7 +71,7 @@ class Postings:
         return {name: getattr(self, name) for name in DTYPES}
 
     @classmethod
-    def load(cls, stems: Strings, arrays: Mapping[str, NDArray[Any]]) -> Self:
+    def load(cls, stems: StringColumn, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """The inverse of `arrays`; memory-mapped arrays stay so."""
         return cls(stems, **{name: np.asarray(arrays[name], dtype) for name, dtype in DTYPES.items()})
 
@@ -80,7 +80,7 @@ class Postings:
 class TermCounts:
     """How often each stem occurs in each item that contains it; `starts` and `rows` are as in `Postings`."""
 
-    stems: Strings
+    stems: StringColumn
     starts: NDArray[np.int64]
     rows: NDArray[np.int32]
     frequencies: NDArray[np.int32]  # (postings,)
@@ -101,6 +101,6 @@ def count_terms(tokens: Tokens) -> TermCounts:
     pairs = pairs[firsts]
     rows = (pairs % max(n_items, 1)).astype(np.int32)
     starts = np.searchsorted(pairs, n_items * np.arange(len(tokens.stems) + 1))
-    stems = Column()
+    stems = StringColumnBuilder()
     stems.append(tokens.stems)
     return TermCounts(stems.finish(), starts, rows, frequencies, tokens.lengths)

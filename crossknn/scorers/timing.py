@@ -12,7 +12,7 @@ from statistics import median
 
 from crossknn.errors import InputError
 from crossknn.scorers.base import check_pairs
-from crossknn.storage.atomic import write_whole
+from crossknn.storage.atomic import write_atomic
 from crossknn.types import Scorer, Scores
 
 WARM_UP_PAIRS = 32
@@ -112,7 +112,7 @@ def measure_speed(scorer: Scorer, queries: Sequence[str], items: Sequence[str]) 
 
 def save_speed(path: Path, speed: Speed, *, scorer: str, machine: str) -> None:
     """Write the speed of a scorer on a machine as JSON, atomically."""
-    write_whole(path, json.dumps({**asdict(speed), "scorer": scorer, "machine": machine}, indent=1).encode())
+    write_atomic(path, json.dumps({**asdict(speed), "scorer": scorer, "machine": machine}, indent=1).encode())
 
 
 def load_speed(path: Path, *, scorer: str, machine: str) -> Speed | None:

@@ -1,51 +1,126 @@
-"""The fused order of hits: by the score and what retrievers say, together."""
+"""Score fusion: hits ranked by a weighted sum of z-scores of the score and retrievers, and fitting the weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError
-from crossknn.search.rank_weights import SCORE
 from crossknn.strategies.normalization import varies
-from crossknn.strategies.posterior.prior import DEPTH, estimates_at
+from crossknn.strategies.posterior.prior import RETRIEVER_DEPTH, estimates_at
 from crossknn.types import Proposal, Rows, Scores
 from crossknn.vectors.ranking import ranks_in
 
-ORDERS: Final = (SCORE, "fused")
+SCORE: Final = "score"  # the name of the score among the weights
+RANK_BY: Final = (SCORE, "fused")
+TRAINING_DEPTH: Final = 100  # items per query that weights are fitted to: the first by equal weights
+EQUALITY_PENALTY: Final = 100.0  # pulls fitted weights towards equal ones
+RIDGE_PENALTY: Final = 0.1  # keeps weights finite where the data are separable
+MAX_NEWTON_STEPS: Final = 50
+MIN_NEWTON_STEP: Final = 1e-8
+
+Array = NDArray[np.float64]
+JudgedQuery = tuple[Array, NDArray[np.bool_]]  # (items, columns) z-scores of a query, and which items are relevant
 
 
 class ScoreFusion:
-    """The order of what one search scores, by the weighted sum of z-scores over a query's scored items."""
+    """Weighted sums of z-scores over the scored items of each query; `weights` are by name, that of the score first."""
 
     def __init__(
         self, weights: Mapping[str, float], propose: Callable[[str | None, int], tuple[str, list[Proposal]]]
     ) -> None:
         self._weights = np.array(list(weights.values()))
-        self._signals = [propose(name, DEPTH)[1] for name in weights if name != SCORE]
+        self._signals = [propose(name, RETRIEVER_DEPTH)[1] for name in weights if name != SCORE]
 
-    def columns(self, query: int, rows: Rows, scores: Scores) -> NDArray[np.float64]:
-        """(rows, weights) z-scores: of the scores, then of what each retriever says."""
-        mine = [proposals[query] for proposals in self._signals]
-        said = [estimates_at(one, ranks_in(one, rows)) for one in mine]
-        return np.column_stack([_standardize(column) for column in (scores, *said)])
+    def columns(self, query: int, rows: Rows, scores: Scores) -> Array:
+        """(rows, weights) z-scores of the scores, then of each retriever's estimates."""
+        proposals = [signal[query] for signal in self._signals]
+        estimates = [estimates_at(proposal, ranks_in(proposal, rows)) for proposal in proposals]
+        return np.column_stack([_standardize(column) for column in (scores, *estimates)])
 
-    def fuse(self, query: int, rows: Rows, scores: Scores) -> NDArray[np.float64]:
+    def fuse(self, query: int, rows: Rows, scores: Scores) -> Array:
         """(rows,) the weighted sums."""
-        sums: NDArray[np.float64] = self.columns(query, rows, scores) @ self._weights
+        sums: Array = self.columns(query, rows, scores) @ self._weights
         return sums
 
 
-def check_rank_by(value: object) -> None:
-    """An error unless it is an order of hits."""
-    if value not in ORDERS:
-        raise InputError(f"rank_by must be 'score' or 'fused'. Got {value!r} instead.")
-
-
-def _standardize(values: Scores) -> NDArray[np.float64]:
-    """With mean 0 and deviation 1; all 0 where they do not differ."""
+def _standardize(values: Scores) -> Array:
+    """z-scores; all 0 where the values do not differ."""
     wide = values.astype(np.float64)
     return (wide - wide.mean()) / wide.std() if varies(wide) else np.zeros(len(wide))
+
+
+def check_weights(weights: Mapping[str, float]) -> dict[str, float]:
+    """The weights, that of the score first."""
+    numbers = isinstance(weights, Mapping) and all(
+        isinstance(weight, int | float) and np.isfinite(weight) for weight in weights.values()
+    )
+    if not numbers or SCORE not in weights:
+        raise InputError(
+            "`rank_weights` must have a finite number for 'score' and for each retriever that counts, "
+            f"such as {{'score': 1, 'bm25': 0.5}}, got {weights!r}."
+        )
+    return {SCORE: weights[SCORE], **weights}
+
+
+def equal_weights(retrievers: Sequence[str]) -> dict[str, float]:
+    """The same weight for the score and each retriever."""
+    return dict.fromkeys([SCORE, *retrievers], 1 / (1 + len(retrievers)))
+
+
+def fit_weights(queries: Sequence[JudgedQuery]) -> Array:
+    """(columns,) fitted weights, whose absolute values sum to 1.
+
+    A logistic regression of relevance on the z-scores, by Newton's method. Weights are shrunk towards equal ones, so
+    that a few judged queries do no harm.
+    """
+    regression = _LogisticRegression.of(queries)
+    weights = np.zeros(regression.inputs.shape[1])
+    for _ in range(MAX_NEWTON_STEPS):
+        step = regression.newton_step(weights)
+        while regression.loss(weights + step) > regression.loss(weights):
+            step /= 2
+        weights += step
+        if np.abs(step).max() < MIN_NEWTON_STEP:
+            break
+    sizes = np.abs(weights[:-1])
+    return weights[:-1] / sizes.sum() if sizes.any() else np.full(len(sizes), 1 / len(sizes))
+
+
+@dataclass(frozen=True)
+class _LogisticRegression:
+    """Logistic regression with a quadratic penalty; the last input is the constant 1."""
+
+    inputs: Array  # (items, columns + 1)
+    relevant: NDArray[np.bool_]
+    penalty: Array
+
+    @classmethod
+    def of(cls, queries: Sequence[JudgedQuery]) -> _LogisticRegression:
+        first = [np.argsort(-columns.sum(1), kind="stable")[:TRAINING_DEPTH] for columns, _ in queries]
+        inputs = np.concatenate([columns[rows] for (columns, _), rows in zip(queries, first, strict=True)])
+        relevant = np.concatenate([labels[rows] for (_, labels), rows in zip(queries, first, strict=True)])
+        if relevant.all() or not relevant.any():
+            raise InputError(
+                "rank weights are fitted to scored items of which some are relevant and some are not, "
+                f"got {int(relevant.sum())} relevant of {len(relevant)}. Use more queries or a larger `budget`."
+            )
+        count = inputs.shape[1]
+        penalty = RIDGE_PENALTY * np.eye(count + 1)
+        penalty[:count, :count] += EQUALITY_PENALTY * (np.eye(count) - 1 / count)
+        return cls(np.column_stack([inputs, np.ones(len(inputs))]), relevant, penalty)
+
+    def newton_step(self, weights: Array) -> Array:
+        chance = 0.5 + 0.5 * np.tanh(self.inputs @ weights / 2)
+        gradient = self.inputs.T @ (self.relevant - chance) - self.penalty @ weights
+        hessian = (self.inputs * (chance * (1 - chance))[:, None]).T @ self.inputs + self.penalty
+        return np.asarray(np.linalg.solve(hessian, gradient))
+
+    def loss(self, weights: Array) -> float:
+        logits = self.inputs @ weights
+        negative_log_likelihood = np.logaddexp(0, np.where(self.relevant, -logits, logits)).sum()
+        return float(negative_log_likelihood + weights @ self.penalty @ weights / 2)

@@ -1,4 +1,4 @@
-"""What a search gives back."""
+"""Search results: hits, what finding them cost, and the trace of every call."""
 
 from __future__ import annotations
 
@@ -10,28 +10,104 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.items.items import Items
-from crossknn.search.trace import Hit as Hit
-from crossknn.search.trace import join, trace_calls
 from crossknn.strategies.base import QueryResult
 from crossknn.types import Rows, Scores
 
 
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One item that was scored.
+
+    Attributes:
+        id: The item's id.
+        score: The scorer's raw logit.
+        estimate: The proposer's estimate before the call: in an adaptive round on the scale of scores, in a first round
+            on the retriever's own scale; None where there was none.
+        round: The round in which it was scored, from 1.
+        proposed_by: The retriever or strategy that proposed it.
+        row: Its position in the items.
+        deviation: Predictive standard deviation of the score; None where it is unknown.
+        ranks: Rank in the list of every retriever that was used, from 1; None where it was not proposed.
+    """
+
+    id: str
+    score: float
+    estimate: float | None
+    round: int
+    proposed_by: str
+    row: int
+    deviation: float | None = None
+    ranks: Mapping[str, int | None] = field(default_factory=dict, hash=False)
+
+    @property
+    def expected(self) -> float | None:
+        """The estimate where it is on the scale of scores: a retriever's is not."""
+        return None if self.proposed_by in self.ranks else self.estimate
+
+
+@dataclass(frozen=True, eq=False)
+class Trace(Sequence[Hit]):
+    """Scored items in the order of the calls, kept as arrays; an element is made into a `Hit` on access."""
+
+    ids: Sequence[str]
+    rows: Rows
+    rounds: Rows  # from 0
+    scores: Scores
+    estimates: Scores  # NaN where there is none
+    deviations: Scores  # NaN where there is none
+    proposed_by: Sequence[str]  # one per round
+    ranks: Mapping[str, Rows]  # by retriever, from 1; 0 where it did not propose the item
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self)} items>"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Hit: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Hit, ...]: ...
+    def __getitem__(self, index: int | slice) -> Hit | tuple[Hit, ...]:
+        chosen = range(len(self))[index]
+        return self._hit(chosen) if isinstance(chosen, int) else tuple(map(self._hit, chosen))
+
+    def _hit(self, call: int) -> Hit:
+        number = int(self.rounds[call])
+        return Hit(
+            id=self.ids[call],
+            score=float(self.scores[call]),
+            estimate=_not_nan(self.estimates[call]),
+            round=number + 1,
+            proposed_by=self.proposed_by[number],
+            row=int(self.rows[call]),
+            deviation=_not_nan(self.deviations[call]),
+            ranks={name: int(ranks[call]) or None for name, ranks in self.ranks.items()},
+        )
+
+
+def _not_nan(value: np.float32) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
 @dataclass(frozen=True)
 class Hits(Sequence[Hit]):
-    """The best k items of one query, in the order that was asked for (highest score first), and what finding them cost.
+    """The best k items of one query, highest score first unless ranked otherwise, and what finding them cost.
 
-    calls          pairs that were scored for this query: never more than the budget
-    rounds         rounds that scored something
-    stopped        None where the search came to its end, which may be that it expects to have found enough (`stop_at`);
-                   else why it ended early: "deadline" or "cancelled"
-    seconds        wall time of the search; queries searched together share it
-    score_seconds  the part of it spent in the scorer
-    solve_seconds  the part of it in which the strategy learned from scores
-    expected_recall
-                   the share of the query's true top k that the strategy expects among what was scored; of a search
-                   that a deadline cut, what it knew last. None where it does not know
-    estimates      (items,) estimated scores of all items, where the strategy was asked for them
-    trace          every item that was scored, in the order of the calls; of exact search only the hits
+    Attributes:
+        query: The query.
+        hits: The items.
+        calls: Pairs scored for this query, never more than the budget.
+        rounds: Rounds that scored something.
+        stopped: Why the search ended early, "deadline" or "cancelled"; None where it ran to its end, which includes
+            early stopping by `stop_at`.
+        seconds: Wall time of the search; queries searched together share it.
+        score_seconds: Part of it spent in the scorer.
+        solve_seconds: Part of it in which the strategy learned from scores.
+        expected_recall: Share of the query's true top k that the strategy expects among the scored items; after a
+            deadline, the last known value. None where it is unknown.
+        estimates: (items,) estimated scores of all items, where the strategy was asked for them.
+        trace: Every scored item in the order of the calls; of exact search only the hits.
     """
 
     query: str
@@ -71,37 +147,46 @@ class Hits(Sequence[Hit]):
 
 def best_hits(
     query: str,
-    found: QueryResult,
+    result: QueryResult,
     items: Items,
     k: int,
     *,
     ranks: Callable[[Rows], Mapping[str, Rows]],
-    fuse: Callable[[Rows, Scores], NDArray[Any]] | None = None,
-    traced: bool = True,
-    seconds: float,
-    score_seconds: float,
-    solve_seconds: float,
+    fuse: Callable[[Rows, Scores], NDArray[Any]] | None,
+    traced: bool,
+    **seconds: float,
 ) -> Hits:
-    """The `k` best of what was scored, by score or by what `fuse` makes of rows and scores.
+    """The `k` best scored items, by score or by `fuse(rows, scores)`; ties go to the higher score, then the lower row.
 
-    Equal ones keep the order of the scores, then of the rows. `ranks` gives retrievers' places for rows; only the hits
-    are remembered where the search is not to be `traced`.
+    `ranks` returns the retrievers' ranks of rows, as in `Trace`. Only the hits are traced unless `traced` is set.
     """
-    rows, scores = join(found.rows), join(found.scores)
+    rows, scores = join_rounds(result.rows), join_rounds(result.scores)
     keys = (rows, -scores) if fuse is None else (rows, -scores, -fuse(rows, scores))
     best = np.lexsort(keys)[:k]
-    places = np.arange(len(rows)) if traced else np.sort(best)
-    trace = trace_calls(found, items, places, ranks)
+    calls = np.arange(len(rows)) if traced else np.sort(best)
+    trace = Trace(
+        ids=items.ids_of(rows[calls]),
+        rows=rows[calls],
+        rounds=np.repeat(np.arange(len(result.rows)), [len(part) for part in result.rows])[calls],
+        scores=scores[calls],
+        estimates=join_rounds(result.estimates)[calls],
+        deviations=join_rounds(result.deviations)[calls],
+        proposed_by=result.proposed_by,
+        ranks=ranks(rows[calls]),
+    )
     return Hits(
         query=query,
-        hits=tuple(trace[place] for place in np.searchsorted(places, best).tolist()),
-        calls=found.calls,
-        rounds=sum(1 for part in found.rows if len(part)),
-        stopped=found.stopped,
-        seconds=seconds,
-        score_seconds=score_seconds,
-        solve_seconds=solve_seconds,
-        expected_recall=found.expected_recall,
-        estimates=found.all_estimates,
+        hits=tuple(trace[call] for call in np.searchsorted(calls, best).tolist()),
+        calls=result.calls,
+        rounds=sum(1 for part in result.rows if len(part)),
+        stopped=result.stopped,
+        expected_recall=result.expected_recall,
+        estimates=result.all_estimates,
         trace=trace,
+        **seconds,
     )
+
+
+def join_rounds(rounds: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The arrays of all rounds as one."""
+    return np.concatenate(rounds) if rounds else np.empty(0, np.int64)

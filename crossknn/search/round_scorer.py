@@ -1,11 +1,11 @@
-"""Turns the rows a strategy asks for into scores: texts in, one scorer call a round, deadlines kept."""
+"""Scoring of a strategy's rounds: rows to texts, one scorer call per round, within the deadline."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
@@ -13,19 +13,18 @@ from crossknn.errors import TooLate
 from crossknn.items.items import Items
 from crossknn.scorers.base import score_pairs
 from crossknn.strategies.base import RoundScores
-from crossknn.types import Progress, Rows, Scorer, Scores
+from crossknn.types import Progress, Rows, Scorer, Scores, SharedScorer
 
-MAX_PAIRS = 65_536  # pairs whose texts are held at once; a larger ask takes several scorer calls
-FIRST_SLICE = 16  # pairs scored under a deadline before anything is known about the scorer's speed
+MAX_PAIRS = 65_536  # pairs whose texts are in memory at once; a larger round takes several scorer calls
+FIRST_SLICE = 16  # pairs scored under a deadline before the scorer's speed is known
 
 
 class RoundScorer:
-    """Scores the asks of one search.
+    """Scores the rounds of one search.
 
-    Without a deadline a round is one scorer call (of at most `MAX_PAIRS` pairs). With one, a round
-    that might not end in time is scored in growing slices, the best rows of all queries first, and
-    what does not fit any more is left unscored: a search overruns its deadline by no more than the
-    slice in flight.
+    Without a deadline a round is one scorer call (of at most `MAX_PAIRS` pairs). With one, a round that might not end
+    in time is scored in growing slices, the best rows of all queries first, and the rest is left unscored: a search
+    overruns its deadline by no more than the slice in flight.
     """
 
     def __init__(
@@ -34,43 +33,44 @@ class RoundScorer:
         items: Items,
         queries: Sequence[str],
         *,
-        turn: AbstractContextManager[object],
-        ends: float | None = None,
+        lock: threading.Lock,  # held while the scorer is called, unless it is a `SharedScorer`
+        ends: float | None = None,  # the deadline, by `time.monotonic`
         cancelled: threading.Event | None = None,
         progress: Progress | None = None,
-        total_calls: int = 0,
+        total_calls: int = 0,  # for `progress`
     ) -> None:
-        self._scorer = scorer
+        shared = isinstance(scorer, SharedScorer)
+        self._scorer = scorer.for_caller(cancelled, ends) if isinstance(scorer, SharedScorer) else scorer
+        self._lock: AbstractContextManager[object] = nullcontext() if shared else lock
         self._items = items
         self._queries = queries
-        self._turn = turn  # to call the scorer
-        self._ends = ends  # of time.monotonic()
+        self._ends = ends
         self._cancelled = cancelled
         self._progress = progress
         self._total = total_calls
         self._scored = 0
-        self._fits = FIRST_SLICE  # pairs that the next slice may hold under a deadline
+        self._slice = FIRST_SLICE  # pairs that fit into the next slice under a deadline
         self.seconds = 0.0  # spent in the scorer
 
-    def __call__(self, asks: list[Rows]) -> RoundScores:
-        scores = [np.empty(len(rows), np.float32) for rows in asks]
-        kept = np.zeros(len(asks), np.int64)
-        width = max(1, MAX_PAIRS // max(1, len(asks)))  # ranks that are looked at together
+    def __call__(self, proposed: list[Rows]) -> RoundScores:
+        scores = [np.empty(len(rows), np.float32) for rows in proposed]
+        counts = np.zeros(len(proposed), np.int64)  # scored rows of each query
+        width = max(1, MAX_PAIRS // max(1, len(proposed)))  # ranks scored together
         stopped = None
-        for first in range(0, max(1, *map(len, asks)), width):
-            stopped = self._stop_reason() or self._answer_ranks(asks, slice(first, first + width), scores, kept)
+        for first in range(0, max(1, *map(len, proposed)), width):
+            stopped = self._stop_reason() or self._score_ranks(proposed, slice(first, first + width), scores, counts)
             if stopped:
                 break
-        return RoundScores([line[:keep] for line, keep in zip(scores, kept, strict=True)], stopped)
+        return RoundScores([values[:count] for values, count in zip(scores, counts, strict=True)], stopped)
 
-    def _answer_ranks(self, asks: list[Rows], ranks: slice, scores: list[Scores], kept: Rows) -> str | None:
-        """Score these ranks of every ask; why it stopped early, if it did."""
-        parts = [rows[ranks] for rows in asks]
-        queries = np.repeat(np.arange(len(asks)), [len(part) for part in parts])
+    def _score_ranks(self, proposed: list[Rows], ranks: slice, scores: list[Scores], counts: Rows) -> str | None:
+        """Score these ranks of every proposal; the reason for stopping early, if any."""
+        parts = [rows[ranks] for rows in proposed]
+        sizes = [len(part) for part in parts]
+        queries = np.repeat(np.arange(len(proposed)), sizes)
         rows = np.concatenate(parts)
-        rank = np.concatenate([np.arange(len(part)) for part in parts])
-        # Best rows of all queries first, so that a deadline cuts every query's tail and not the last queries.
-        order = np.argsort(rank, kind="stable")
+        # The best rows of all queries first, so that a deadline cuts every query's tail and not the last queries.
+        order = np.argsort(np.concatenate([np.arange(size) for size in sizes]), kind="stable")
         found = np.empty(len(rows), np.float32)
         done, stopped = 0, None
         while done < len(rows) and stopped is None:
@@ -82,35 +82,31 @@ class RoundScorer:
             else:
                 done += len(part)
                 stopped = self._stop_reason() if done < len(rows) else None
-        for line, values in zip(scores, np.split(found, np.cumsum([len(part) for part in parts])[:-1]), strict=True):
-            line[ranks] = values
-        kept += np.bincount(queries[order[:done]], minlength=len(asks))
+        for query_scores, values in zip(scores, np.split(found, np.cumsum(sizes)[:-1]), strict=True):
+            query_scores[ranks] = values
+        counts += np.bincount(queries[order[:done]], minlength=len(proposed))
         return stopped
 
     def _score(self, queries: Rows, rows: Rows) -> Scores:
         start = time.monotonic()
-        with self._turn:
+        with self._lock:
             scores = score_pairs(self._scorer, [self._queries[q] for q in queries], self._items.texts_of(rows))
         took = time.monotonic() - start
         self.seconds += took
         self._scored += len(rows)
         if self._progress:
             self._progress("scoring", self._scored, max(self._total, self._scored))
-        self._plan_next(len(rows), took)
+        if self._ends is not None:  # at most twice the last slice, and what fits into the time left at its speed
+            left = self._ends - time.monotonic()
+            self._slice = min(max(2 * len(rows), FIRST_SLICE), int(left * len(rows) / max(took, 1e-6)))
         return scores
 
-    def _plan_next(self, pairs: int, took: float) -> None:
-        """At most twice the last slice, and no more than fits into the time left at its speed."""
-        if self._ends is not None:
-            left = self._ends - time.monotonic()
-            self._fits = min(max(2 * pairs, FIRST_SLICE), int(left * pairs / max(took, 1e-6)))
-
     def _slice_size(self) -> int:
-        return MAX_PAIRS if self._ends is None else min(max(self._fits, 1), MAX_PAIRS)
+        return MAX_PAIRS if self._ends is None else min(max(self._slice, 1), MAX_PAIRS)
 
     def _stop_reason(self) -> str | None:
         if self._cancelled is not None and self._cancelled.is_set():
             return "cancelled"
-        if self._ends is not None and (self._fits < 1 or time.monotonic() >= self._ends):
+        if self._ends is not None and (self._slice < 1 or time.monotonic() >= self._ends):
             return "deadline"
         return None

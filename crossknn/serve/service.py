@@ -11,7 +11,7 @@ from pathlib import Path
 
 from crossknn import __version__
 from crossknn._checks import invalid
-from crossknn.encoders.cached import SharedEncoder
+from crossknn.encoders.cached import CachedEncoder
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
@@ -60,7 +60,7 @@ class Service:
     ) -> None:
         self.settings = settings or Settings()
         self.metrics = Metrics()
-        self._encoder = None if encoder is None else SharedEncoder(encoder)
+        self._encoder = None if encoder is None else CachedEncoder(encoder)
         self.scorer = BatchingScorer(
             scorer,
             max_pairs=self.settings.batch_pairs,

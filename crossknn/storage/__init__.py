@@ -1,1 +1,1 @@
-"""Durable storage: atomic files and folders, safetensors, resumable score logs."""
+"""Durable storage: atomic files and folders, safetensors, resumable arrays and score logs."""

@@ -1,57 +1,73 @@
-"""Files that are there whole or not at all, also after a power cut as far as the system promises it."""
+"""Atomic file writes, file locks, syncs and digests: a file is complete or absent, even after a power cut."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
 
-UNFINISHED = ".tmp"  # ends the name of a file that is being written
+from crossknn.errors import InputError
+
+TEMPORARY_SUFFIX = ".tmp"
 
 
-def unfinished(path: Path) -> Path:
-    """A new name beside the file, to write it under until it is whole."""
-    return path.with_name(f".{path.name}.{token_hex(8)}{UNFINISHED}")
+def temporary_path(path: Path) -> Path:
+    """A new hidden path in the same folder, to write a file under until it is complete."""
+    return path.with_name(f".{path.name}.{token_hex(8)}{TEMPORARY_SUFFIX}")
 
 
-def write_whole(path: Path, data: bytes, *, first_wins: bool = False) -> None:
-    """Write a file so that others see all of it or nothing.
+def write_atomic(path: Path, data: bytes, *, first_wins: bool = False) -> None:
+    """Write a file, synced, so that readers see all of it or nothing.
 
-    Of several writers at once the last one wins, or the first, whose file the others then leave as it is.
+    Of several concurrent writers the last one wins, or with `first_wins` the first.
     """
-    fresh = unfinished(path)
+    temporary = temporary_path(path)
     try:
-        with fresh.open("xb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         if first_wins:
-            _claim(fresh, path)
+            _claim(temporary, path)
         else:
-            fresh.replace(path)
+            temporary.replace(path)
     finally:
         with suppress(OSError):
-            fresh.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     sync(path.parent)
 
 
+def _claim(temporary: Path, path: Path) -> None:
+    """Give the file its name unless another file has it."""
+    with suppress(FileExistsError):
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links: two concurrent writers may both be first
+            if not path.exists():
+                temporary.replace(path)
+
+
 @contextmanager
-def taking_turns(lock: Path) -> Iterator[None]:
+def exclusive_lock(path: Path) -> Iterator[None]:
     """One process at a time, where the system has file locks; the lock ends with its process."""
     try:
         import fcntl
     except ImportError:
         yield
         return
-    with lock.open("ab") as file:
+    with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def sync(path: Path) -> None:
-    """Make a file's content, or a folder's renames, last. Systems that cannot open a folder do without."""
+    """Flush a file's content, or a folder's renames, to disk; does nothing where folders cannot be opened."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:
@@ -62,13 +78,38 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def _claim(fresh: Path, path: Path) -> None:
-    """Give the file its name unless another has it."""
-    with suppress(FileExistsError):
-        try:
-            os.link(fresh, path)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without links: a moment remains in which two writers may both be first
-            if not path.exists():
-                fresh.replace(path)
+def digest(data: bytes) -> str:
+    """The checksum of a stored block: 8 bytes of BLAKE2b in hexadecimal."""
+    return blake2b(data, digest_size=8).hexdigest()
+
+
+@contextmanager
+def disk_errors(path: Path, problem: str, hint: str = "") -> Iterator[None]:
+    """Raise errors of the file system as `InputError`s that name the path and say what to do.
+
+    Args:
+        path: The file or folder in use.
+        problem: What fails, such as "the index cannot be written".
+        hint: A last sentence, such as "Finished blocks are kept."
+    """
+    try:
+        yield
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, "Check the path, or give another one.")
+        reason = error.strerror or error
+        raise InputError(f"{path}: {problem} ({reason}). {advice}{f' {hint}' if hint else ''}") from error
+
+
+_DISK_FULL = "The disk is full: free some space and run again."
+_NO_PERMISSION = "Change the permissions, or give another path."
+_NOT_A_FOLDER = "A file is where a folder should be: give another folder."
+_ADVICE = {
+    errno.ENOSPC: _DISK_FULL,
+    errno.EDQUOT: _DISK_FULL,
+    errno.EACCES: _NO_PERMISSION,
+    errno.EPERM: _NO_PERMISSION,
+    errno.EROFS: _NO_PERMISSION,
+    errno.ENOENT: "It does not exist. Check the path; if it was deleted during a build, run again.",
+    errno.ENOTDIR: _NOT_A_FOLDER,
+    errno.EEXIST: _NOT_A_FOLDER,
+}

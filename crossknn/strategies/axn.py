@@ -8,118 +8,109 @@ from typing import ClassVar
 
 import numpy as np
 
+from crossknn._checks import invalid
 from crossknn.errors import InputError
-from crossknn.strategies.base import Flow, Requirement, Round, SearchContext, Settings
+from crossknn.strategies.base import Flow, FlowResult, Requirement, Round, SearchContext
 from crossknn.strategies.normalization import Normalization
-from crossknn.strategies.rounds import EARLY, Observations, check_rounds, search_unscored, share_of_round
-from crossknn.types import Proposal, Rows, Scores, Vectors, VectorSearch
+from crossknn.strategies.rounds import MultiRound, Observations, run_rounds, search_unscored
+from crossknn.types import Proposal, Rows, Scores, Vectors
 from crossknn.vectors.ranking import order_rows
 
 
 @dataclass(frozen=True, repr=False)
-class Axn(Settings):
-    """AXN(X, Y): X is where the item vectors come from (the index), Y the retriever of the first round.
+class Axn(MultiRound):
+    """AXN(X, Y): X is the source of the item vectors (the index), Y the retriever of the first round.
 
-    Scores are normalised by the α and β of the searcher, or of the query's first scores where it has none.
+    Scores are normalized by the α and β of the searcher, or of the query's first scores where it has none.
 
-    budget      B_CE: calls per query, spread evenly over the rounds
-    rounds      R; with one round this is `Rerank`
-    mix         λ: `(1 − λ) u_linreg + λ u_param`, with u_param the dual encoder's query vector
-    first       Y: the name of the first round's retriever; None is the searcher's default
-    shortlist   search only the top `shortlist` rows of Y (the paper: 10,000 on five million items)
-    estimates   also return Ŝ, the estimated score of every item
+    Args:
+        budget: B_CE, calls per query, spread evenly over the rounds.
+        rounds: R; with one round this is `Rerank`.
+        mix: λ in `(1 − λ) u_linreg + λ u_param`, where u_param is the dual encoder's query vector.
+        first: Y, the name of the first round's retriever; None is the searcher's default.
+        shortlist: Search only the top `shortlist` rows of Y (the paper: 10,000 of five million items).
+        estimates: Also return Ŝ, the estimated score of every item.
     """
 
     requires: ClassVar[frozenset[Requirement]] = frozenset({"query_vectors"})
 
-    budget: int = 100
-    rounds: int = 10
     mix: float = 0.5
     first: str | None = None
     shortlist: int | None = None
     estimates: bool = False
 
     def __post_init__(self) -> None:
-        check_rounds(self.budget, self.rounds)
+        super().__post_init__()
         if not 0 <= self.mix <= 1:
-            raise InputError(f"mix must be between 0 and 1. Got {self.mix} instead.")
+            raise invalid("mix", "between 0 and 1", self.mix)
         if self.shortlist is not None and self.shortlist < self.budget:
-            raise InputError(f"shortlist must be at least the budget ({self.budget}). Got {self.shortlist} instead.")
+            raise invalid("shortlist", f"at least `budget` ({self.budget})", self.shortlist)
 
-    def flow(self, space: SearchContext) -> Flow:
-        name, proposals = space.propose(self.first, self.shortlist or self._share(0, 1))
+    def flow(self, context: SearchContext) -> Flow:
+        share = self._share(1, 0)
+        name, proposals = context.propose(self.first, self.shortlist or share)
         shortlists = [proposal.rows for proposal in proposals] if self.shortlist else None
-        states = [Observations() for _ in range(space.queries)]
-        ask = Round([proposal.first(self._share(0, 1)) for proposal in proposals], name)  # line 3
-        for number in range(1, self.rounds + 1):
-            scores = yield ask  # lines 4 and 9
-            for state, proposal, new in zip(states, ask.proposals, scores, strict=True):
-                state.add(proposal.rows, new)
-            if number < self.rounds:
-                wanted = [self._wanted(state, number + 1) for state in states]
-                ask = Round(self._next_rows(space, states, wanted, shortlists), "axn")  # lines 5 to 8
-                if not any(len(proposal) for proposal in ask.proposals):
-                    break
-        return self._all_estimates(space, states) if self.estimates else None  # line 12
+        observations = [Observations() for _ in range(context.queries)]
 
-    def _share(self, spent: int, number: int) -> int:
-        return share_of_round(number, budget=self.budget, rounds=self.rounds, spent=spent)
+        def next_round(number: int) -> Round:  # lines 5 to 8 and 10
+            counts = [self._count(observed, number) for observed in observations]
+            return Round(self._next_rows(context, observations, counts, shortlists), "axn")
 
-    def _wanted(self, state: Observations, number: int) -> int:
-        """A query for which nothing was scored and no u_param helps has no vector to search with."""
-        return self._share(len(state.rows), number) if len(state.rows) or self.mix > 0 else 0
+        first = Round([proposal.first(share) for proposal in proposals], name)  # line 3
+        yield from run_rounds(first, observations, self.rounds, next_round)  # lines 4, 6 and 9
+        return FlowResult(self._all_estimates(context, observations)) if self.estimates else None  # line 12
+
+    def _count(self, observed: Observations, number: int) -> int:
+        """A query with neither scores nor u_param has no vector to search with."""
+        return self._share(number, len(observed.rows)) if len(observed.rows) or self.mix > 0 else 0
 
     def _next_rows(
-        self, space: SearchContext, states: list[Observations], wanted: list[int], shortlists: list[Rows] | None
+        self,
+        context: SearchContext,
+        observations: list[Observations],
+        counts: list[int],
+        shortlists: list[Rows] | None,
     ) -> list[Proposal]:
-        vectors, scales = self._query_vectors(space, states)
+        vectors, scales = self._query_vectors(context, observations)
         if shortlists is None:
-            found = search_unscored(space, vectors, states, wanted)
+            found = search_unscored(context, vectors, observations, counts)
         else:
+            unscored = [
+                np.setdiff1d(rows, observed.rows) for rows, observed in zip(shortlists, observations, strict=True)
+            ]
             found = [
-                _search_rows(np.setdiff1d(rows, state.rows), vector, space)
-                for rows, state, vector in zip(shortlists, states, vectors, strict=True)
+                order_rows(rows, context.item_vectors().take(rows) @ vector)
+                for rows, vector in zip(unscored, vectors, strict=True)
             ]
         return [
-            Proposal(p.rows, scale.restore(p.estimates).astype(np.float32)).first(n)
-            for p, scale, n in zip(found, scales, wanted, strict=True)
+            Proposal(proposal.rows, scale.restore(proposal.estimates).astype(np.float32)).first(count)
+            for proposal, scale, count in zip(found, scales, counts, strict=True)
         ]
 
-    def _query_vectors(self, space: SearchContext, states: list[Observations]) -> tuple[Vectors, list[Normalization]]:
-        """The vector u of every query (Eq. 5, mixed as in Eq. 7), and the scale its estimates are on."""
+    def _query_vectors(
+        self, context: SearchContext, observations: list[Observations]
+    ) -> tuple[Vectors, list[Normalization]]:
+        """The vector u of every query (Eq. 5, mixed as in Eq. 7), and the scale of its estimates."""
         from crossknn.strategies.least_squares import solve_query_vectors  # imports torch
 
-        items = space.item_vectors()
-        if self.mix > 0 and space.query_vectors is None:
+        items = context.item_vectors()
+        if self.mix > 0 and context.query_vectors is None:
             raise InputError(
-                "a mix above 0 needs query vectors: an encoder, and item vectors like its own. Or give mix=0."
+                "`mix` above 0 needs query vectors: an encoder, and item vectors in its space. Or set `mix` to 0."
             )
-        parametric = space.query_vectors() if space.query_vectors else None  # u_param
-        with space.solving:
-            guesses: Sequence[Vectors | None] = [None] * len(states) if parametric is None else list(parametric)
-            scales = [
-                space.normalization or self._own_scale(items, *both) for both in zip(states, guesses, strict=True)
-            ]
-            vectors = np.zeros((space.queries, items.dim), np.float32)
+        parametric = context.query_vectors() if context.query_vectors else None  # u_param
+        with context.solving:
+            guesses: Sequence[Vectors | None] = [None] * len(observations) if parametric is None else list(parametric)
+            scales = [self._normalization(context, *pair) for pair in zip(observations, guesses, strict=True)]
+            vectors = np.zeros((context.queries, items.dim), np.float32)
             if self.mix < 1:
-                goals = [scale.normalize(state.scores) for scale, state in zip(scales, states, strict=True)]
-                vectors = (1 - self.mix) * solve_query_vectors(items, [state.rows for state in states], goals)
+                targets = [scale.normalize(one.scores) for scale, one in zip(scales, observations, strict=True)]
+                vectors = (1 - self.mix) * solve_query_vectors(items, [one.rows for one in observations], targets)
             if parametric is not None:
                 vectors += self.mix * parametric
         return vectors, scales
 
-    def _own_scale(self, items: VectorSearch, state: Observations, guess: Vectors | None) -> Normalization:
-        """α and β from this query's own earliest scores, where nobody estimated them on train queries."""
-        early = max(self._share(0, 1), EARLY)
-        estimates = None if guess is None else items.take(state.rows[:early]) @ guess
-        return Normalization.fit_query(state.scores[:early], estimates)
-
-    def _all_estimates(self, space: SearchContext, states: list[Observations]) -> list[Scores]:
-        vectors, scales = self._query_vectors(space, states)
-        estimates = space.item_vectors().estimates(vectors)
-        return [scale.restore(line).astype(np.float32) for scale, line in zip(scales, estimates, strict=True)]
-
-
-def _search_rows(rows: Rows, vector: Vectors, space: SearchContext) -> Proposal:
-    """These rows by inner product with `vector`, best first, ties to the lower row."""
-    return order_rows(rows, space.item_vectors().take(rows) @ vector)
+    def _all_estimates(self, context: SearchContext, observations: list[Observations]) -> list[Scores]:
+        vectors, scales = self._query_vectors(context, observations)
+        estimates = context.item_vectors().estimates(vectors)
+        return [scale.restore(row).astype(np.float32) for scale, row in zip(scales, estimates, strict=True)]

@@ -1,8 +1,7 @@
-"""What a strategy is, what it sees, and the driver that runs one.
+"""Strategy protocol, the context a strategy sees, and the driver that runs one.
 
-A strategy is a generator: it yields the rows it wants scored for every query and is sent their
-scores. Whoever drives it decides where scores come from: a model, a service that merges many
-searches into one batch, or a matrix in a test.
+A strategy is a generator: it yields the rows it wants scored for every query and is sent their scores. Whoever drives
+it decides where scores come from: a model, a service that merges many searches into one batch, or a matrix in a test.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, fields
-from types import TracebackType
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,54 +18,49 @@ from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.prior import Prior
 from crossknn.types import Mask, Proposal, Rows, Scores, Vectors, VectorSearch
 
+Requirement = Literal["query_vectors", "item_vectors", "cur_factors"]
+"""What a strategy's class attribute `requires` may name: query vectors in the space of the item vectors, item vectors,
+or the factors of a CUR index."""
+
 
 class Stopwatch:
-    """Adds up the time of what runs inside `with`."""
+    """Adds up the wall time spent inside `with`."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._began = 0.0
+        self._started = 0.0
 
     def __enter__(self) -> None:
-        self._began = time.monotonic()
+        self._started = time.monotonic()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.seconds += time.monotonic() - self._began
+    def __exit__(self, *error: object) -> None:
+        self.seconds += time.monotonic() - self._started
 
 
 @dataclass(frozen=True)
 class SearchContext:
-    """What a strategy may look at: the sizes, the filter, and the sources of numbers.
+    """The sizes, the filter and the sources of numbers that a strategy may use.
 
-    `propose(retriever, n)` gives the rows a named retriever proposes for every query (None: the
-    searcher's default) and that retriever's name; `query_vectors()` the dual encoder's vectors of
-    the queries (None where there is no encoder); `item_vectors()` the search over the items' vectors, and
-    `item_profiles()` that over their profiles: the vectors with what the prior, if any, knows of an item beside them.
-    `signals` names the retrievers whose evidence a model of the scores uses where `prior` names none, and `k` is how
-    many items are wanted, where the search knows.
-    A strategy that learns from scores does so inside `with space.solving:`, which takes the time of it, and one that
-    knows keeps in `expected_recall` what share of each query's true top k it expects to have found so far.
+    `propose(retriever, n)` returns the retriever's name and its `n` best rows for every query; None is the searcher's
+    default retriever. A strategy that learns from scores does so inside `with context.solving:`, which measures it.
     """
 
-    queries: int
-    items: int
+    queries: int  # how many
+    items: int  # how many
     propose: Callable[[str | None, int], tuple[str, list[Proposal]]]
-    query_vectors: Callable[[], Vectors] | None
+    query_vectors: Callable[[], Vectors] | None  # the dual encoder's; None where there is no encoder
     item_vectors: Callable[[], VectorSearch]
-    item_profiles: Callable[[], VectorSearch]
-    allowed: Mask | None = None
-    normalization: Normalization | None = None
-    prior: Prior | None = None
-    signals: tuple[str, ...] = ("dense",)
-    k: int | None = None
+    augmented_vectors: Callable[[], VectorSearch]  # item vectors extended by the prior's latent factors and bias
+    allowed: Mask | None = None  # the filter
+    normalization: Normalization | None = None  # the paper's α and β
+    prior: Prior | None = None  # of the index
+    signals: tuple[str, ...] = ("dense",)  # retrievers whose features a model uses where there is no prior
+    k: int | None = None  # hits that will be returned, if known
     solving: Stopwatch = field(default_factory=Stopwatch, compare=False)
-    expected_recall: list[float] = field(default_factory=list, compare=False)
 
     @property
     def reachable(self) -> int:
-        """How many items may be found."""
+        """Number of items that the filter allows."""
         return self.items if self.allowed is None else int(self.allowed.sum())
 
     @property
@@ -77,13 +70,11 @@ class SearchContext:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round: the rows to score for each query (none for a query that is done), and who proposed them.
-
-    `proposed_by` is one name, or a name for each query.
-    """
+    """One round: the rows to score for each query, empty for a query that is done."""
 
     proposals: list[Proposal]
-    proposed_by: str | list[str]
+    proposed_by: str | list[str]  # name of the retriever or strategy that chose the rows, or one name per query
+    expected_recall: list[float] | None = None  # of the rows scored before this round, if known
 
     @property
     def proposers(self) -> list[str]:
@@ -91,12 +82,15 @@ class Round:
         return [self.proposed_by] * len(self.proposals) if isinstance(self.proposed_by, str) else self.proposed_by
 
 
-Requirement = Literal["query_vectors", "item_vectors", "cur_factors"]
-"""What a strategy's class attribute `requires` may name: query vectors in the space of the item vectors, item vectors,
-or the factors of a CUR index."""
+class FlowResult(NamedTuple):
+    """What a strategy knows at its end, one entry per query."""
 
-Flow = Generator[Round, list[Scores], "list[Scores] | None"]
-"""Yields asks, is sent scores, returns estimates of all items per query, or None where nobody wanted them."""
+    estimates: list[Scores] | None = None  # estimated scores of all items, where requested
+    expected_recall: list[float] | None = None  # expected share of the true top k among the scored rows, if known
+
+
+Flow = Generator[Round, list[Scores], FlowResult | None]
+"""Yields rounds, is sent their scores, and returns what is known at the end."""
 
 
 @runtime_checkable
@@ -105,15 +99,26 @@ class Strategy(Protocol):
 
     @property
     def budget(self) -> int | None:
-        """The most calls one query may cost; None where there is no limit."""
+        """Maximum number of calls per query; None where there is no limit."""
 
-    def flow(self, space: SearchContext) -> Flow:
-        """The search of all queries of `space`, side by side, as a generator."""
+    def flow(self, context: SearchContext) -> Flow:
+        """Search all queries of the context together, as a generator."""
+
+
+class Settings:
+    """Base of strategy dataclasses. The repr, which is the strategy's name in reports, omits default settings."""
+
+    def __repr__(self) -> str:
+        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}  # type: ignore[arg-type]
+        given = (
+            f"{name}={value!r}" for name, (value, default) in values.items() if value != default or name == "budget"
+        )
+        return f"{type(self).__name__}({', '.join(given)})"
 
 
 @dataclass(frozen=True, slots=True)
 class RoundScores:
-    """Scores for an ask. Where time ran out they are a prefix of what was asked, and `stopped` says why."""
+    """Scores of a round; where the search was stopped a prefix of each proposal's, and `stopped` is the reason."""
 
     scores: list[Scores]
     stopped: str | None = None
@@ -121,12 +126,12 @@ class RoundScores:
 
 @dataclass(slots=True)
 class QueryResult:
-    """Everything one query's search scored, in the order it was asked for."""
+    """Everything scored for one query, in the order of the calls; one list entry per round."""
 
-    rows: list[Rows] = field(default_factory=list)  # one array per round
+    rows: list[Rows] = field(default_factory=list)
     scores: list[Scores] = field(default_factory=list)
     estimates: list[Scores] = field(default_factory=list)
-    deviations: list[Scores] = field(default_factory=list)  # NaN where nobody knows
+    deviations: list[Scores] = field(default_factory=list)  # NaN where the proposer gave none
     proposed_by: list[str] = field(default_factory=list)
     all_estimates: Scores | None = None
     expected_recall: float | None = None
@@ -137,107 +142,96 @@ class QueryResult:
         return sum(len(scores) for scores in self.scores)
 
     def record(self, proposal: Proposal, scores: Scores, proposed_by: str) -> None:
-        scored = len(scores)  # a prefix of the proposal when time ran out
-        self.rows.append(proposal.rows[:scored])
-        self.estimates.append(proposal.estimates[:scored])
+        """Append one round; `scores` may be those of a prefix of the proposal."""
+        count = len(scores)
+        self.rows.append(proposal.rows[:count])
+        self.estimates.append(proposal.estimates[:count])
         known = proposal.deviations
-        self.deviations.append(np.full(scored, np.nan, np.float32) if known is None else known[:scored])
+        self.deviations.append(np.full(count, np.nan, np.float32) if known is None else known[:count])
         self.scores.append(scores)
         self.proposed_by.append(proposed_by)
 
 
-def drive(strategy: Strategy, space: SearchContext, answer: Callable[[list[Rows]], RoundScores]) -> list[QueryResult]:
-    """Run a strategy to its end: one `answer` per round for all queries, and never a call past the budget."""
-    found = [QueryResult() for _ in range(space.queries)]
-    if not space.queries:
-        return found
-    gate = _Gate(strategy.budget, space)
-    flow = strategy.flow(space)
+def drive(
+    strategy: Strategy, context: SearchContext, score_round: Callable[[list[Rows]], RoundScores]
+) -> list[QueryResult]:
+    """Run a strategy to its end; `score_round` is called once per round, with the rows of all queries.
+
+    Raises:
+        StrategyError: If a round scores a row twice, leaves the filter, or exceeds the budget.
+    """
+    results = [QueryResult() for _ in range(context.queries)]
+    if not context.queries:
+        return results
+    checker = _RoundChecker(strategy.budget, context)
+    flow = strategy.flow(context)
     step = _advance(flow, None)
     while isinstance(step, Round):
-        gate.check(step)
-        answered = answer([proposal.rows for proposal in step.proposals])
-        for one, proposal, scores, name in zip(found, step.proposals, answered.scores, step.proposers, strict=True):
-            one.record(proposal, scores, name)
-            one.stopped = answered.stopped if len(proposal) else None  # one that is done came to its end
-        if answered.stopped:
+        checker.check(step)
+        _set_expected_recall(results, step.expected_recall)
+        scored = score_round([proposal.rows for proposal in step.proposals])
+        for result, proposal, scores, name in zip(results, step.proposals, scored.scores, step.proposers, strict=True):
+            result.record(proposal, scores, name)
+            result.stopped = scored.stopped if len(proposal) else None  # a query with no rows was already done
+        if scored.stopped:
             flow.close()
-            step = None
-        else:
-            step = _advance(flow, answered.scores)
+            return results
+        step = _advance(flow, scored.scores)
     if step is not None:
-        for one, estimates in zip(found, step, strict=True):
-            one.all_estimates = estimates
-    if space.expected_recall:
-        for one, recall in zip(found, space.expected_recall, strict=True):
-            one.expected_recall = recall
-    return found
+        _set_expected_recall(results, step.expected_recall)
+        if step.estimates is not None:
+            for result, estimates in zip(results, step.estimates, strict=True):
+                result.all_estimates = estimates
+    return results
 
 
-def _advance(flow: Flow, scores: list[Scores] | None) -> Round | list[Scores] | None:
-    """The flow's next ask, or what it returned at its end.
+def _set_expected_recall(results: list[QueryResult], values: list[float] | None) -> None:
+    if values is not None:
+        for result, value in zip(results, values, strict=True):
+            result.expected_recall = value
+
+
+def _advance(flow: Flow, scores: list[Scores] | None) -> Round | FlowResult | None:
+    """The flow's next round, or its return value.
 
     Only the flow's own end is caught: a `StopIteration` from a user's scorer must not pass for it.
     """
     try:
         return next(flow) if scores is None else flow.send(scores)
     except StopIteration as end:
-        estimates: list[Scores] | None = end.value
-        return estimates
+        result: FlowResult | None = end.value
+        return result
 
 
-class _Gate:
-    """Refuses an ask that breaks a promise of the strategy, before it costs a call."""
+class _RoundChecker:
+    """Rejects a round that breaks the strategy protocol, before it costs a call."""
 
-    def __init__(self, budget: int | None, space: SearchContext) -> None:
+    def __init__(self, budget: int | None, context: SearchContext) -> None:
         self._budget = budget
-        self._space = space
-        self._asked: list[set[int]] = [set() for _ in range(space.queries)]
+        self._context = context
+        self._scored: list[set[int]] = [set() for _ in range(context.queries)]
 
-    def check(self, ask: Round) -> None:
-        if len(ask.proposals) != self._space.queries:
+    def check(self, step: Round) -> None:
+        if len(step.proposals) != self._context.queries:
             raise StrategyError(
-                f"a round must ask for {self._space.queries} queries. Got {len(ask.proposals)} instead."
+                f"a round must have {self._context.queries} proposals, one per query, got {len(step.proposals)}."
             )
-        self._check_rows(ask)
-        for query, (proposal, asked) in enumerate(zip(ask.proposals, self._asked, strict=True)):
-            calls = len(asked) + len(proposal)
-            asked.update(proposal.rows.tolist())
-            if len(asked) != calls:
-                raise StrategyError(f"{ask.proposers[query]!r} asked to score a row of query {query} twice.")
+        for query, (proposal, name) in enumerate(zip(step.proposals, step.proposers, strict=True)):
+            if len(proposal):
+                self._check_rows(proposal.rows, name)
+            scored = self._scored[query]
+            calls = len(scored) + len(proposal)
+            scored.update(proposal.rows.tolist())
+            if len(scored) != calls:
+                raise StrategyError(f"{name!r} proposed a row of query {query} twice.")
             if self._budget is not None and calls > self._budget:
-                raise StrategyError(
-                    f"{ask.proposers[query]!r} asked for call {calls} of query {query}; its budget is {self._budget}."
-                )
+                raise StrategyError(f"{name!r} exceeded the budget of query {query} ({self._budget}): {calls} calls.")
 
-    def _check_rows(self, ask: Round) -> None:
-        """All at once; the query that is to blame is looked for where there is one."""
-        if self._are_there(np.concatenate([proposal.rows for proposal in ask.proposals])):
-            return
-        for proposal, name in zip(ask.proposals, ask.proposers, strict=True):
-            rows = proposal.rows
-            if not self._are_there(rows):
-                if rows.min() >= 0 and rows.max() < self._space.items:
-                    raise StrategyError(f"{name!r} asked for a row outside the filter.")
-                raise StrategyError(
-                    f"rows must be between 0 and {self._space.items - 1}."
-                    f" {name!r} asked for {rows.min()} to {rows.max()} instead."
-                )
-
-    def _are_there(self, rows: Rows) -> bool:
-        if not len(rows):
-            return True
-        allowed = self._space.allowed
-        inside = rows.min() >= 0 and rows.max() < self._space.items
-        return bool(inside and (allowed is None or allowed[rows].all()))
-
-
-class Settings:
-    """A strategy's repr is its name in reports: the settings that are not the defaults."""
-
-    def __repr__(self) -> str:
-        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}  # type: ignore[arg-type]
-        given = (
-            f"{name}={value!r}" for name, (value, default) in values.items() if value != default or name == "budget"
-        )
-        return f"{type(self).__name__}({', '.join(given)})"
+    def _check_rows(self, rows: Rows, name: str) -> None:
+        items, allowed = self._context.items, self._context.allowed
+        if rows.min() < 0 or rows.max() >= items:
+            raise StrategyError(
+                f"rows must be between 0 and {items - 1}, {name!r} proposed {rows.min()} to {rows.max()}."
+            )
+        if allowed is not None and not allowed[rows].all():
+            raise StrategyError(f"{name!r} proposed a row outside the filter.")

@@ -1,11 +1,11 @@
-"""ANNCUR and adaCUR: the scores of a few anchor items, and what a dense CUR index makes of them.
+"""ANNCUR and adaCUR: CUR estimates of all scores from the exact scores of a few anchor items.
 
-With `R` the scores of anchor queries (lines) and all items (columns), and `c` the query's scores of its anchor
-items A, CUR estimates all scores as `ŝ = c U R`, with `U = pinv(R_A)`. The columns of `R` are the item vectors
-of an index with `Cur(…)` factors, so `c U` is the query vector u of least squares on the anchors' vectors.
+With `R` the scores of anchor queries (rows) and all items (columns), and `c` the query's scores of its anchor items A,
+CUR estimates all scores as `ŝ = c U R`, with `U = pinv(R_A)`. The columns of `R` are the item vectors of an index with
+`Cur(…)` factors, so `c U` is the least-squares query vector u on the anchors' vectors.
 
-Both take raw scores, without α and β: `R` holds raw scores too. Any other item vectors work as well, since a
-strategy sees numbers only, but that is not the paper's CUR: adaCUR is then AXN with λ = 0 and no normalisation.
+Both use raw scores, without α and β, because `R` holds raw scores too. Other item vectors work as well, but that is not
+the paper's CUR: adaCUR is then AXN with λ = 0 and no normalization.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ import numpy as np
 
 from crossknn._checks import check_fraction, check_positive, check_seed, invalid
 from crossknn.errors import InputError
-from crossknn.strategies.base import Flow, Requirement, Round, SearchContext, Settings
-from crossknn.strategies.rounds import Observations, check_rounds, run_rounds, search_unscored, share_of_round
-from crossknn.types import Proposal, Scores, Vectors
+from crossknn.strategies.base import Flow, FlowResult, Requirement, Round, SearchContext, Settings
+from crossknn.strategies.rounds import MultiRound, Observations, run_rounds, search_unscored
+from crossknn.types import Proposal, Vectors
 
 
 @dataclass(frozen=True, repr=False)
 class AnnCur(Settings):
-    """ANNCUR: the same random anchor items for every query, then the best of all others by `ŝ = c U R`.
+    """ANNCUR: the same random anchor items for every query, then the best other items by `ŝ = c U R`.
 
     Meant for `Index.build(…, factors=Cur(…))`; it needs no retriever and no encoder.
 
-    budget      calls per query: anchors and reranked items together
-    anchors     how many of them are anchor items; None is `share` of the budget
-    share       the anchors as a fraction of the budget, where their number is not given; None is half
-    seed        draws the anchors, from the rows that the filter allows
-    estimates   also return Ŝ, the estimated score of every item
+    Args:
+        budget: Calls per query, anchors and reranked items together.
+        anchors: Number of anchor items; None is `share` of the budget.
+        share: Anchors as a fraction of the budget, where `anchors` is not given; None is one half.
+        seed: Draws the anchors from the rows that the filter allows.
+        estimates: Also return Ŝ, the estimated score of every item.
     """
 
     requires: ClassVar[frozenset[Requirement]] = frozenset({"cur_factors"})
@@ -55,70 +56,65 @@ class AnnCur(Settings):
             if self.anchors > self.budget:
                 raise invalid("anchors", f"between 1 and `budget` ({self.budget})", self.anchors)
 
-    def flow(self, space: SearchContext) -> Flow:
-        anchors = self._choose_anchors(space)
-        answered = yield Round([anchors] * space.queries, "anchors")
-        scored = [Observations(anchors.rows, scores) for scores in answered]
-        vectors = _solve(space, scored)
+    def flow(self, context: SearchContext) -> Flow:
+        anchors = self._choose_anchors(context)
+        scored = yield Round([anchors] * context.queries, "anchors")
+        observations = [Observations(anchors.rows, scores) for scores in scored]
+        vectors = _solve(context, observations)
         rest = self.budget - len(anchors)
-        if rest and len(anchors) < space.reachable:
-            yield Round(search_unscored(space, vectors, scored, [rest] * space.queries), "anncur")
-        return _all_estimates(space, vectors) if self.estimates else None
+        if rest and len(anchors) < context.reachable:
+            yield Round(search_unscored(context, vectors, observations, [rest] * context.queries), "anncur")
+        return _all_estimates(context, vectors) if self.estimates else None
 
-    def _choose_anchors(self, space: SearchContext) -> Proposal:
-        rows = space.allowed_rows
+    def _choose_anchors(self, context: SearchContext) -> Proposal:
+        rows = context.allowed_rows
         count = self.anchors
         if count is None:
             count = -(-self.budget // 2) if self.share is None else max(1, round(self.share * self.budget))
         drawn = np.random.default_rng(self.seed).choice(len(rows), min(count, len(rows)), replace=False)
-        return Proposal(np.sort(rows[drawn]), np.full(len(drawn), np.nan, np.float32))  # nobody estimated anything
+        return Proposal(np.sort(rows[drawn]), np.full(len(drawn), np.nan, np.float32))
 
 
 @dataclass(frozen=True, repr=False)
-class AdaCur(Settings):
-    """adaCUR(Y): the anchor items are chosen over rounds by the current `ŝ = c U R`, the first ones by Y.
+class AdaCur(MultiRound):
+    """adaCUR(Y): anchor items chosen over rounds by the current `ŝ = c U R`, the first ones by Y.
 
     Meant for `Index.build(…, factors=Cur(…))`. Every scored item is an anchor.
 
-    budget      calls per query, spread evenly over the rounds
-    rounds      with one round this is `Rerank`
-    first       Y: the name of the first round's retriever; None is the searcher's default. A query for which it
-                proposes nothing finds nothing
-    estimates   also return Ŝ, the estimated score of every item
+    Args:
+        budget: Calls per query, spread evenly over the rounds.
+        rounds: With one round this is `Rerank`.
+        first: Y, the name of the first round's retriever; None is the searcher's default. A query for which it proposes
+            nothing finds nothing.
+        estimates: Also return Ŝ, the estimated score of every item.
     """
 
     requires: ClassVar[frozenset[Requirement]] = frozenset({"cur_factors"})
 
-    budget: int = 100
-    rounds: int = 10
     first: str | None = None
     estimates: bool = False
 
-    def __post_init__(self) -> None:
-        check_rounds(self.budget, self.rounds)
-
-    def flow(self, space: SearchContext) -> Flow:
-        name, proposals = space.propose(self.first, self._share(1, Observations()))
-        scored = [Observations() for _ in range(space.queries)]
+    def flow(self, context: SearchContext) -> Flow:
+        name, proposals = context.propose(self.first, self._share(1, 0))
+        observations = [Observations() for _ in range(context.queries)]
 
         def choose_anchors(number: int) -> Round:
-            wanted = [self._share(number, one) if len(one.rows) else 0 for one in scored]
-            return Round(search_unscored(space, _solve(space, scored), scored, wanted), "adacur")
+            scored = [len(observed.rows) for observed in observations]
+            counts = [self._share(number, calls) if calls else 0 for calls in scored]
+            return Round(search_unscored(context, _solve(context, observations), observations, counts), "adacur")
 
-        yield from run_rounds(Round(proposals, name), scored, self.rounds, choose_anchors)
-        return _all_estimates(space, _solve(space, scored)) if self.estimates else None
-
-    def _share(self, number: int, scored: Observations) -> int:
-        return share_of_round(number, budget=self.budget, rounds=self.rounds, spent=len(scored.rows))
+        yield from run_rounds(Round(proposals, name), observations, self.rounds, choose_anchors)
+        return _all_estimates(context, _solve(context, observations)) if self.estimates else None
 
 
-def _solve(space: SearchContext, scored: list[Observations]) -> Vectors:
+def _solve(context: SearchContext, observations: list[Observations]) -> Vectors:
     """(queries, dim): `c U` of every query; zeros where nothing was scored."""
     from crossknn.strategies.least_squares import solve_query_vectors  # imports torch
 
-    with space.solving:
-        return solve_query_vectors(space.item_vectors(), [one.rows for one in scored], [one.scores for one in scored])
+    rows, scores = [observed.rows for observed in observations], [observed.scores for observed in observations]
+    with context.solving:
+        return solve_query_vectors(context.item_vectors(), rows, scores)
 
 
-def _all_estimates(space: SearchContext, vectors: Vectors) -> list[Scores]:
-    return list(space.item_vectors().estimates(vectors))
+def _all_estimates(context: SearchContext, vectors: Vectors) -> FlowResult:
+    return FlowResult(list(context.item_vectors().estimates(vectors)))

@@ -1,4 +1,4 @@
-"""The paper's score normalisation: the cross-encoder's scores on the dual encoder's scale."""
+"""Score normalization of the paper: the cross-encoder's scores on the dual encoder's scale."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from crossknn.errors import InputError
 
+MIN_RELATIVE_RANGE = 1e-6  # values within float32 rounding of each other count as equal
+
 
 @dataclass(frozen=True, slots=True)
 class Normalization:
-    """The paper's α and β: `β (score − α)` has the mean and deviation of the dual encoder's estimates.
+    """The paper's α and β: `β (score − α)` has the mean and standard deviation of the dual encoder's estimates.
 
     Used inside the regression only; it never changes how scored items are ranked.
     """
@@ -23,9 +25,7 @@ class Normalization:
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.alpha) and np.isfinite(self.beta) and self.beta > 0):
-            raise InputError(
-                f"alpha must be finite and beta positive. Got alpha={self.alpha}, beta={self.beta} instead."
-            )
+            raise InputError(f"`alpha` must be finite and `beta` positive, got {self.alpha} and {self.beta}.")
 
     def normalize(self, scores: NDArray[Any]) -> NDArray[Any]:
         """Scores on the scale of the estimates."""
@@ -37,25 +37,28 @@ class Normalization:
 
     @classmethod
     def fit(cls, scores: ArrayLike, estimates: ArrayLike) -> Self:
-        """α and β from scores and estimates of the same pairs; the paper takes those of 100 train queries."""
-        wanted, have = np.asarray(estimates, np.float64), np.asarray(scores, np.float64)
-        if wanted.shape != have.shape or have.size < 2:
-            raise InputError(f"scores and estimates must pair up, two or more. Got {have.shape} and {wanted.shape}.")
-        if not varies(have) or not varies(wanted):
+        """α and β from scores and estimates of the same pairs; the paper uses those of 100 train queries."""
+        target, source = np.asarray(estimates, np.float64), np.asarray(scores, np.float64)
+        if target.shape != source.shape or source.size < 2:
+            raise InputError(
+                "`scores` and `estimates` must have the same shape and at least two values, "
+                f"got {source.shape} and {target.shape}."
+            )
+        if not varies(source) or not varies(target):
             raise InputError("α and β cannot be estimated from scores or estimates that are all equal.")
-        beta = wanted.std() / have.std()
-        return cls(alpha=float(have.mean() - wanted.mean() / beta), beta=float(beta))
+        beta = target.std() / source.std()
+        return cls(alpha=float(source.mean() - target.mean() / beta), beta=float(beta))
 
     @classmethod
     def fit_query(cls, scores: NDArray[Any], estimates: NDArray[Any] | None) -> Self:
-        """α and β from one query's earliest scores and estimates, for where there are no train queries.
+        """α and β from one query's earliest scores and estimates, where there are no train queries.
 
-        Raw logits would be fitted by a vector far too long, and would make every direction not yet
-        scored look better than the negative scores already seen.
+        Raw logits would be fitted by a vector far too long, and would make every direction not yet scored look better
+        than the negative scores already seen.
         """
         if not len(scores):
             return cls()
-        if estimates is None:  # what is unknown counts as the worst seen
+        if estimates is None:  # unknown items count as the worst score seen
             return cls(alpha=float(scores.min()))
         if not varies(scores) or not varies(estimates):
             return cls(alpha=float(scores.mean() - estimates.mean()))
@@ -65,4 +68,4 @@ class Normalization:
 def varies(values: ArrayLike) -> bool:
     """Whether the values differ by more than float32 rounding."""
     array = np.asarray(values, np.float64)
-    return bool(array.size) and bool(np.ptp(array) > 1e-6 * np.abs(array).max())
+    return bool(array.size) and bool(np.ptp(array) > MIN_RELATIVE_RANGE * np.abs(array).max())

@@ -1,17 +1,22 @@
-"""Retrieve and rerank: the baseline that every report prints."""
+"""Retrieve and rerank: the baseline of every report."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from crossknn._checks import check_positive
-from crossknn.strategies.base import Flow, Round, SearchContext, Settings
+from crossknn.strategies.base import Flow, Requirement, Round, SearchContext, Settings
 
 
 @dataclass(frozen=True, repr=False)
 class Rerank(Settings):
     """The paper's RnR(X): the top `budget` rows of one retriever, scored in one round.
 
-    `retriever` names one of the searcher's retrievers; None is the searcher's default.
+    Args:
+        budget: Calls per query.
+        retriever: X, the name of one of the searcher's retrievers; None is the searcher's default.
     """
+
+    requires: ClassVar[frozenset[Requirement]] = frozenset()
 
     budget: int = 100
     retriever: str | None = None
@@ -19,7 +24,7 @@ class Rerank(Settings):
     def __post_init__(self) -> None:
         check_positive("budget", self.budget)
 
-    def flow(self, space: SearchContext) -> Flow:
-        name, proposals = space.propose(self.retriever, self.budget)
+    def flow(self, context: SearchContext) -> Flow:
+        name, proposals = context.propose(self.retriever, self.budget)
         yield Round(proposals, name)
         return None

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from crossknn._checks import check_choice, check_number, check_seed
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
-from crossknn.storage.atomic import unfinished
+from crossknn.storage.atomic import temporary_path
 from crossknn.types import EMPTY_PROPOSAL, Mask, Progress, Proposal, Rows, Scores, Vectors
 from crossknn.vectors.base import BaseSearch, map_in_threads
 from crossknn.vectors.exact import ExactSearch
@@ -186,7 +186,7 @@ class FaissSearch(BaseSearch):
         if path.is_file():
             return self._open(path)
         folder.mkdir(parents=True, exist_ok=True)
-        index, temporary = self._build(), unfinished(path)
+        index, temporary = self._build(), temporary_path(path)
         try:
             self._faiss.write_index(index, str(temporary))
             temporary.replace(path)

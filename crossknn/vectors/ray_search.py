@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from crossknn._checks import check_positive
 from crossknn.engines.ray import RayEngine
-from crossknn.engines.ray_cluster import first_line
+from crossknn.engines.ray_workers import first_line
 from crossknn.errors import EngineError, InputError
 from crossknn.types import Mask, Proposal, Rows, Scores, Vectors
 from crossknn.vectors.base import BaseSearch

@@ -21,7 +21,7 @@ def test_the_papers_search_scores_what_axn_scores_without_a_mix(world):
         return RoundScores([line[rows] for line, rows in zip(world.scores[first:], asked, strict=False)])
 
     found = search_as_in_the_paper(world, 3, 45, told)
-    wanted = drive(Axn(45, ROUNDS, mix=0), world.space(3), told)
+    wanted = drive(Axn(45, ROUNDS, mix=0), world.context(3), told)
     for mine, theirs in zip(found, wanted, strict=True):
         assert len(set(mine.tolist())) == 45
         assert set(mine.tolist()) == set(np.concatenate(theirs.rows).tolist())

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import crossknn as ck
-from crossknn.cli.explain import explain
+from crossknn.cli.search import explain
 from tests.cli.test_cli import ENCODER, TEXTS, as_json, fail, invoke
 
 SEARCH = ["ice and snow", "-k", 3, "--budget", 20, "--encoder", ENCODER]
@@ -33,7 +33,7 @@ def test_explanations_of_every_kind_of_hit():
     assert explain(ck.Hit("a", 2, None, 1, "exact", 0)) == "round 1, exact: 2.00"
 
 
-def test_a_line_under_each_hit(corpus, bert_folder, wanted, monkeypatch):
+def test_each_hit_is_explained(corpus, bert_folder, wanted, monkeypatch):
     monkeypatch.setattr("crossknn.cli.search.out.width", 200)
     command = ["search", corpus, *SEARCH, "--scorer", bert_folder, "--strategy", "posterior", "--rounds", 4]
     lines = invoke(*command, "--explain").stdout.splitlines()
@@ -75,17 +75,14 @@ def test_the_picture_is_written(corpus, bert_folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ["--picture", "rounds.jpg"],
-            "--picture must be a .png file in a folder that exists. Got 'rounds.jpg' instead",
-        ),
-        (["--picture", "no/such/rounds.png"], "Got 'no/such/rounds.png' instead."),
-        (["--picture", "rounds.png", "snow"], "--picture is of one query. Got 2: ask one, or leave it out."),
+        (["--picture", "rounds.jpg"], "--picture must be a .png file in an existing folder, got 'rounds.jpg'"),
+        (["--picture", "no/such/rounds.png"], "got 'no/such/rounds.png'"),
+        (["--picture", "rounds.png", "snow"], "--picture shows one query, got 2."),
         (["--picture", "rounds.png", "--strategy", "exact"], "exact search has none"),
     ],
 )
-def test_pictures_that_cannot_be_drawn_are_refused_at_once(corpus, options, message, monkeypatch, capsys):
-    monkeypatch.setattr("crossknn.cli.search.load_scorer", None)  # nothing is loaded
+def test_impossible_pictures_are_refused_before_anything_is_loaded(corpus, options, message, monkeypatch, capsys):
+    monkeypatch.setattr("crossknn.cli.options.load_scorer", None)  # nothing is loaded
     code, said = fail(monkeypatch, capsys, "search", corpus, "ice", *options)
     assert code == 2
     assert message in said
@@ -93,7 +90,7 @@ def test_pictures_that_cannot_be_drawn_are_refused_at_once(corpus, options, mess
 
 def test_without_matplotlib_the_error_says_what_brings_it(corpus, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("crossknn.cli.search.load_scorer", None)
+    monkeypatch.setattr("crossknn.cli.options.load_scorer", None)
     code, said = fail(monkeypatch, capsys, "search", corpus, "ice", "--picture", "rounds.png")
     assert code == 2
     assert "pip install 'crossknn[report]'" in said

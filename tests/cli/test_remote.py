@@ -6,7 +6,7 @@ import re
 import pytest
 
 import crossknn as ck
-from crossknn.cli.options import work_dir_of
+from crossknn.cli.options import default_work_dir
 from crossknn.scorers.remote import client
 from tests.cli.test_cli import as_json, fail, invoke
 from tests.evaluate.folders import write_beir
@@ -75,7 +75,7 @@ def test_a_build_that_fails_goes_on_where_it_was_and_its_index_is_searched(
     assert "responded with 400: no more today." in message
     paid = int(re.search(r"(\d+) of 160 pairs of this call were scored", message)[1])
     assert 0 < paid < 160
-    assert (work_dir_of(folder) / "server-scores.db").exists()
+    assert (default_work_dir(folder) / "server-scores.db").exists()
     server.bodies.clear()
     invoke(*command)
     assert count_pairs(server) == 160 - paid
@@ -109,7 +109,7 @@ def test_errors_are_one_sentence_without_the_key(server, key, monkeypatch, capsy
     assert "sk-secret" not in message
     code, message = fail(monkeypatch, capsys, "score", "ice", "snow", "--scorer", server.url, "--dtype", "float16")
     assert (code, len(server.bodies)) == (2, 1)
-    assert "--dtype goes with local models only" in message
+    assert "applies to local models only" in message
     code, message = fail(monkeypatch, capsys, "score", "ice", "snow", "--scorer", "http://localhost:port/rerank")
     assert code == 2
     assert "must be the URL of a rerank endpoint" in message

@@ -70,13 +70,13 @@ def test_what_cannot_be_served_is_said(monkeypatch, capsys, corpus, tmp_path):
         == 2
     )
     code, message = fail(monkeypatch, capsys)
-    assert (code, "give a corpus or an index to serve, or --example" in message) == (2, True)
+    assert (code, "Give either a corpus or an index to serve, or --example" in message) == (2, True)
     code, message = fail(monkeypatch, capsys, corpus, "--example", "--port", 0)
-    assert (code, "one of the two" in message) == (2, True)
+    assert (code, "or --example" in message) == (2, True)
     code, message = fail(monkeypatch, capsys, corpus, "--any-model", "--port", 0)
-    assert (code, "--any-model goes with an index only" in message) == (2, True)
+    assert (code, "--any-model applies to indexes only" in message) == (2, True)
     code, message = fail(monkeypatch, capsys, corpus, "--poll", 0)
-    assert (code, "poll" in message) == (2, True)
+    assert (code, "poll must be" in message) == (2, True)
     code, message = fail(monkeypatch, capsys, corpus, "--api-key", "two words")
     assert (code, "without spaces" in message) == (2, True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -96,8 +96,8 @@ def test_what_cannot_be_served_is_said(monkeypatch, capsys, corpus, tmp_path):
 def test_on_loopback_without_a_key_it_answers_to_its_own_names(monkeypatch, corpus, options, hosts):
     given = []
     monkeypatch.delenv("CROSSKNN_API_KEY", raising=False)
-    monkeypatch.setattr("crossknn.cli.serve.load_scorer", lambda *_, **__: None)
-    monkeypatch.setattr("crossknn.cli.serve._open", lambda *parts, **_: given.append(parts[3]))
+    monkeypatch.setattr("crossknn.cli.options.load_scorer", lambda *_, **__: None)
+    monkeypatch.setattr("crossknn.serve.service.Service", lambda *_, settings, **__: given.append(settings))
     monkeypatch.setattr("crossknn.cli.serve._run", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["crossknn", "serve", str(corpus), "--encoder", "none", "--port", "0", *options])
     with pytest.raises(SystemExit, match="0"):

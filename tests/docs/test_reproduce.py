@@ -11,9 +11,9 @@ import typer
 import crossknn as ck
 from benchmarks import index_quality, score_folder
 from crossknn.cli import app
-from crossknn.evaluate.contenders import Offer, make_entries, split_names
-from crossknn.evaluate.studies import read_studies
-from crossknn.evaluate.tuning import make_families
+from crossknn.evaluate.contenders import AvailableData, resolve_strategies, split_names
+from crossknn.evaluate.studies import parse_studies
+from crossknn.evaluate.tuning import make_candidates
 from crossknn.indexing.factorization.inductive import Inductive
 from crossknn.indexing.factorization.transductive import Transductive
 from tests.evaluate.test_datasets import mention, write_zeshel
@@ -26,7 +26,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 LINES = "\n".join(block for language, block in BLOCKS if not language).replace("\\\n", " ").splitlines()
 COMMANDS = [shlex.split(line, comments=True) for line in LINES if line.startswith(("crossknn ", "python "))]
 SCRIPTS = {"benchmarks.index_quality": index_quality, "benchmarks.score_folder": score_folder}
-ANYTHING = Offer(("random", "tfidf", "dense", "bm25", "fused"), fitted=True, cur=True)
+ANYTHING = AvailableData(("random", "tfidf", "dense", "bm25", "fused"), fitted=True, cur=True)
 
 
 def parse(words):
@@ -53,9 +53,9 @@ def test_a_command_has_only_options_that_exist(command):
     given = parse(command)
     if "bench" in command:
         budgets = [int(budget) for budget in given["budgets"].split(",")]
-        make = make_families if given["tune"] else make_entries
+        make = make_candidates if given["tune"] else resolve_strategies
         assert make(split_names(given["strategies"]), ANYTHING, budgets=budgets, rounds=given["rounds"])
-        read_studies(given["studies"] or "none")
+        parse_studies(given["studies"] or "none")
     if given.get("preset"):
         kind = Inductive if given["factors"] == "inductive" else Transductive
         assert kind.preset(given["preset"])

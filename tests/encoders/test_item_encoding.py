@@ -19,7 +19,7 @@ TEXTS = [f"text {row} " + "x" * row for row in range(10)]
 
 
 class Counting:
-    """Remembers what it encoded, on disk, so that it can be killed."""
+    """Logs the texts it encoded to disk, so that it can be killed."""
 
     def __init__(self, log, fingerprint="counting", kill_after=None):
         self.log = Path(log)
@@ -48,36 +48,36 @@ def encoder(tmp_path):
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("block", [1, 3, 10, 100])
 def test_memory_and_file_are_equal(tmp_path, encoder, block, dtype):
-    wanted = encoder.encode_queries(TEXTS)
+    expected = encoder.encode_queries(TEXTS)
     memory = encode_items(Items(TEXTS), encoder, block=block, dtype=dtype)
     mapped = encode_items(Items(TEXTS), encoder, block=block, dtype=dtype, path=tmp_path / "v.npy")
     for vectors in (memory, mapped):
         assert vectors.dtype == dtype
-        np.testing.assert_array_equal(vectors, wanted)
+        np.testing.assert_array_equal(vectors, expected)
     assert isinstance(mapped, np.memmap)
     assert sorted(path.name for path in tmp_path.glob("v.*")) == ["v.npy", "v.npy.json"]
 
 
 @pytest.mark.parametrize(("at_once", "sizes"), [(None, [256, 256, 256, 256, 256, 256, 64]), (1500, [1500, 100])])
-def test_an_encoder_is_given_as_many_texts_as_it_wants(at_once, sizes):
+def test_an_encoder_gets_as_many_texts_as_its_at_once(at_once, sizes):
     given = []
 
-    class Wants:
-        fingerprint = "wants"
+    class AtOnce:
+        fingerprint = "at once"
 
         def encode_items(self, texts):
             given.append(len(texts))
             return np.array([[len(text)] for text in texts], np.float32).reshape(-1, 1)
 
     if at_once is not None:
-        Wants.at_once = at_once
+        AtOnce.at_once = at_once
     texts = ["x" * (row % 97) for row in range(1600)]
-    vectors = encode_items(Items(texts), Wants())
+    vectors = encode_items(Items(texts), AtOnce())
     assert vectors[:, 0].tolist() == [len(text) for text in texts]
     assert given == [0, *sizes]  # no texts first, for the dimension
 
 
-def test_of_several_who_want_the_same_file_one_encodes(tmp_path, encoder, monkeypatch):
+def test_of_concurrent_runs_one_encodes_and_the_others_wait(tmp_path, encoder, monkeypatch):
     slow = encoder.encode_queries
     monkeypatch.setattr(encoder, "encode_queries", lambda texts: time.sleep(0.01) or slow(texts))
     with ThreadPoolExecutor(3) as pool:
@@ -89,7 +89,7 @@ def test_of_several_who_want_the_same_file_one_encodes(tmp_path, encoder, monkey
     assert sorted(encoder.encoded()) == sorted(TEXTS)
 
 
-def test_a_whole_file_is_only_opened(tmp_path, encoder):
+def test_a_complete_file_is_only_opened(tmp_path, encoder):
     assert count_encoded(Items(TEXTS), encoder, path=tmp_path / "v.npy") == 0
     first = encode_items(Items(TEXTS), encoder, path=tmp_path / "v.npy")
     again = encode_items(Items(TEXTS), encoder, path=tmp_path / "v.npy")
@@ -99,15 +99,15 @@ def test_a_whole_file_is_only_opened(tmp_path, encoder):
 
 
 def test_progress_is_told(encoder):
-    told = []
-    encode_items(Items(TEXTS), encoder, block=4, progress=lambda *news: told.append(news))
-    assert told == [("encode items", done, 10) for done in (4, 8, 10)]
+    reports = []
+    encode_items(Items(TEXTS), encoder, block=4, progress=lambda *step: reports.append(step))
+    assert reports == [("encode items", done, 10) for done in (4, 8, 10)]
 
 
 @pytest.mark.parametrize("kill_after", [1, 4, 8])
-def test_a_killed_run_goes_on_where_it_stopped(tmp_path, encoder, kill_after):
+def test_a_killed_run_is_resumed(tmp_path, encoder, kill_after):
     code = (
-        "from tests.encoders.test_encode_items import *\n"
+        "from tests.encoders.test_item_encoding import *\n"
         f"encoder = Counting({str(encoder.log)!r}, kill_after={kill_after})\n"
         f"encode_items(Items(TEXTS), encoder, block=2, path={str(tmp_path / 'v.npy')!r})\n"
     )
@@ -122,7 +122,7 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path, encoder, kill_after):
     assert encoder.encoded() == TEXTS  # every text once, none twice
 
 
-def test_rows_the_sidecar_does_not_count_are_written_again(tmp_path, encoder):
+def test_bytes_that_the_sidecar_does_not_list_are_overwritten(tmp_path, encoder):
     class Stops(Counting):
         def encode_items(self, texts):
             if texts and "text 4" in texts[0]:
@@ -141,12 +141,12 @@ def test_rows_the_sidecar_does_not_count_are_written_again(tmp_path, encoder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"encoder": "other"}, "its vectors have encoder 'counting', but 'other' is wanted"),
-        ({"items": TEXTS[::-1]}, "its vectors have items '"),
-        ({"dtype": "float32"}, "its vectors have dtype 'float16', but 'float32' is wanted"),
+        ({"encoder": "other"}, "computed with encoder 'counting', not 'other'"),
+        ({"items": TEXTS[::-1]}, "computed with items '"),
+        ({"dtype": "float32"}, "computed with dtype 'float16', not 'float32'"),
     ],
 )
-def test_vectors_of_something_else_are_refused(tmp_path, encoder, change, message, finished):
+def test_vectors_of_other_inputs_are_refused(tmp_path, encoder, change, message, finished):
     path = tmp_path / "v.npy"
     encode_items(Items(TEXTS), encoder, path=path)
     if not finished:
@@ -165,22 +165,22 @@ def test_a_kill_just_before_the_rename_costs_nothing(tmp_path, encoder):
     assert len(encoder.encoded()) == len(TEXTS)
 
 
-def test_files_that_make_no_sense_are_refused(tmp_path, encoder):
+def test_unknown_files_are_refused(tmp_path, encoder):
     path = tmp_path / "v.npy"
     np.save(path, np.ones((2, 2)))
-    with pytest.raises(InputError, match=r"whose vectors these are is unknown, for v.npy.json is missing"):
+    with pytest.raises(InputError, match=r"its description v.npy.json is missing"):
         encode_items(Items(TEXTS), encoder, path=path)
     (tmp_path / "v.npy.json").write_text("[]")
-    with pytest.raises(InputError, match="not a description of vectors"):
+    with pytest.raises(InputError, match="not the description of an array"):
         encode_items(Items(TEXTS), encoder, path=path)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "int8"}, "dtype must be one of float16, float32. Got 'int8' instead"),
-        ({"block": 0}, "block must be an integer of at least 1. Got 0 instead"),
-        ({"path": "v.bin"}, "path must end in .npy. Got v.bin instead"),
+        ({"dtype": "int8"}, "`dtype` must be one of 'float16', 'float32', got 'int8'"),
+        ({"block": 0}, "`block` must be a positive integer, got 0"),
+        ({"path": "v.bin"}, "`path` must be a file that ends in .npy, got 'v.bin'"),
     ],
 )
 def test_bad_options(encoder, options, message):
@@ -202,8 +202,8 @@ def test_vectors_too_large_for_float16():
 
 
 def test_texts_are_encoded_by_length_and_come_back_in_order(encoder, monkeypatch):
-    monkeypatch.setattr("crossknn.encoders.item_encoding.PIECE", 3)
-    texts, told = ["x" * length for length in (9, 1, 7, 3, 8, 2, 6)], []
-    vectors = encode_items(Items(texts), encoder, block=5, dtype="float32", progress=lambda *news: told.append(news))
+    monkeypatch.setattr("crossknn.encoders.item_encoding.CALL_TEXTS", 3)
+    texts, reports = ["x" * length for length in (9, 1, 7, 3, 8, 2, 6)], []
+    vectors = encode_items(Items(texts), encoder, block=5, dtype="float32", progress=lambda *step: reports.append(step))
     np.testing.assert_array_equal(vectors, encoder.encode_items(texts))
-    assert [done for _, done, _ in told] == [3, 5, 7]
+    assert [done for _, done, _ in reports] == [3, 5, 7]

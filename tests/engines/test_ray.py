@@ -25,26 +25,26 @@ TWO = {"workers": 2}
 pytestmark = pytest.mark.usefixtures("ray")
 
 
-def test_it_keeps_the_contract():
+def test_engine_contract():
     scorer = MatrixScorer([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     check_engine(RayEngine(**TWO), scorer, scorer.queries, scorer.items)
 
 
 def test_a_build_is_that_of_this_process_byte_for_byte(local, tmp_path):
-    world, told = World(tmp_path), []
-    index = world.build(engine=RayEngine(**TWO), progress=lambda *step: told.append(step))
+    world, reports = World(tmp_path), []
+    index = world.build(engine=RayEngine(**TWO), progress=lambda *step: reports.append(step))
     assert world.files() == local.files()
     assert len(world.files()) > CALLS // CHUNK  # chunks, their plan, vectors and the index
-    assert sorted(world.asked()) == sorted(local.asked())
+    assert sorted(world.scored()) == sorted(local.scored())
     assert sorted(world.encoded()) == sorted(ITEMS.texts)
     assert os.getpid() not in world.scoring_pids()
     assert index.report.calls_made == CALLS
     for step, total in (("encode items", len(ITEMS)), ("scoring", CALLS)):
-        done = [done for name, done, of in told if (name, of) == (step, total)]
+        done = [done for name, done, of in reports if (name, of) == (step, total)]
         assert (done, done[-1]) == (sorted(done), total)
-    calls = len(world.asked())
+    calls = len(world.scored())
     assert world.build(engine=RayEngine(**TWO)).report.calls_made == 0
-    assert len(world.asked()) == calls
+    assert len(world.scored()) == calls
 
 
 def test_a_build_without_a_work_folder_is_the_same(local):
@@ -60,13 +60,13 @@ def test_a_build_without_a_work_folder_is_the_same(local):
 
 
 def test_exact_scores_are_those_of_this_process_byte_for_byte(tmp_path, monkeypatch):
-    monkeypatch.setattr("crossknn.evaluate.ground_truth.PIECE", 500)  # three calls for each query
+    monkeypatch.setattr("crossknn.evaluate.ground_truth.CALL_PAIRS", 500)  # three calls for each query
     worlds = {name: World(tmp_path / name) for name in ("with", "without")}
     for name, options in {"with": {"engine": RayEngine(**TWO)}, "without": {}}.items():
         worlds[name].folder.mkdir()
         ck.exact_scores(ITEMS, QUERIES[:5], worlds[name].scorer, worlds[name].folder / "work", block=2, **options)
     assert worlds["with"].files() == worlds["without"].files()
-    assert sorted(worlds["with"].asked()) == sorted(worlds["without"].asked())
+    assert sorted(worlds["with"].scored()) == sorted(worlds["without"].scored())
     assert os.getpid() not in worlds["with"].scoring_pids()
 
 
@@ -74,7 +74,7 @@ def test_a_killed_worker_costs_the_chunk_it_was_scoring(local, tmp_path, caplog)
     world = World(tmp_path, hold_at=8 * CHUNK)
 
     def kill():
-        wait_until(lambda: len(world.asked()) == 10 * CHUNK)  # both workers are in the middle of a call
+        wait_until(lambda: len(world.scored()) == 10 * CHUNK)  # both workers are in the middle of a call
         os.kill(world.scoring_pids()[-1], signal.SIGKILL)
         wait_until(lambda: len(set(world.scoring_pids())) == 3)  # another has taken its place
         world.release()
@@ -85,7 +85,7 @@ def test_a_killed_worker_costs_the_chunk_it_was_scoring(local, tmp_path, caplog)
     killer.join()
     assert world.files() == local.files()
     assert world.scored_twice() == CHUNK
-    assert "a worker of the Ray cluster was lost; its 2 jobs are done again" in caplog.text
+    assert "a Ray worker was lost; its 2 jobs run again" in caplog.text
 
 
 def test_an_error_of_the_scorer_ends_the_build_and_what_was_finished_is_kept(local, tmp_path):
@@ -94,7 +94,7 @@ def test_an_error_of_the_scorer_ends_the_build_and_what_was_finished_is_kept(loc
         world.build(engine=RayEngine(**TWO))
     kept = world.chunks()
     assert 8 <= kept <= 10
-    assert len(world.asked()) <= (10 + 4) * CHUNK  # the jobs that were in flight, and no retries
+    assert len(world.scored()) <= (10 + 4) * CHUNK  # the jobs that were in flight, and no retries
     again = World(tmp_path)
     assert again.build(engine=RayEngine(**TWO)).report.calls_made == CALLS - kept * CHUNK
     assert again.files() == local.files()
@@ -102,14 +102,12 @@ def test_an_error_of_the_scorer_ends_the_build_and_what_was_finished_is_kept(loc
 
 def test_a_job_that_ends_every_worker_is_given_up(tmp_path):
     world = World(tmp_path, die_at=QUERIES[-1])
-    with pytest.raises(
-        ck.errors.EngineError, match=r"^job \d+ was given up after 3 workers of the Ray cluster were lost"
-    ):
+    with pytest.raises(ck.errors.EngineError, match=r"^Job \d+ was given up after 3 Ray workers were lost"):
         world.build(engine=RayEngine(**TWO))
     assert world.chunks()
 
 
-def test_a_killed_build_goes_on_here_or_on_ray(ray, local, tmp_path):
+def test_a_killed_build_is_resumed_here_or_on_ray(ray, local, tmp_path):
     world = World(tmp_path / "killed")
     world.folder.mkdir()
     port = ray.get_runtime_context().gcs_address.rpartition(":")[2]
@@ -117,7 +115,7 @@ def test_a_killed_build_goes_on_here_or_on_ray(ray, local, tmp_path):
     command = [sys.executable, "-m", "tests.engines.driver", address, world.folder, str(6 * CHUNK)]
     driver = subprocess.Popen(command, cwd=ROOT)
     try:
-        wait_until(lambda: (len(world.asked()), world.chunks()) == (8 * CHUNK, 6))  # both workers are held
+        wait_until(lambda: (len(world.scored()), world.chunks()) == (8 * CHUNK, 6))  # both workers are held
     finally:
         driver.kill()
         driver.wait()
@@ -169,14 +167,14 @@ def _not_found():
 @pytest.mark.parametrize(
     ("kind", "options", "error", "message"),
     [
-        (Elsewhere, {}, ck.InputError, r"a worker opened another model than this process: .*process \d+"),
+        (Elsewhere, {}, ck.InputError, r"A worker opened another model than this process: .*process \d+"),
         (
             Slow,
             {"start_timeout": 0.5},
             ck.errors.EngineError,
-            "no worker .* had opened its model after 0.5 seconds. Free now",
+            "No worker .* had opened its model after 0.5 seconds",
         ),
-        (Deadly, {}, ck.errors.EngineError, "^opening the model was given up after 3 workers of the Ray cluster were"),
+        (Deadly, {}, ck.errors.EngineError, "^Opening the model was given up after 3 Ray workers were lost"),
         (Gone, {}, ck.errors.ModelNotFound, "^my-model: there is no such folder.$"),
     ],
 )
@@ -185,12 +183,12 @@ def test_a_model_that_workers_cannot_use_is_named(kind, options, error, message)
         list(RayEngine(**TWO, **options).run(max, kind([[1.0]]), [(0, ()), (1, ())]))
 
 
-def test_what_cannot_be_run_is_said_before_anything_is_encoded(tmp_path):
+def test_models_and_clusters_are_checked_before_anything_is_encoded(tmp_path):
     world = World(tmp_path)
     for engine, message in (
-        (RayEngine(cpus_per_worker=64), "no node .* has the 64 CPUs and 0 GPUs of a worker. Its nodes have 2 CPUs and"),
-        (RayEngine(gpus_per_worker=0.5), "no node .* has the 0.5 CPUs and 0.5 GPUs of a worker"),
-        (RayEngine(address="127.0.0.1:1"), "this process is connected to the Ray cluster at .* already"),
+        (RayEngine(cpus_per_worker=64), "No node .* has the 64 CPUs and 0 GPUs of a worker. The nodes have 2 CPUs and"),
+        (RayEngine(gpus_per_worker=0.5), "No node .* has the 0.5 CPUs and 0.5 GPUs of a worker"),
+        (RayEngine(address="127.0.0.1:1"), "This process is connected to the Ray cluster at .* already"),
     ):
         with pytest.raises(ck.InputError, match=message):
             world.build(engine=engine)

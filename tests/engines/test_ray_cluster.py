@@ -14,8 +14,8 @@ from tests.engines.world import CHUNK, World, wait_until
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs Linux: addresses of loopback, /proc")
-# Of a node that does not answer it is known within a second, not after half a minute.
-SOON = {
+# A lost node is noticed within a second, not after half a minute.
+FAST_HEALTH_CHECKS = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "300",
     "RAY_health_check_timeout_ms": "1000",
@@ -31,7 +31,7 @@ class Node:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
         command += ["--object-store-memory=80000000", f"--temp-dir={folder}", *options]
         with self.log.open("wb") as log:
-            environment = {**os.environ, **SOON}
+            environment = {**os.environ, **FAST_HEALTH_CHECKS}
             self.process = subprocess.Popen(
                 command, env=environment, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
             )
@@ -94,21 +94,21 @@ def driver(cluster, tmp_path):
     process.communicate()
 
 
-def test_two_nodes_build_the_index_though_a_worker_and_then_a_node_are_killed(local, cluster, driver, tmp_path):
+def test_two_nodes_build_the_index_although_a_worker_and_then_a_node_are_killed(local, cluster, driver, tmp_path):
     world, (_, head, other) = World(tmp_path), cluster
 
     def on(node):
         return [pid for pid in dict.fromkeys(world.scoring_pids()) if pid in node.pids()]
 
-    wait_until(lambda: len(world.asked()) == 6 * CHUNK)  # both workers are in the middle of a call
+    wait_until(lambda: len(world.scored()) == 6 * CHUNK)  # both workers are in the middle of a call
     assert (len(on(head)), len(on(other))) == (1, 1)
     os.kill(on(head)[0], signal.SIGKILL)
-    wait_until(lambda: len(world.asked()) == 7 * CHUNK)  # another worker has taken its place
+    wait_until(lambda: len(world.scored()) == 7 * CHUNK)  # another worker has taken its place
     assert (len(on(head)), len(on(other))) == (1, 1)  # there is no room for two on a node
     other.kill()
     world.release()
-    _, said = driver.communicate(timeout=60)
-    assert driver.returncode == 0, said
-    assert said.count("a worker of the Ray cluster was lost") == 2
+    _, output = driver.communicate(timeout=60)
+    assert driver.returncode == 0, output
+    assert output.count("a Ray worker was lost") == 2
     assert world.files() == local.files()
     assert world.scored_twice() == 2 * CHUNK  # what the two were scoring

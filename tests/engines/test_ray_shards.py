@@ -62,11 +62,11 @@ def test_a_whole_search_finds_the_same_though_an_actor_is_killed(shards, path, r
     world = World.low_rank(items=ITEMS, dim=8)
     world.vectors = np.load(path).astype(np.float32)
     columns = np.zeros((ITEMS, 1), np.float32)
-    space = replace(world.space(), item_vectors=lambda: shards)
+    context = replace(world.context(), item_vectors=lambda: shards)
     wide = shards.with_columns(columns)
     wide.take(np.arange(ITEMS))
     os.kill(ray.get(shards.parts[1]._actor.process.remote()), signal.SIGKILL)
-    for mine, its in zip(world.run(Axn(40, 4)), world.run(Axn(40, 4), space=space), strict=True):
+    for mine, its in zip(world.run(Axn(40, 4)), world.run(Axn(40, 4), context=context), strict=True):
         assert all_rows(mine) == all_rows(its)
     assert wide.take(np.array([299])).shape == (1, 9)  # an actor that was started again gets the columns again
 

@@ -1,4 +1,4 @@
-"""A small build whose models note what they were asked, in files that outlive the processes they ran in."""
+"""A small build whose models log their texts to files that outlive the processes."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ def score(pairs):
     return 5 * (left * right).sum(axis=1) - 3 + salt * 1e-6
 
 
-def note(path: Path, lines) -> None:
+def append_lines(path: Path, lines) -> None:
     """Append the lines in one write, which a kill does not cut."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(handle, "".join(f"{os.getpid()} {line}\n" for line in lines).encode())
     os.close(handle)
 
 
-def score_noted(pairs, *, path: Path, fail_at: int | None, hold_at: int | None, die_at: str | None):
-    note(path, ["|".join(pair) for pair in pairs])
-    asked = len(path.read_text().splitlines())
-    if fail_at is not None and asked > fail_at:
+def score_logged(pairs, *, path: Path, fail_at: int | None, hold_at: int | None, die_at: str | None):
+    append_lines(path, ["|".join(pair) for pair in pairs])
+    scored = len(path.read_text().splitlines())
+    if fail_at is not None and scored > fail_at:
         raise ck.errors.ScorerError("the scorer is broken")
     if die_at is not None and any(query == die_at for query, _ in pairs):
         os._exit(1)
-    while hold_at is not None and asked > hold_at and not path.with_name("released").exists():
+    while hold_at is not None and scored > hold_at and not path.with_name("released").exists():
         time.sleep(0.01)
     return score(pairs)
 
 
-def encode_noted(texts, *, path: Path):
-    note(path, [text for text in texts if text != "dimension"])  # which is asked to learn just that
+def encode_logged(texts, *, path: Path):
+    append_lines(path, [text for text in texts if text != "dimension"])  # asked for the dimension only
     return embed(texts)
 
 
 @dataclass
 class World:
-    """One build in a folder: its index, its work folder and what its models were asked."""
+    """One build in a folder: its index, its work folder and the texts its models got."""
 
     folder: Path
     fail_at: int | None = None  # pairs after which the scorer raises
@@ -69,12 +69,12 @@ class World:
     @property
     def scorer(self) -> ck.types.Scorer:
         moments = {"fail_at": self.fail_at, "hold_at": self.hold_at, "die_at": self.die_at}
-        return ck.function_scorer(partial(score_noted, path=self.folder / "asked", **moments), fingerprint="salted")
+        return ck.function_scorer(partial(score_logged, path=self.folder / "scored", **moments), fingerprint="salted")
 
     @property
     def encoder(self) -> ck.types.Encoder:
-        noted = partial(encode_noted, path=self.folder / "encoded")
-        return ck.function_encoder(embed, encode_items=noted, fingerprint="hashed")
+        logged = partial(encode_logged, path=self.folder / "encoded")
+        return ck.function_encoder(embed, encode_items=logged, fingerprint="hashed")
 
     def build(self, **options: Any) -> ck.Index:
         """Build the index, from what its work folder has already, and save it."""
@@ -96,13 +96,13 @@ class World:
         """Let calls end that are held."""
         (self.folder / "released").touch()
 
-    def asked(self) -> list[str]:
+    def scored(self) -> list[str]:
         """Every pair that was scored, in the order of their calls."""
-        return [line.partition(" ")[2] for line in self._lines("asked")]
+        return [line.partition(" ")[2] for line in self._lines("scored")]
 
     def scored_twice(self) -> int:
         """How often pairs were scored again."""
-        return len(self.asked()) - len(set(self.asked()))
+        return len(self.scored()) - len(set(self.scored()))
 
     def chunks(self) -> int:
         """How many chunks of scores are kept."""
@@ -113,7 +113,7 @@ class World:
 
     def scoring_pids(self) -> list[int]:
         """The process of every pair."""
-        return [int(line.partition(" ")[0]) for line in self._lines("asked")]
+        return [int(line.partition(" ")[0]) for line in self._lines("scored")]
 
     def files(self) -> dict[str, bytes]:
         """All that the build has written, but for the report, which tells seconds."""

@@ -8,17 +8,18 @@ import pytest
 from playwright.sync_api import Browser
 
 from crossknn.encoders.precomputed import PrecomputedEncoder
-from crossknn.evaluate.compare import Contender, Quality, Result
-from crossknn.evaluate.comparison import Answer, Comparison, Line
-from crossknn.evaluate.report.write import write_report
-from crossknn.evaluate.study_results import (
+from crossknn.evaluate.comparison import Answer, Comparison, Contender, Line
+from crossknn.evaluate.report.page import write_report
+from crossknn.evaluate.results import (
     Curve,
     DistributionStudy,
     Histogram,
     Indexed,
     LatencyStudy,
     Point,
+    Quality,
     QualityStudy,
+    Result,
     SamplingStudy,
     Studies,
     Sweep,

@@ -9,8 +9,8 @@ import pytest
 from crossknn.encoders.function import function_encoder
 from crossknn.errors import InputError
 from crossknn.evaluate.benchmark import Bench
-from crossknn.evaluate.contenders import default_names, make_entries
-from crossknn.evaluate.known import FittedOnce, KnownRanking, KnownScores
+from crossknn.evaluate.contenders import default_names, resolve_strategies
+from crossknn.evaluate.precomputed import PrecomputedRetriever, SharedRetriever
 from crossknn.evaluate.tasks import read_matrix, read_set, score_task
 from crossknn.items.items import Items
 from crossknn.retrievers.bm25 import Bm25
@@ -23,7 +23,7 @@ SCIFACT = ROOT.parent / "shared" / "scores" / "scifact"
 
 
 def run(bench, names, *, budgets=(20,), ks=(1, 5), rounds=4):
-    entries = make_entries(names, bench.offer, budgets=budgets, rounds=rounds, seed=bench.seed)
+    entries = resolve_strategies(names, bench.available, budgets=budgets, rounds=rounds, seed=bench.seed)
     return bench.run(entries, budgets=budgets, ks=ks)
 
 
@@ -59,7 +59,7 @@ def test_what_can_find_everything_does(folder):
 
 def test_a_run_repeats_itself(folder):
     first, second = (
-        recalls(run(bench, default_names(bench.offer)))
+        recalls(run(bench, default_names(bench.available)))
         for bench in (Bench(read_matrix(folder), calls_per_item=3, anchors=15, seed=4) for _ in range(2))
     )
     assert first == second
@@ -68,7 +68,7 @@ def test_a_run_repeats_itself(folder):
 
 def test_a_budget_of_all_items_is_exact_and_a_k_beyond_them_is_of_all_there_are(folder):
     bench = Bench(read_matrix(folder, queries=3))
-    found = recalls(run(bench, default_names(bench.offer), budgets=(60, 90), ks=(1, 500)))
+    found = recalls(run(bench, default_names(bench.available), budgets=(60, 90), ks=(1, 500)))
     assert set(found.values()) == {1}
 
 
@@ -92,14 +92,14 @@ def test_a_folder_without_train_scores_asks_the_second_half(tmp_path):
 def test_one_query_alone_leaves_nothing_to_learn_from(tmp_path):
     write_scores(tmp_path / "tiny", queries=1)
     bench = Bench(read_matrix(tmp_path / "tiny"), calls_per_item=8, anchors=0)
-    assert (bench.offer.fitted, bench.offer.cur) == (False, False)
+    assert (bench.available.fitted, bench.available.cur) == (False, False)
     assert recalls(run(bench, ["rerank:retriever=bm25", "axn"]))["rerank, bm25", 20, 5] == 1
 
 
 def test_bm25_reads_texts_where_there_are_some(tmp_path):
     write_scores(tmp_path / "tiny", train=5, ranked="texts")
     task = read_matrix(tmp_path / "tiny", queries=4)
-    assert task.known == ("random", "dense", "bm25", "fused")
+    assert task.retriever_names == ("random", "dense", "bm25", "fused")
     (ranked,) = task.retrievers
     texts = json.loads(lzma.decompress((tmp_path / "tiny" / "texts.json.xz").read_bytes()))
     wanted = Bm25().fit(Items(texts["items"])).retrieve([texts["test"][3]["text"]], 9)
@@ -109,8 +109,8 @@ def test_bm25_reads_texts_where_there_are_some(tmp_path):
 def test_without_texts_and_bm25_scores_there_is_only_dense(tmp_path):
     write_scores(tmp_path / "tiny", ranked="nothing")
     bench = Bench(read_matrix(tmp_path / "tiny"))
-    assert default_names(bench.offer)[0] == "rerank:retriever=dense"
-    assert ("axn", 20, 5) in recalls(run(bench, default_names(bench.offer)))
+    assert default_names(bench.available)[0] == "rerank:retriever=dense"
+    assert ("axn", 20, 5) in recalls(run(bench, default_names(bench.available)))
 
 
 def test_quality_is_that_of_the_judgments_in_the_folder(tmp_path):
@@ -192,7 +192,7 @@ def test_a_set_is_scored_once_and_measured_by_its_judgments(read):
     task = score_task(read())
     assert len(read.calls) == 6 * 60 + 300  # every pair, and those that the speed is measured on
     bench = Bench(task, calls_per_item=3, anchors=3)
-    outcome = run(bench, default_names(bench.offer))
+    outcome = run(bench, default_names(bench.available))
     assert len(outcome.results) == 12 * 2
     assert {one.strategy for one in outcome.quality} == {*(r.strategy for r in outcome.results), "exact"}
     exact = outcome.quality[-1]
@@ -202,7 +202,7 @@ def test_a_set_is_scored_once_and_measured_by_its_judgments(read):
     assert outcome.results[0].seconds.keys() == {"scorer", "solve", "search"}
     again = score_task(read())
     assert len(read.calls) == 300
-    assert recalls(run(Bench(again, calls_per_item=3, anchors=3), default_names(bench.offer))) == recalls(outcome)
+    assert recalls(run(Bench(again, calls_per_item=3, anchors=3), default_names(bench.available))) == recalls(outcome)
     assert len(read.calls) == 300  # the index had all its scores, too
 
 
@@ -218,9 +218,9 @@ def test_a_set_without_train_queries_cuts_some_from_its_items(read):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train_split": "dev"}, "wanted the split 'dev', got only 'test', 'train'."),
-        ({"split": "dev"}, "wanted the split 'dev'"),
-        ({"train_split": "test"}, "the train split must be another than the one that is asked. Got 'test' for both."),
+        ({"train_split": "dev"}, "no split 'dev', only 'test', 'train'"),
+        ({"split": "dev"}, "no split 'dev'"),
+        ({"train_split": "test"}, "must differ, got 'test' for both"),
     ],
 )
 def test_a_split_that_is_not_there_or_is_asked_itself(read, options, message):
@@ -229,24 +229,24 @@ def test_a_split_that_is_not_there_or_is_asked_itself(read, options, message):
     assert message in str(error.value)
 
 
-def test_known_scores_and_rankings_keep_their_contracts(folder):
+def test_precomputed_scores_and_rankings_keep_their_contracts(folder):
     task = read_matrix(folder)
     check_scorer(task.scorer, task.queries[:3], list(task.items.texts)[:4])
     lines = dict(zip(task.queries, task.scores, strict=True))
-    check_retriever(KnownRanking(lines, name="known").fit(task.items), task.queries[:3], len(task.items))
+    check_retriever(PrecomputedRetriever(lines, name="known").fit(task.items), task.queries[:3], len(task.items))
     items = Items(["ice and snow", "rivers of water", "a quick brown fox"])
-    check_retriever(FittedOnce(Bm25()).fit(items), ["ice", "brown water"], len(items))
-    with pytest.raises(InputError, match="no scores are known for the text 'elsewhere'"):
-        KnownScores(lines, task.items.texts, fingerprint="x").score(["elsewhere"], ["item 0"])
-    with pytest.raises(InputError, match="wanted 3 scores for 'test 0', got 60"):
-        KnownRanking(lines, name="known").fit(items)
+    check_retriever(SharedRetriever(Bm25()).fit(items), ["ice", "brown water"], len(items))
+    with pytest.raises(InputError, match="no scores of the text 'elsewhere'"):
+        task.scorer.score(["elsewhere"], ["item 0"])
+    with pytest.raises(InputError, match="'test 0' must have 3 scores, got 60"):
+        PrecomputedRetriever(lines, name="known").fit(items)
 
 
 def test_wrong_numbers_and_vectors_that_are_not_there_are_refused(folder):
     bench = Bench(read_matrix(folder))
-    with pytest.raises(InputError, match="anchors must be a whole number of at least 1"):
+    with pytest.raises(InputError, match="`anchors` must be a positive integer"):
         bench.searcher("cur")
-    with pytest.raises(InputError, match="queries must be a whole number of at least 1"):
+    with pytest.raises(InputError, match="`queries` must be a positive integer"):
         bench.searcher("fitted")
-    with pytest.raises(InputError, match=r"calls_per_item must be a whole number of at least 0\. Got -1"):
+    with pytest.raises(InputError, match=r"`calls_per_item` must be a nonnegative integer, got -1"):
         Bench(read_matrix(folder), calls_per_item=-1)

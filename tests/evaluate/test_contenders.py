@@ -1,20 +1,20 @@
-"""Names of strategies become the strategies that they say, and what cannot be said is an error that tells why."""
+"""Names of strategies become contenders, and errors name what cannot be compared."""
 
 import pytest
 
 from crossknn.errors import InputError
-from crossknn.evaluate.contenders import Offer, default_names, make_entries, split_names
+from crossknn.evaluate.contenders import AvailableData, default_names, resolve_strategies, split_names
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.cur import AnnCur
 from crossknn.strategies.gar import Gar
 from crossknn.strategies.rerank import Rerank
 from crossknn.strategies.tour import Tour
 
-OFFER = Offer(("random", "dense", "bm25", "fused"), fitted=True, cur=True)
+AVAILABLE = AvailableData(("random", "dense", "bm25", "fused"), fitted=True, cur=True)
 
 
-def make(text, *, offer=OFFER, budgets=(20,), **settings):
-    return make_entries(split_names(text), offer, budgets=budgets, **settings)
+def make(text, *, available=AVAILABLE, budgets=(20,), **settings):
+    return resolve_strategies(split_names(text), available, budgets=budgets, **settings)
 
 
 def test_a_name_with_settings_is_that_strategy():
@@ -31,9 +31,10 @@ def test_a_name_with_settings_is_that_strategy():
     assert [entry.vectors for entry in entries] == ["encoder", "encoder", "fitted", "cur", "encoder", "encoder"]
 
 
-def test_each_adaptive_strategy_stands_beside_the_reranking_that_begins_as_it_does():
+def test_the_baseline_is_reranking_with_the_same_first_stage():
     entries = make(
-        "axn:first=dense,rerank,rerank:retriever=dense,tour,adacur:first=bm25", offer=Offer(OFFER.retrievers, cur=True)
+        "axn:first=dense,rerank,rerank:retriever=dense,tour,adacur:first=bm25",
+        available=AvailableData(AVAILABLE.retrievers, cur=True),
     )
     assert {entry.contender.name: entry.contender.baseline for entry in entries} == {
         "axn, dense first": "rerank, dense",
@@ -53,8 +54,8 @@ def test_a_budget_below_the_rounds_has_a_call_in_each():
     assert entry.contender.make(5).rounds == 5
 
 
-def test_the_defaults_are_what_the_data_have_something_for():
-    assert default_names(OFFER) == [
+def test_the_defaults_are_all_strategies_that_the_data_allow():
+    assert default_names(AVAILABLE) == [
         "rerank:retriever=dense",
         "rerank:retriever=bm25",
         "rerank:retriever=fused",
@@ -66,14 +67,14 @@ def test_the_defaults_are_what_the_data_have_something_for():
         "gar",
         "posterior",
     ]
-    assert default_names(Offer(("random", "dense"))) == [
+    assert default_names(AvailableData(("random", "dense"))) == [
         "rerank:retriever=dense",
         "axn",
         "tour:loss=ce",
         "tour:loss=mse",
         "gar",
     ]
-    assert len(make(",".join(default_names(OFFER)))) == 12
+    assert len(make(",".join(default_names(AVAILABLE)))) == 12
 
 
 def test_the_fitted_retriever_searches_with_fitted_vectors():
@@ -82,44 +83,54 @@ def test_the_fitted_retriever_searches_with_fitted_vectors():
     assert [entry.vectors for entry in make("axn:first=fitted")] == ["fitted"]
 
 
-PLAIN = Offer(("random", "dense"))
+PLAIN = AvailableData(("random", "dense"))
 
 
 @pytest.mark.parametrize(
-    ("text", "offer", "message"),
+    ("text", "available", "message"),
     [
-        ("", OFFER, "strategies must be names between commas"),
-        ("axn,,rerank", OFFER, "strategies must be names between commas"),
+        ("", AVAILABLE, "comma-separated names"),
+        ("axn,,rerank", AVAILABLE, "comma-separated names"),
         (
             "nax",
-            OFFER,
-            "there is no strategy 'nax' to compare. Known: rerank, axn, anncur, adacur, tour, gar, posterior.",
+            AVAILABLE,
+            "got 'nax'",
         ),
-        ("axn:mxi=0.5", OFFER, "axn:mxi=0.5: there is no setting 'mxi'. Known here: mix, first, rounds, shortlist."),
-        ("axn:budget=5", OFFER, "there is no setting 'budget'"),
-        ("axn:mix=half", OFFER, "axn:mix=half: mix must be a number. Got 'half' instead."),
-        ("axn:rounds=1.5", OFFER, "rounds must be a whole number. Got '1.5' instead."),
-        ("axn:mix", OFFER, "mix must be a number. Got '' instead."),
-        ("axn:mix=1:mix=0", OFFER, "the setting 'mix' comes twice."),
-        ("axn:mix=2", OFFER, "axn:mix=2: mix must be between 0 and 1. Got 2.0 instead."),
-        ("anncur:anchors=21", OFFER, "anncur:anchors=21: anchors must be between 1 and budget (20). Got 21 instead."),
-        ("tour:loss=huber", OFFER, 'loss must be "ce" or "mse".'),
-        ("rerank:retriever=bm52", OFFER, "no retriever 'bm52' here. Known: random, dense, bm25, fused."),
-        ("rerank:retriever=bm25", PLAIN, "no retriever 'bm25' here. Known: random, dense."),
+        (
+            "axn:mxi=0.5",
+            AVAILABLE,
+            "axn:mxi=0.5: the strategy 'axn' has no setting 'mxi'",
+        ),
+        ("axn:budget=5", AVAILABLE, "the setting 'budget' cannot be chosen"),
+        ("posterior:stop_at=0.9", AVAILABLE, "the setting 'stop_at' cannot be chosen"),
+        ("exact", AVAILABLE, "got 'exact'"),
+        ("axn:mix=half", AVAILABLE, "axn:mix=half: `mix` must be"),
+        ("axn:rounds=1.5", AVAILABLE, "`rounds` must be"),
+        ("axn:mix", AVAILABLE, "`mix` must be"),
+        ("axn:mix=1:mix=0", AVAILABLE, "the setting 'mix' is given twice"),
+        ("axn:mix=2", AVAILABLE, "axn:mix=2: "),
+        (
+            "anncur:anchors=21",
+            AVAILABLE,
+            "anncur:anchors=21: `anchors` must be between 1 and `budget` (20)",
+        ),
+        ("tour:loss=huber", AVAILABLE, "tour:loss=huber: "),
+        ("rerank:retriever=bm52", AVAILABLE, "no retriever 'bm52', only random, dense, bm25, fused"),
+        ("rerank:retriever=bm25", PLAIN, "no retriever 'bm25', only random, dense"),
         ("rerank:retriever=fitted", PLAIN, "there are no fitted vectors."),
-        ("adacur:first=fitted", OFFER, "CUR's vectors are searched instead of fitted ones."),
+        ("adacur:first=fitted", AVAILABLE, "CUR has vectors of its own"),
         ("adacur", PLAIN, "adacur: CUR needs all scores of some train queries, and there are none."),
-        ("posterior", PLAIN, "posterior: it needs the retrievers dense and bm25. Known here: random, dense."),
-        ("axn,axn", OFFER, "strategies must be different. 'axn' comes twice."),
-        ("rerank,rerank:retriever=fused", OFFER, "strategies must be different."),
+        ("posterior", PLAIN, "posterior: needs the retrievers dense and bm25"),
+        ("axn,axn", AVAILABLE, "strategies must be distinct, got 'axn' twice"),
+        ("rerank,rerank:retriever=fused", AVAILABLE, "strategies must be distinct"),
     ],
 )
-def test_what_cannot_be_compared_says_why(text, offer, message):
+def test_what_cannot_be_compared_says_why(text, available, message):
     with pytest.raises(InputError) as error:
-        make(text, offer=offer)
+        make(text, available=available)
     assert message in str(error.value)
 
 
 def test_no_strategy_is_an_error():
-    with pytest.raises(InputError, match="there must be at least one strategy"):
-        make_entries([], OFFER, budgets=[10])
+    with pytest.raises(InputError, match="must not be empty"):
+        resolve_strategies([], AVAILABLE, budgets=[10])

@@ -1,4 +1,4 @@
-"""Exact scores on disk: equal to exact search, paid for once, whatever is killed, damaged or run at once."""
+"""Exact scores on disk: equal to exact search, computed once, whatever is killed, damaged or run concurrently."""
 
 import json
 import os
@@ -12,10 +12,11 @@ import pytest
 
 from crossknn.errors import InputError
 from crossknn.evaluate import ground_truth as truth
-from crossknn.evaluate.compare import exact_truth
+from crossknn.evaluate.comparison import exact_truth
 from crossknn.evaluate.ground_truth import exact_scores, truth_hits, truth_rows
 from crossknn.items.items import Items
 from crossknn.scorers.function import function_scorer
+from crossknn.storage import block_file
 from crossknn.testing import MatrixScorer
 from tests.kills import die_at, forking
 
@@ -47,7 +48,7 @@ def files_in(folder):
     return {path.suffix: path for path in folder.iterdir() if path.suffix in (".npy", ".json")}
 
 
-def test_scores_are_those_of_all_pairs_mapped_from_disk_and_paid_once(world, tmp_path):
+def test_scores_are_those_of_all_pairs_mapped_from_disk_and_computed_once(world, tmp_path):
     seen = []
     scores = world.scores(tmp_path / "new" / "truth", block=5, progress=lambda *step: seen.append(step))
     assert isinstance(scores, np.memmap)
@@ -63,15 +64,15 @@ def test_scores_are_those_of_all_pairs_mapped_from_disk_and_paid_once(world, tmp
 
 def test_a_finished_file_is_opened_without_writing_anything(world, tmp_path, monkeypatch):
     world.scores(tmp_path)
-    for name in ("taking_turns", "write_whole"):
-        monkeypatch.setattr(truth, name, None)  # calling it would fail
+    for name in ("exclusive_lock", "write_atomic"):
+        monkeypatch.setattr(block_file, name, None)  # calling it would fail
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert np.array_equal(world.scores(tmp_path), MATRIX)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
-def test_many_items_are_scored_in_pieces(world, tmp_path, monkeypatch):
-    monkeypatch.setattr(truth, "PIECE", 8)
+def test_many_items_are_scored_in_several_calls(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(truth, "CALL_PAIRS", 8)
     assert np.array_equal(world.scores(tmp_path), MATRIX)
     assert world.scorer.batches == [8, 8, 8, 6] * 12
 
@@ -111,12 +112,12 @@ def test_damage_is_found_and_only_what_is_damaged_is_scored_again(world, tmp_pat
     world.scores(tmp_path)
     path = files_in(tmp_path)[".npy"]
     data = bytearray(path.read_bytes())
-    data[-4 * 30 * 2 - 7] ^= 1  # a bit in the scores of the last query but two
+    data[-4 * 30 * 2 - 7] ^= 1  # a bit in the scores of the third last query
     path.write_bytes(data)
     again = World()
     assert np.array_equal(again.scores(tmp_path), MATRIX)
     assert again.scored == [9]
-    assert "the scores of 1 queries are damaged and are scored again" in caplog.text
+    assert "1 damaged or missing blocks are computed again" in caplog.text
 
 
 @pytest.mark.parametrize(("size", "lost"), [(0, 12), (50, 12), (-1, 1), (-4 * 30 - 1, 2), (None, 12)])
@@ -134,27 +135,26 @@ def test_a_file_that_is_cut_or_gone_is_completed(world, tmp_path, size, lost):
     assert path.read_bytes() == data
 
 
-@pytest.mark.parametrize("change", [{"scorer": "another"}, {"digests": []}, {"digests": None}, None])
-def test_a_sidecar_that_is_not_ours_is_refused(world, tmp_path, change):
+@pytest.mark.parametrize("content", ['{"scorer": "another"}', '{"scorer": "another", "width": 30}', "[]", "{", ""])
+def test_the_sidecar_of_another_array_is_refused(world, tmp_path, content):
     world.scores(tmp_path)
-    sidecar = files_in(tmp_path)[".json"]
-    sidecar.write_text("{" if change is None else json.dumps({**json.loads(sidecar.read_text()), **change}))
-    with pytest.raises(InputError, match=r"\.npy holds, got another file \(.*\). Delete both to score anew."):
+    files_in(tmp_path)[".json"].write_text(content)
+    with pytest.raises(InputError, match=r"To start over, delete \w+\.npy"):
         world.scores(tmp_path)
 
 
-def test_what_cannot_be_scored_or_kept_is_refused(world, tmp_path):
-    with pytest.raises(InputError, match="queries must be a list of strings, at least one"):
+def test_bad_arguments(world, tmp_path):
+    with pytest.raises(InputError, match="`queries` must be a nonempty list of strings"):
         world.scores(tmp_path, queries=[])
-    with pytest.raises(InputError, match="queries must be a list of strings"):
+    with pytest.raises(InputError, match="`queries` must be a nonempty list of strings"):
         world.scores(tmp_path, queries="query 1")
-    with pytest.raises(InputError, match=r"block must be a whole number of at least 1. Got 0 instead"):
+    with pytest.raises(InputError, match="`block` must be a positive integer, got 0"):
         world.scores(tmp_path, block=0)
     unnamed = function_scorer(lambda pairs: [0.0] * len(pairs))
-    with pytest.raises(InputError, match="the scorer has no name to store scores under"):
+    with pytest.raises(InputError, match="The scorer has no name to store scores under"):
         exact_scores(world.items, world.queries, unnamed, tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"exact scores cannot be kept here .* give another folder"):
+    with pytest.raises(InputError, match=r"cannot be read or written .* give another folder"):
         world.scores(tmp_path / "file")
     assert world.scorer.calls == 0
 
@@ -163,7 +163,7 @@ def test_the_true_rows_are_the_largest_scores_ties_to_the_lower_row():
     scores = np.array([[1, 3, 3, 2], [0, 0, 0, 0]], np.float32)
     assert [rows.tolist() for rows in truth_rows(scores, 3)] == [[1, 2, 3], [0, 1, 2]]
     assert [len(rows) for rows in truth_rows(scores, 9)] == [4, 4]
-    with pytest.raises(InputError, match="k must be a whole number of at least 1"):
+    with pytest.raises(InputError, match="`k` must be a positive integer"):
         truth_rows(scores, 0)
 
 
@@ -173,72 +173,70 @@ def test_hits_from_the_scores_are_those_of_exact_search(setup, tmp_path):
     made, searched = truth_hits(items, setup.queries, scores, 7), exact_truth(setup.searcher, setup.queries, k=7)
     for one, other in zip(made, searched, strict=True):
         assert (one.query, one.hits, one.calls, one.rounds) == (other.query, other.hits, other.calls, other.rounds)
-    with pytest.raises(
-        InputError, match=r"scores must be of these queries and items, \(3, 60\). Got \(4, 60\) instead."
-    ):
+    with pytest.raises(InputError, match=r"`scores` must be of these queries and items, \(3, 60\), got \(4, 60\)"):
         truth_hits(items, setup.queries[:3], scores, 7)
 
 
-# --- real processes, really killed
+# --- processes that are killed
 
 
-def work(folder, asked, pause):
-    """Score in this process, and note every query before its scores are known."""
+def work(folder, log, pause):
+    """Score in this process, and log every query before it is scored."""
     plain = MatrixScorer(MATRIX)
 
     def score(pairs):
-        with asked.open("a") as out:
+        with log.open("a") as out:
             out.write(f"{pairs[0][0].split()[1]}\n")
         time.sleep(pause)
         return plain.score(*zip(*pairs, strict=True))
 
-    scorer = function_scorer(score, fingerprint="noted")
+    scorer = function_scorer(score, fingerprint="logged")
     return exact_scores(Items(plain.items), plain.queries, scorer, folder, block=2)
 
 
-def start(folder, asked, pause):
-    process = get_context("fork").Process(target=work, args=(folder, asked, pause))
+def start(folder, log, pause):
+    process = get_context("fork").Process(target=work, args=(folder, log, pause))
     process.start()
     return process
 
 
-def asked_in(path):
+def scored_in(path):
     return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 @forking
-def test_killed_again_and_again_it_ends_with_the_same_scores(tmp_path):
+def test_after_several_kills_the_scores_are_the_same(tmp_path):
     """A query is scored twice only if its block was in flight when the process was killed."""
-    moments, asked = random.Random(2), tmp_path / "asked"
+    moments, log = random.Random(2), tmp_path / "log"
     repeated = killed = 0
     for kill in range(6):
-        before = asked_in(asked)
+        before = scored_in(log)
         sidecar = files_in(tmp_path).get(".json")
-        done = [n for n, digest in enumerate(json.loads(sidecar.read_text())["digests"]) if digest] if sidecar else []
-        worker = start(tmp_path, asked, 0.02)
-        wanted, deadline = len(before) + moments.randint(0, 2), time.monotonic() + 20
-        while kill < 5 and len(asked_in(asked)) <= wanted and time.monotonic() < deadline and worker.is_alive():
+        done = [json.loads(line)[0] for line in sidecar.read_text().split("\n")[1:-1]] if sidecar else []
+        worker = start(tmp_path, log, 0.02)
+        target, deadline = len(before) + moments.randint(0, 2), time.monotonic() + 20
+        while kill < 5 and len(scored_in(log)) <= target and time.monotonic() < deadline and worker.is_alive():
             time.sleep(0.001)
         if kill < 5:
             time.sleep(moments.uniform(0, 0.02))
             worker.kill()
         worker.join(20)
         killed += worker.exitcode == -signal.SIGKILL
-        now = asked_in(asked)[len(before) :]
+        now = scored_in(log)[len(before) :]
         assert not set(done) & set(now)
         assert len(set(now)) == len(now)
         repeated += len(set(before) & set(now))
     assert worker.exitcode == 0
     assert killed >= 2
     assert repeated <= 5 * 2
-    assert set(asked_in(asked)) == set(range(12))
-    before = asked_in(asked)
-    assert np.array_equal(work(tmp_path, asked, 0), MATRIX)
-    assert asked_in(asked) == before
+    assert set(scored_in(log)) == set(range(12))
+    before = scored_in(log)
+    assert np.array_equal(work(tmp_path, log, 0), MATRIX)
+    assert scored_in(log) == before
 
 
 @forking
-def test_killed_before_each_use_of_a_file_it_goes_on(tmp_path, monkeypatch):
+def test_a_run_killed_before_any_use_of_a_file_is_resumed(tmp_path, monkeypatch):
     """SIGKILL at the first open, rename or removal, at the second, and so on to the last."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
     for step in range(1, 200):
@@ -261,11 +259,11 @@ def test_killed_before_each_use_of_a_file_it_goes_on(tmp_path, monkeypatch):
 
 @forking
 def test_of_several_processes_one_scores_and_the_others_wait(tmp_path):
-    workers = [start(tmp_path, tmp_path / f"asked{n}", 0.005) for n in range(3)]
+    workers = [start(tmp_path, tmp_path / f"log{n}", 0.005) for n in range(3)]
     for worker in workers:
         worker.join(30)
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
-    asked = [query for n in range(3) for query in asked_in(tmp_path / f"asked{n}")]
-    assert sorted(asked) == list(range(12))
+    log = [query for n in range(3) for query in scored_in(tmp_path / f"log{n}")]
+    assert sorted(log) == list(range(12))
     assert np.array_equal(work(tmp_path, tmp_path / "last", 0), MATRIX)
-    assert asked_in(tmp_path / "last") == []
+    assert scored_in(tmp_path / "last") == []

@@ -1,4 +1,4 @@
-"""Settings are chosen on dev queries alone, from what was not learned from them, and oracles are told apart."""
+"""Settings are tuned on dev queries alone, nothing is learned from these, and oracles are marked."""
 
 import json
 import lzma
@@ -11,15 +11,15 @@ from crossknn.encoders.function import function_encoder
 from crossknn.errors import InputError
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.comparison import Comparison
-from crossknn.evaluate.contenders import Offer
+from crossknn.evaluate.contenders import AvailableData
 from crossknn.evaluate.report.findings import explain_oracles, headline, tally
 from crossknn.evaluate.tasks import count_held_out, read_matrix, read_set, score_task
-from crossknn.evaluate.tuning import default_families, make_families, run_tuned
+from crossknn.evaluate.tuning import default_tuned_names, make_candidates, run_tuned
 from crossknn.scorers.function import function_scorer
 from tests.evaluate.conftest import result
 from tests.evaluate.folders import write_beir, write_scores
 
-OFFER = Offer(("random", "dense", "bm25", "fused"), fitted=True, cur=True)
+AVAILABLE = AvailableData(("random", "dense", "bm25", "fused"), fitted=True, cur=True)
 ITEMS, DIM = 120, 40
 
 
@@ -48,7 +48,7 @@ def write_two_worlds(folder: Path, *, train: int = 20, test: int = 10, seed: int
 def tune(folder, names, *, budgets=(20, 40), ks=(1, 10), rounds=4, **learning):
     task = read_matrix(folder, tune=True)
     bench = Bench(task, anchors=len(task.train), **learning)
-    families = make_families(names, bench.offer, budgets=budgets, rounds=rounds)
+    families = make_candidates(names, bench.available, budgets=budgets, rounds=rounds)
     return run_tuned(bench, families, budgets=budgets, ks=ks)
 
 
@@ -100,8 +100,8 @@ def test_nothing_is_learned_from_dev_queries(tmp_path, vectors):
     assert learned[0][0] == learned[1][0]
     assert np.array_equal(learned[0][1], learned[1][1])
     assert len(learned[0][2]) == 16
-    with pytest.raises(InputError, match="no scores are known for the text 'dev 0'"):
-        task.builder.score(["dev 0"], ["item 0"])
+    with pytest.raises(InputError, match="no scores of the text 'dev 0'"):
+        task.train_scorer.score(["dev 0"], ["item 0"])
     assert task.scorer.score(["dev 3"], ["item 0"]) == pytest.approx(scores[-1, 0] / -3, rel=1e-2)
 
 
@@ -126,7 +126,7 @@ def test_a_fifth_of_the_train_queries_is_held_out(train, most, held):
 
 def test_without_train_queries_there_is_nothing_to_tune_on(tmp_path):
     write_scores(tmp_path / "one", queries=1)
-    with pytest.raises(InputError, match=r"at least 2 train queries, of which some are held out\. Got 0 train queries"):
+    with pytest.raises(InputError, match=r"at least 2 train queries, of which some are held out, got 0"):
         read_matrix(tmp_path / "one", tune=True)
     write_scores(tmp_path / "tiny", train=10)
     (tmp_path / "tiny" / "train_bm25.f16.npy").unlink()
@@ -134,12 +134,14 @@ def test_without_train_queries_there_is_nothing_to_tune_on(tmp_path):
         read_matrix(tmp_path / "tiny", tune=True)
     bench = Bench(read_matrix(tmp_path / "tiny"))
     with pytest.raises(InputError, match="tuning needs a task with dev queries"):
-        run_tuned(bench, make_families(["axn"], bench.offer, budgets=[20]), budgets=[20], ks=[1])
+        run_tuned(bench, make_candidates(["axn"], bench.available, budgets=[20]), budgets=[20], ks=[1])
 
 
 def test_candidates_that_find_as_much_leave_the_first_of_the_grid(tmp_path):
     write_scores(tmp_path / "tiny", train=10)
-    outcome = tune(tmp_path / "tiny", default_families(Offer(OFFER.retrievers, cur=True)), budgets=(60,), ks=(1, 60))
+    outcome = tune(
+        tmp_path / "tiny", default_tuned_names(AvailableData(AVAILABLE.retrievers, cur=True)), budgets=(60,), ks=(1, 60)
+    )
     chosen = {one.strategy: dict(one.settings) for one in outcome.results if one.settings is not None}
     assert {one.recall for one in outcome.results} == {1}
     assert chosen == {
@@ -158,9 +160,9 @@ def test_candidates_that_find_as_much_leave_the_first_of_the_grid(tmp_path):
 
 
 def test_what_a_name_sets_stays_and_the_rest_is_tried():
-    made = {family.name: family for family in make_families(
+    made = {family.name: family for family in make_candidates(
         ["rerank", "axn:first=bm25", "gar:neighbors=3:first=dense", "anncur:anchors=7", "tour:loss=mse", "adacur"],
-        OFFER,
+        AVAILABLE,
         budgets=[20],
     )}  # fmt: skip
     sizes = {name: len(family.candidates) for name, family in made.items()}
@@ -177,13 +179,14 @@ def test_what_a_name_sets_stays_and_the_rest_is_tried():
     assert {entry.settings["mix"] for entry in tried} == {0, 0.2, 0.5, 0.8}
     assert {(entry.settings["first"], entry.vectors) for entry in tried} == {("bm25", "fitted")}
     assert [e.contender.make(1000).learning_rate for e in made["tour, mse, tuned"].candidates] == [1e-3, 1e-2, 1e-4]
-    shares = make_families(["anncur"], OFFER, budgets=[1])[0].candidates
-    assert [entry.contender.make(40).anchors for entry in shares] == [20, 10, 30]
-    assert [entry.contender.make(1).anchors for entry in shares] == [1, 1, 1]
+    shares = make_candidates(["anncur"], AVAILABLE, budgets=[1])[0].candidates
+    assert [entry.contender.make(40).share for entry in shares] == [0.5, 0.25, 0.75]
 
 
 def test_only_retrievers_that_the_data_have_are_tried():
-    families = make_families(default_families(Offer(("random", "dense"))), Offer(("random", "dense")), budgets=[20])
+    families = make_candidates(
+        default_tuned_names(AvailableData(("random", "dense"))), AvailableData(("random", "dense")), budgets=[20]
+    )
     assert {family.name: len(family.candidates) for family in families} == {
         "rerank, dense": 1,
         "axn, tuned": 4,
@@ -196,17 +199,17 @@ def test_only_retrievers_that_the_data_have_are_tried():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["rerank:retriever=bm25"], "there is nothing to tune: every strategy is set by its name."),
-        (["axn", "axn"], "strategies must be different. 'axn, tuned' comes twice."),
-        (["axn:mxi=1"], "axn:mxi=1: there is no setting 'mxi'."),
-        (["nax"], "there is no strategy 'nax' to compare."),
-        (["anncur:share=2"], "anncur:share=2: share must be above 0 and at most 1. Got 2.0 instead."),
-        (["anncur:share=0.5:anchors=3"], "anchors and share both say how many anchors there are."),
+        (["rerank:retriever=bm25"], "there is nothing to tune"),
+        (["axn", "axn"], "strategies must be distinct, got 'axn, tuned' twice"),
+        (["axn:mxi=1"], "axn:mxi=1: the strategy 'axn' has no setting 'mxi'"),
+        (["nax"], "got 'nax'"),
+        (["anncur:share=2"], "anncur:share=2: `share` must be"),
+        (["anncur:share=0.5:anchors=3"], "either `anchors` or `share`"),
     ],
 )
 def test_what_cannot_be_tuned_says_why(names, message):
     with pytest.raises(InputError) as error:
-        make_families(names, OFFER, budgets=[20])
+        make_candidates(names, AVAILABLE, budgets=[20])
     assert message in str(error.value)
 
 
@@ -250,7 +253,7 @@ def test_oracles_are_in_no_finding_and_no_baseline():
     assert "“rerank, tuned” finds 60.0" in headline(comparison)
     assert "above its own baseline in 0 of 1 comparisons, below in 1" in tally(comparison)
     assert comparison.attainable.strategies == ["rerank, tuned", "axn, tuned"]
-    assert "it is not attainable" in explain_oracles(comparison)
+    assert "not attainable" in explain_oracles(comparison)
     assert explain_oracles(comparison.attainable) is None
     alone = [result("axn, oracle", 100, 10, 0.98, **oracle), result("gar", 100, 10, 0.5, baseline="axn, oracle")]
     with pytest.raises(InputError, match="'gar' has the baseline 'axn, oracle', which has no results"):
@@ -292,7 +295,7 @@ def test_a_set_is_tuned_on_its_dev_split_which_is_scored_once(read):
     assert len(read.calls) == (6 + 4) * 60 + 300  # asked and dev queries, and those that the speed is measured on
     read.calls.clear()
     bench = Bench(task, calls_per_item=3, anchors=3)
-    families = make_families(default_families(bench.offer), bench.offer, budgets=[20], rounds=4)
+    families = make_candidates(default_tuned_names(bench.available), bench.available, budgets=[20], rounds=4)
     outcome = run_tuned(bench, families, budgets=[20], ks=[1, 5])
     assert not {query for query, _ in read.calls} & {*task.dev.queries, *task.queries}  # an index was built
     assert read.calls
@@ -334,10 +337,10 @@ def test_dev_queries_that_are_asked_or_learned_from_elsewhere(read, tmp_path):
 @pytest.mark.parametrize(
     ("splits", "options", "message"),
     [
-        (("test",), {}, "a dev split, or at least 2 train queries, of which some are held out. Got 0 train queries"),
-        (("train", "test"), {"dev_split": "dev"}, "wanted the split 'dev', got only 'test', 'train'."),
-        (("train", "test"), {"dev_split": "train"}, "the dev split must be another than those that are asked"),
-        (("train", "test"), {"dev_split": "test"}, "the dev split must be another than those that are asked"),
+        (("test",), {}, "a dev split, or at least 2 train queries, of which some are held out, got 0"),
+        (("train", "test"), {"dev_split": "dev"}, "no split 'dev', only 'test', 'train'"),
+        (("train", "test"), {"dev_split": "train"}, "`dev_split` must be neither"),
+        (("train", "test"), {"dev_split": "test"}, "`dev_split` must be neither"),
     ],
 )
 def test_dev_queries_that_are_not_there(read, splits, options, message):

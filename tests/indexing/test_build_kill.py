@@ -1,4 +1,4 @@
-"""A whole build, killed at any moment or stopped by an error, goes on and ends with the index of one that was not."""
+"""A build that is killed at any moment or stopped by an error is resumed, and ends with the same index."""
 
 import errno
 import json
@@ -24,9 +24,10 @@ from crossknn.errors import InputError
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerItem
-from crossknn.indexing.score_log import ScoreLog, hash_texts
 from crossknn.items.items import Items
 from crossknn.scorers.function import function_scorer
+from crossknn.storage.score_chunks import hash_texts
+from crossknn.storage.score_log import ScoreLog
 
 resource = pytest.importorskip("resource", reason="needs a system with forks")
 
@@ -57,7 +58,7 @@ def score(pairs):
 
 
 @dataclass
-class Diary:
+class RunLog:
     """What a process has done, in files that only grow and outlive it: its steps, and the texts it was given."""
 
     folder: Path
@@ -84,67 +85,67 @@ class Diary:
         return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
-def build(diary, *, fail_at=None):
+def build(log, *, fail_at=None):
     """Build the index of the folder from its work folder, and save it."""
 
-    def score_noted(pairs):
-        diary.note("asked", ["|".join(pair) for pair in pairs])
-        if fail_at is not None and len(diary.read("asked")) > fail_at:
+    def score_logged(pairs):
+        log.note("scored", ["|".join(pair) for pair in pairs])
+        if fail_at is not None and len(log.read("scored")) > fail_at:
             raise ConnectionError("gone")
-        diary.step()
+        log.step()
         return score(pairs)
 
-    def encode_noted(texts):
-        diary.note("encoded", [text for text in texts if text != "dimension"])  # which is asked to learn just that
+    def encode_logged(texts):
+        log.note("encoded", [text for text in texts if text != "dimension"])  # asked for the dimension only
         return embed(texts)
 
     index = Index.build(
         ITEMS,
-        scorer=function_scorer(score_noted, fingerprint="salted"),
-        encoder=function_encoder(embed, encode_items=encode_noted, fingerprint="hashed"),
+        scorer=function_scorer(score_logged, fingerprint="salted"),
+        encoder=function_encoder(embed, encode_items=encode_logged, fingerprint="hashed"),
         queries=QUERIES,
         sampling=PerItem(queries=2, nearest=0.5),  # the encoder comes first
         factors=Transductive(method="als", epochs=8, patience=None),
-        work_dir=diary.folder / "work",
+        work_dir=log.folder / "work",
         chunk=CHUNK,
-        progress=diary.step,
+        progress=log.step,
     )
-    diary.pause *= 3  # there are few steps left to be killed at
-    diary.step("saving")
-    index.save(diary.folder / "index")
-    diary.step("saved")
+    log.pause *= 3  # there are few steps left to be killed at
+    log.step("saving")
+    index.save(log.folder / "index")
+    log.step("saved")
 
 
-def work(diary, *, wait=False):
+def work(log, *, wait=False):
     """What a child does. Syncing guards against power cuts only: here it is one more moment to be killed at."""
     torch.set_num_threads(1)
-    os.fsync = lambda handle: diary.step()
-    build(diary)
+    os.fsync = lambda handle: log.step()
+    build(log)
     if wait:
         time.sleep(60)  # to be killed
 
 
-def work_with_small_files(diary, *, largest):
+def work_with_small_files(log, *, largest):
     """The same where no file may have more bytes than this; only the error is noted."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
     try:
-        work(replace(diary, silent=True))
-    except (InputError, OSError) as error:
+        work(replace(log, silent=True))
+    except InputError as error:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        diary.note("error", [error])
+        log.note("error", [error])
 
 
-def start(diary, target=work, **options):
-    process = server.Process(target=target, args=(diary,), kwargs=options)
+def start(log, target=work, **options):
+    process = server.Process(target=target, args=(log,), kwargs=options)
     process.start()
     return process
 
 
-def kill_after(process, diary, steps, delay):
+def kill_after(process, log, steps, delay):
     """Kill the process some seconds after it has made these steps."""
     ends = time.monotonic() + 60
-    while len(diary.read("steps")) < steps and process.is_alive():
+    while len(log.read("steps")) < steps and process.is_alive():
         assert time.monotonic() < ends
         time.sleep(0.001)
     time.sleep(delay)
@@ -153,8 +154,8 @@ def kill_after(process, diary, steps, delay):
     assert process.exitcode == -signal.SIGKILL
 
 
-def finish(diary, target=work, **options):
-    process = start(diary, target, **options)
+def finish(log, target=work, **options):
+    process = start(log, target, **options)
     process.join(60)
     assert process.exitcode == 0
 
@@ -170,16 +171,19 @@ def facts(folder):
     return {**found, "seconds": None, "calls_made": None, "fit": {**found["fit"], "seconds": None}}
 
 
-def scored(folder):
+def stored_pairs(folder):
     """The pairs whose chunk is in the log."""
     if not (folder / "work" / "scores" / "log.json").exists():
         return set()
     log = ScoreLog.open(folder / "work" / "scores", scorer="salted")
-    pairs = log.known(hash_texts(QUERIES), hash_texts(ITEMS.texts)).pairs
-    return {f"query {query}|item {row}" for query, row in zip(pairs.queries.tolist(), pairs.rows.tolist(), strict=True)}
+    texts = [*QUERIES, *ITEMS.texts]
+    text_of = {key.tobytes(): text for key, text in zip(hash_texts(texts), texts, strict=True)}
+    chunks = [log.read(name) for name in log.chunks]
+    pairs = [pair for chunk in chunks for pair in zip(chunk.queries, chunk.items, strict=True)]
+    return {"|".join(text_of[key.tobytes()] for key in pair) for pair in pairs}
 
 
-def encoded(folder):
+def stored_rows(folder):
     """How many items' vectors are safely in the work folder."""
     encoder = function_encoder(embed, fingerprint="hashed")
     paths = {path.with_suffix("") for path in folder.glob("work/vectors-*.npy.json")}
@@ -189,11 +193,11 @@ def encoded(folder):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """An uninterrupted build."""
-    diary = Diary(tmp_path_factory.mktemp("whole"), "whole", PAUSE)
-    finish(diary)
-    assert len(diary.read("asked")) == len(set(diary.read("asked"))) == 2 * len(ITEMS)
-    assert sorted(diary.read("encoded")) == sorted([*ITEMS.texts])
-    return diary
+    log = RunLog(tmp_path_factory.mktemp("whole"), "whole", PAUSE)
+    finish(log)
+    assert len(log.read("scored")) == len(set(log.read("scored"))) == 2 * len(ITEMS)
+    assert sorted(log.read("encoded")) == sorted([*ITEMS.texts])
+    return log
 
 
 @pytest.fixture(scope="module")
@@ -205,68 +209,68 @@ def older(tmp_path_factory):
     return folder
 
 
-def test_killed_at_any_moment_it_goes_on_and_ends_with_the_same_index(whole, older, tmp_path):
+def test_a_build_killed_at_any_moment_is_resumed_and_ends_with_the_same_index(whole, older, tmp_path):
     """A pair is scored twice only if the file of its chunk was not there at the kill: that is the call in flight."""
     moments = random.Random(7)
-    total, struck, repeated = len(whole.read("steps")), [], 0
+    total, phases, repeated = len(whole.read("steps")), [], 0
     for number in range(KILLS):
         folder = shutil.copytree(older, tmp_path / str(number))
-        killed, again = Diary(folder, "killed", PAUSE), Diary(folder, "again")
+        killed, again = RunLog(folder, "killed", PAUSE), RunLog(folder, "again")
         steps = int(total * (number + moments.random()) / KILLS)
         kill_after(start(killed, wait=True), killed, steps, moments.uniform(0, 2 * PAUSE))
-        struck += killed.read("steps")[-1:]
-        kept, rows = scored(folder), encoded(folder)
+        phases += killed.read("steps")[-1:]
+        kept, rows = stored_pairs(folder), stored_rows(folder)
         assert Index.load(folder / "index").verify()
         assert hashes(folder) in (hashes(older), hashes(whole.folder))
         finish(again)
-        asked = set(again.read("asked"))
-        assert len(asked) == len(again.read("asked"))
-        assert asked == set(whole.read("asked")) - kept
-        assert len(asked & set(killed.read("asked"))) <= CHUNK
+        scored = set(again.read("scored"))
+        assert len(scored) == len(again.read("scored"))
+        assert scored == set(whole.read("scored")) - kept
+        assert len(scored & set(killed.read("scored"))) <= CHUNK
         assert sorted(again.read("encoded")) == sorted(ITEMS.texts[rows:])
         assert hashes(folder) == hashes(whole.folder)
         assert facts(folder) == facts(whole.folder)
-        repeated += len(asked & set(killed.read("asked")))
+        repeated += len(scored & set(killed.read("scored")))
         shutil.rmtree(folder)
-    assert set(struck) >= set(PHASES)
-    assert repeated > 0  # some kill struck while a chunk was scored
+    assert set(phases) >= set(PHASES)
+    assert repeated > 0  # some kill phases while a chunk was scored
 
 
-def test_killed_again_and_again_it_ends_with_the_same_index(whole, tmp_path):
+def test_after_several_kills_the_index_is_the_same(whole, tmp_path):
     moments, runs = random.Random(8), []
     for number in range(8):
-        runs.append(Diary(tmp_path, str(number), PAUSE))
-        kept = scored(tmp_path)
+        runs.append(RunLog(tmp_path, str(number), PAUSE))
+        kept = stored_pairs(tmp_path)
         kill_after(start(runs[-1], wait=True), runs[-1], moments.randint(5, 30), moments.uniform(0, 2 * PAUSE))
-        assert not kept & set(runs[-1].read("asked"))
-    runs.append(Diary(tmp_path, "last"))
+        assert not kept & set(runs[-1].read("scored"))
+    runs.append(RunLog(tmp_path, "last"))
     finish(runs[-1])
-    asked = [pair for run in runs for pair in run.read("asked")]
-    assert set(asked) == set(whole.read("asked"))
-    assert len(asked) - len(set(asked)) <= 8 * CHUNK
+    scored = [pair for run in runs for pair in run.read("scored")]
+    assert set(scored) == set(whole.read("scored"))
+    assert len(scored) - len(set(scored)) <= 8 * CHUNK
     assert (hashes(tmp_path), facts(tmp_path)) == (hashes(whole.folder), facts(whole.folder))
 
 
 @pytest.mark.parametrize(
     ("largest", "message"),
     [
-        (30, "the score log .* cannot be used.*File too large"),
+        (30, "the score log cannot be used.*File too large"),
         (10_000, "File too large"),  # the encoder's vectors
-        (30_000, "index: the index could not be written .*File too large.* What it held before is unchanged"),
+        (30_000, "index: the index cannot be written .*File too large.* is unchanged"),
     ],
 )
-def test_a_system_that_takes_no_more_bytes_is_named_and_the_build_goes_on(whole, tmp_path, largest, message):
-    full = Diary(tmp_path, "full")
+def test_a_limit_on_file_sizes_is_an_error_and_the_build_is_resumed(whole, tmp_path, largest, message):
+    full = RunLog(tmp_path, "full")
     finish(full, work_with_small_files, largest=largest)
     assert re.search(message, full.read("error")[0])
     assert not (tmp_path / "index" / "index.json").exists()
-    kept, again = scored(tmp_path), Diary(tmp_path, "again")
+    kept, again = stored_pairs(tmp_path), RunLog(tmp_path, "again")
     finish(again)
-    assert set(again.read("asked")) == set(whole.read("asked")) - kept
+    assert set(again.read("scored")) == set(whole.read("scored")) - kept
     assert hashes(tmp_path) == hashes(whole.folder)
 
 
-def test_a_disk_that_is_full_at_any_write_is_named_and_the_build_goes_on(whole, tmp_path, monkeypatch):
+def test_a_full_disk_at_any_write_is_an_error_and_the_build_is_resumed(whole, tmp_path, monkeypatch):
     """The disk is full from the n-th time on that something is made to last, for some n of all that there are."""
     synced = 0
 
@@ -277,25 +281,25 @@ def test_a_disk_that_is_full_at_any_write_is_named_and_the_build_goes_on(whole, 
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", partial(sync, fits=10**9))
-    build(Diary(tmp_path, "whole"))
+    build(RunLog(tmp_path, "whole"))
     for number, fits in enumerate(np.linspace(0, synced - 1, 8).astype(int)):
         synced, folder = 0, tmp_path / str(number)
         folder.mkdir()
         monkeypatch.setattr(os, "fsync", partial(sync, fits=fits))
-        with pytest.raises((InputError, OSError), match=r"(?i)No space left on device|disk is full"):
-            build(Diary(folder, "full"))
+        with pytest.raises(InputError, match=r"(?i)No space left on device|disk is full"):
+            build(RunLog(folder, "full"))
         monkeypatch.setattr(os, "fsync", partial(sync, fits=10**9))
-        kept, again = scored(folder), Diary(folder, "again")
+        kept, again = stored_pairs(folder), RunLog(folder, "again")
         build(again)
-        assert set(again.read("asked")) == set(whole.read("asked")) - kept
+        assert set(again.read("scored")) == set(whole.read("scored")) - kept
         assert hashes(folder) == hashes(whole.folder)
 
 
 @pytest.mark.parametrize("fail_at", [0, 5 * CHUNK, 2 * len(ITEMS) - 1])
-def test_an_error_of_the_scorer_passes_and_the_build_goes_on(whole, tmp_path, fail_at):
+def test_an_error_of_the_scorer_passes_and_the_build_is_resumed(whole, tmp_path, fail_at):
     with pytest.raises(ConnectionError, match="gone"):
-        build(Diary(tmp_path, "failed"), fail_at=fail_at)
-    assert len(scored(tmp_path)) == fail_at // CHUNK * CHUNK
-    build(Diary(tmp_path, "again"))
-    assert len(Diary(tmp_path, "again").read("asked")) == 2 * len(ITEMS) - fail_at // CHUNK * CHUNK
+        build(RunLog(tmp_path, "failed"), fail_at=fail_at)
+    assert len(stored_pairs(tmp_path)) == fail_at // CHUNK * CHUNK
+    build(RunLog(tmp_path, "again"))
+    assert len(RunLog(tmp_path, "again").read("scored")) == 2 * len(ITEMS) - fail_at // CHUNK * CHUNK
     assert hashes(tmp_path) == hashes(whole.folder)

@@ -1,4 +1,4 @@
-"""The index: what is learned, kept, grown and shrunk, who may search it, and what is refused."""
+"""`Index`: build, save, load, verify, add, remove, search, and invalid input."""
 
 import json
 import shutil
@@ -12,13 +12,12 @@ import pytest
 from crossknn.encoders.function import function_encoder
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError, ScorerError
-from crossknn.indexing.builder import BuildReport
 from crossknn.indexing.factorization.cur import Cur
 from crossknn.indexing.factorization.inductive import Inductive
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.index import Index
+from crossknn.indexing.report import BuildReport, Coverage
 from crossknn.indexing.sampling import PerItem, PerQuery
-from crossknn.indexing.score_matrix import Coverage
 from crossknn.items.items import Items
 from crossknn.scorers.function import function_scorer
 from crossknn.search.searcher import Searcher
@@ -30,8 +29,8 @@ from crossknn.strategies.rerank import Rerank
 DIM = 6
 RNG = np.random.default_rng(0)
 WORDS = {f"word{number}": number for number in range(40)}
-TRUE = RNG.normal(size=(len(WORDS), DIM))  # vectors of words: the cross-encoder's
-HEARD = TRUE + 0.5 * RNG.normal(size=TRUE.shape)  # and the dual encoder's, which are a little off
+TRUE = RNG.normal(size=(len(WORDS), DIM))  # word vectors of the cross-encoder
+NOISY = TRUE + 0.5 * RNG.normal(size=TRUE.shape)  # and of the dual encoder
 
 ALS = Transductive(method="als")
 KINDS = {
@@ -69,20 +68,20 @@ def write_texts(count, *, words, seed):
 
 
 class Setup:
-    """120 items and 30 train queries of a few words, a scorer that remembers what it was asked, and an encoder."""
+    """120 items and 30 train queries of a few words, a scorer that records its calls, and an encoder."""
 
-    def __init__(self, *, items=120, queries=30, name="true", heard="heard"):
+    def __init__(self, *, items=120, queries=30, scorer="true", encoder="noisy"):
         self.texts = write_texts(items, words=4, seed=1)
         self.items = Items(self.texts, ids=[f"id-{row}" for row in range(items)])
         self.queries = write_texts(queries, words=3, seed=2)
         self.new_queries = write_texts(5, words=3, seed=3)
         self.new_items = Items(write_texts(3, words=5, seed=4), ids=["new-0", "new-1", "new-2"])
-        self.asked, self.batches, self.given = [], [], {}
-        self.scorer = function_scorer(self._score, fingerprint=name)
-        self.encoder = function_encoder(lambda texts: embed(HEARD, texts) / 4, fingerprint=heard)
+        self.scored, self.batches, self.given = [], [], {}
+        self.scorer = function_scorer(self._score, fingerprint=scorer)
+        self.encoder = function_encoder(lambda texts: embed(NOISY, texts) / 4, fingerprint=encoder)
 
     def _score(self, pairs):
-        self.asked += pairs
+        self.scored += pairs
         self.batches.append(len(pairs))
         left, right = (embed(TRUE, texts) for texts in zip(*pairs, strict=True))
         scores = 4 * np.einsum("ij,ij->i", left, right) - 6
@@ -98,18 +97,18 @@ class Setup:
         return self.build(KINDS[kind], sampling=sampling)
 
     def add(self, index, items=None, **options):
-        self.asked.clear()
+        self.scored.clear()
         models = {"scorer": self.scorer, "encoder": self.encoder}
         return index.add(self.new_items if items is None else items, **{**models, **options})
 
     def searcher(self, index, **options):
         return Searcher(index, **{"scorer": self.scorer, "encoder": self.encoder, **options})
 
-    def asked_rows(self, queries=None, texts=None):
-        """(pairs,) numbers of the queries and rows of the items that the scorer was asked."""
+    def scored_pairs(self, queries=None, texts=None):
+        """(pairs,) query numbers and item rows that were scored."""
         numbers = {text: number for number, text in enumerate(self.queries if queries is None else queries)}
         rows = {text: row for row, text in enumerate(self.texts if texts is None else texts)}
-        return np.array([(numbers[query], rows[text]) for query, text in self.asked]).T
+        return np.array([(numbers[query], rows[text]) for query, text in self.scored]).T
 
 
 def arrays_of(index):
@@ -118,15 +117,15 @@ def arrays_of(index):
 
 
 def assert_same_index(left, right, *, report=True):
-    """Equal to the bit, but for how long it took and how many calls were made anew."""
+    """Equal to the bit, except for times and calls made."""
     assert list(left.items.ids) == list(right.items.ids)
     assert list(left.items.texts) == list(right.items.texts)
     assert list(left.queries) == list(right.queries)
     assert left.normalization == right.normalization
     assert (left.scorer, left.encoder) == (right.scorer, right.encoder)
-    mine, others = arrays_of(left), arrays_of(right)
-    assert mine.keys() == others.keys()
-    for name, array in mine.items():
+    own, others = arrays_of(left), arrays_of(right)
+    assert own.keys() == others.keys()
+    for name, array in own.items():
         assert (array.dtype, array.shape) == (others[name].dtype, others[name].shape)
         assert array.tobytes() == others[name].tobytes(), name
     if left.factors is not None:
@@ -146,7 +145,7 @@ def found(searcher, queries, strategy, k=10):
 def test_fitted_vectors_estimate_unseen_scores_better_than_the_encoders(kind):
     setup = Setup()
     index = setup.build_kind(kind)
-    numbers, rows = setup.asked_rows()
+    numbers, rows = setup.scored_pairs()
     unseen = np.ones((30, 120), np.bool_)
     unseen[numbers, rows] = False
     truth = index.normalization.normalize(score_all(setup.queries, setup.texts))[unseen]
@@ -163,17 +162,17 @@ def test_fitted_vectors_estimate_unseen_scores_better_than_the_encoders(kind):
     assert factors.items.dtype == index.vectors.dtype == np.float16
 
 
-def test_without_factors_there_are_the_encoders_vectors_and_what_normalises_scores():
+def test_without_factors_there_are_the_encoders_vectors_and_a_normalization():
     setup = Setup(queries=130)
     index = setup.build(None)
     assert index.factors is None
     assert np.array_equal(index.vectors, setup.encoder.encode_items(setup.texts).astype(np.float16))
     assert len(index.queries) == 100
     assert set(index.queries) < set(setup.queries)
-    assert len(setup.asked) == index.report.calls == 100 * 100
+    assert len(setup.scored) == index.report.calls == 100 * 100
 
 
-def test_what_has_cur_vectors_is_reranked_by_default():
+def test_an_index_with_cur_vectors_is_reranked_by_default():
     setup = Setup()
     searcher = setup.searcher(setup.build_kind("cur"))
     hits = searcher.search(setup.new_queries[0], k=3, budget=20)
@@ -193,7 +192,7 @@ def test_cur_vectors_are_the_scores_of_the_anchors():
 def test_alpha_and_beta_are_those_of_the_entries_of_a_hundred_queries():
     setup = Setup(queries=130)
     index = setup.build(sampling=PerItem(queries=8), seed=5)
-    numbers, rows = setup.asked_rows()
+    numbers, rows = setup.scored_pairs()
     chosen = np.random.default_rng(5).permutation(np.unique(numbers))[:100]
     mine = np.isin(numbers, chosen)
     numbers, rows = numbers[mine], rows[mine]
@@ -221,10 +220,10 @@ def test_alpha_and_beta_are_those_of_the_entries_of_a_hundred_queries():
     ],
     ids=repr,
 )
-def test_as_many_calls_as_the_sampling_says(options, calls):
+def test_the_sampling_determines_the_number_of_calls(options, calls):
     setup = Setup()
     report = setup.build(**options).report
-    assert len(setup.asked) == len(set(setup.asked)) == report.calls == report.calls_made == calls
+    assert len(setup.scored) == len(set(setup.scored)) == report.calls == report.calls_made == calls
     assert report.coverage.calls == calls
 
 
@@ -235,16 +234,16 @@ def test_merged_samplings_score_what_each_would_and_no_pair_twice():
     for plan in plans:
         setup = Setup()
         setup.build(None, sampling=plan)
-        alone += setup.asked
-    assert len(together.asked) == len(set(together.asked)) < len(alone)
-    assert set(together.asked) == set(alone)
+        alone += setup.scored
+    assert len(together.scored) == len(set(together.scored)) < len(alone)
+    assert set(together.scored) == set(alone)
 
 
 def test_a_retrievers_best_items_are_scored():
     setup = Setup()
     index = setup.build(None, sampling=PerQuery(items=10, retriever="dense"))
     estimates = setup.encoder.encode_queries(setup.queries) @ index.vectors.astype(np.float32).T
-    numbers, rows = setup.asked_rows()
+    numbers, rows = setup.scored_pairs()
     for number in range(30):
         assert set(rows[numbers == number]) == set(np.argsort(-estimates[number])[:10])
 
@@ -267,16 +266,16 @@ def test_a_query_that_is_given_twice_is_one():
 
 def test_the_work_folder_changes_nothing_and_spares_calls(tmp_path):
     setup = Setup()
-    whole, calls = setup.build(), len(setup.asked)
+    whole, calls = setup.build(), len(setup.scored)
     kept = setup.build(work_dir=tmp_path / "new" / "work", chunk=100)
     assert_same_index(kept, whole, report=False)
     assert setup.batches[1:] == [100] * 9 + [60]
     again = setup.build(work_dir=tmp_path / "new" / "work", chunk=100)
     assert_same_index(again, whole, report=False)
-    assert len(setup.asked) == 2 * calls
+    assert len(setup.scored) == 2 * calls
     assert (again.report.calls, again.report.calls_made) == (calls, 0)
     more = setup.build(Cur(anchors=30), work_dir=tmp_path / "new" / "work")
-    assert more.report.calls_made == len(setup.asked) - 2 * calls == 30 * 120 - calls
+    assert more.report.calls_made == len(setup.scored) - 2 * calls == 30 * 120 - calls
 
 
 def test_progress_of_every_step_ends():
@@ -286,7 +285,7 @@ def test_progress_of_every_step_ends():
         "encode items": (120, 120),
         "encode queries": (30, 30),
         "scoring": (3000, 3000),
-        "factorising": (9, 9),
+        "factorizing": (9, 9),
     }
 
 
@@ -297,7 +296,7 @@ def test_a_report_is_read_back_from_plain_values(kind):
     assert set(report.seconds) >= {"encode items", "encode queries", "score", "normalise"}
 
 
-def test_a_report_in_words():
+def test_a_report_as_text():
     fit = {"held_out_entries": 1200, "held_out_error": 0.25, "held_out_error_before": 0.5, "held_out_r2": 0.75}
     report = BuildReport(
         items=2000,
@@ -360,7 +359,7 @@ def test_loaded_is_saved(kind, tmp_path):
 
 def test_verify_reads_all_that_the_index_is_made_of(tmp_path):
     index = Setup().build()
-    with pytest.raises(InputError, match="only an index in a folder can be verified: save it first"):
+    with pytest.raises(InputError, match="save it first"):
         index.verify()
     index.save(tmp_path)
     listed = json.loads((tmp_path / "index.json").read_text())["files"]
@@ -374,9 +373,9 @@ def test_a_loaded_index_can_be_changed_and_saved_over_itself(tmp_path):
     setup = Setup()
     setup.build().save(tmp_path)
     loaded = Index.load(tmp_path)
-    wanted = setup.add(loaded)
-    wanted.save(tmp_path)
-    assert_same_index(Index.load(tmp_path), wanted)
+    changed = setup.add(loaded)
+    changed.save(tmp_path)
+    assert_same_index(Index.load(tmp_path), changed)
     assert Index.load(tmp_path).verify()
 
 
@@ -426,12 +425,12 @@ def test_loading_while_it_is_replaced_gives_one_whole_index(tmp_path):
 # --- models
 
 
-@pytest.mark.parametrize(("what", "names"), [("scorer", {"name": "other"}), ("encoder", {"heard": "other"})])
-def test_another_model_is_refused_unless_it_is_said_to_be_the_same(what, names):
+@pytest.mark.parametrize(("what", "names"), [("scorer", {"scorer": "other"}), ("encoder", {"encoder": "other"})])
+def test_another_model_raises_unless_check_models_is_false(what, names):
     setup, other = Setup(), Setup(**names)
     index = setup.build()
     built = getattr(setup, what).fingerprint
-    message = rf"built with another {what} \(fingerprint '{built}'\)\. Got 'other'\..*check_models=False"
+    message = rf"built with another {what} \(fingerprint '{built}'\), got 'other'\..*check_models=False"
     models = {"scorer": setup.scorer, "encoder": setup.encoder, what: getattr(other, what)}
     with pytest.raises(InputError, match=message):
         Searcher(index, **models)
@@ -442,12 +441,12 @@ def test_another_model_is_refused_unless_it_is_said_to_be_the_same(what, names):
     assert_same_index(index.add(setup.new_items, **models, check_models=False), setup.add(index))
 
 
-def test_a_function_without_a_name_is_known_in_its_process_only():
+def test_an_unnamed_function_is_known_in_its_process_only():
     setup = Setup()
     unnamed = function_scorer(setup._score)
     index = setup.build(scorer=unnamed)
     setup.searcher(index, scorer=unnamed)
-    with pytest.raises(InputError, match=r"\(fingerprint 'unnamed-function:\w+', a function without a name\)"):
+    with pytest.raises(InputError, match=r"\(fingerprint 'unnamed-function:\w+', an unnamed function\)"):
         setup.searcher(index, scorer=function_scorer(setup._score))
 
 
@@ -458,7 +457,7 @@ def test_inductive_vectors_of_new_items_need_no_calls():
     setup = Setup()
     index = setup.build(Inductive(learning_rate=0.01))
     grown = setup.add(index)
-    assert setup.asked == []
+    assert setup.scored == []
     assert grown.report.calls == index.report.calls
     encoded = setup.encoder.encode_items(setup.new_items.texts).astype(np.float16)
     assert np.array_equal(grown.vectors[120:], encoded)
@@ -471,9 +470,9 @@ def test_transductive_vectors_of_new_items_solve_their_ridge_problem(kind):
     setup = Setup()
     index = setup.build_kind(kind)
     grown = setup.add(index, queries_per_item=9)
-    assert len(setup.asked) == len(set(setup.asked)) == 3 * 9
+    assert len(setup.scored) == len(set(setup.scored)) == 3 * 9
     assert (grown.report.calls, grown.report.calls_made) == (index.report.calls + 27, 27)
-    numbers, rows = setup.asked_rows(texts=setup.new_items.texts)
+    numbers, rows = setup.scored_pairs(texts=setup.new_items.texts)
     truth = index.normalization.normalize(score_all(setup.queries, setup.new_items.texts))
     starts = grown.vectors[120:].astype(np.float64) if kind != "random" else np.zeros((3, DIM + 1))
     ridge = 0.1 if kind == "random" else 1.0
@@ -489,7 +488,7 @@ def test_transductive_vectors_of_new_items_solve_their_ridge_problem(kind):
 def test_a_new_item_is_scored_against_all_train_queries_where_there_are_no_more():
     setup = Setup()
     setup.add(setup.build(), queries_per_item=99)
-    assert len(setup.asked) == 3 * 30
+    assert len(setup.scored) == 3 * 30
 
 
 def test_cur_vectors_of_new_items_cost_a_call_per_anchor():
@@ -497,13 +496,13 @@ def test_cur_vectors_of_new_items_cost_a_call_per_anchor():
     index = setup.build(Cur(anchors=12))
     twins = Items([setup.texts[7], *setup.new_items.texts], ids=["twin", "a", "b", "c"])
     grown = setup.add(index, twins)
-    assert sorted(setup.asked) == sorted((query, text) for query in index.queries for text in twins.texts)
+    assert sorted(setup.scored) == sorted((query, text) for query in index.queries for text in twins.texts)
     np.testing.assert_allclose(grown.factors.items[120], index.factors.items[7], rtol=1e-5)
     np.testing.assert_allclose(grown.factors.items[121:], score_all(index.queries, setup.new_items.texts).T, rtol=1e-4)
 
 
 @every_kind
-def test_added_and_removed_again_it_is_as_before(kind, tmp_path):
+def test_add_then_remove_restores_the_index(kind, tmp_path):
     setup = Setup()
     index = setup.build_kind(kind)
     if kind == "als":
@@ -525,13 +524,13 @@ def test_new_items_reuse_the_scores_of_a_work_folder(tmp_path):
     setup = Setup()
     index = setup.build(work_dir=tmp_path)
     grown = setup.add(index, work_dir=tmp_path)
-    assert len(setup.asked) == 3 * 8
+    assert len(setup.scored) == 3 * 8
     assert_same_index(setup.add(index, work_dir=tmp_path), grown, report=False)
-    assert setup.asked == []
+    assert setup.scored == []
 
 
 @every_kind
-def test_what_is_left_moves_up_with_its_vectors(kind):
+def test_remove_keeps_the_vectors_of_the_other_items(kind):
     setup = Setup()
     index = setup.build_kind(kind)
     gone = ["id-0", "id-119", "id-57"]
@@ -560,28 +559,28 @@ def test_an_added_item_is_found_and_a_removed_one_never(kind):
             assert hit.score == pytest.approx(score_all(setup.queries[:1], [setup.items.text(setup.items.row(hit.id))]))
 
 
-def test_what_cannot_be_added_or_removed_is_refused():
+def test_invalid_additions_and_removals_raise():
     setup = Setup()
     index = setup.build()
-    with pytest.raises(InputError, match=r"the index has an item 'id-7' already. Remove it first, or add it under"):
+    with pytest.raises(InputError, match="has an item 'id-7' already"):
         setup.add(index, Items(["word1", "word2"], ids=["fresh", "id-7"]))
-    with pytest.raises(InputError, match=r"items must be Items, .* Got list instead"):
+    with pytest.raises(InputError, match=r"`items` must be Items, .* got list"):
         setup.add(index, ["word1"])
-    with pytest.raises(InputError, match=r"queries_per_item must be a whole number of at least 1. Got 0"):
+    with pytest.raises(InputError, match="`queries_per_item` must be a positive integer, got 0"):
         setup.add(index, queries_per_item=0)
-    with pytest.raises(InputError, match="a function without a name cannot keep a score log"):
+    with pytest.raises(InputError, match="a function without a name"):
         setup.add(index, scorer=function_scorer(setup._score), check_models=False, work_dir="nowhere")
     for some in (index, setup.build(None)):
-        short = function_encoder(lambda texts: embed(HEARD, texts)[:, :4])
-        with pytest.raises(InputError, match=r"the encoder must give 6 dimensions, as the index has. Got 4"):
+        short = function_encoder(lambda texts: embed(NOISY, texts)[:, :4])
+        with pytest.raises(InputError, match=r"`encoder` must give 6 dimensions, .* got 4"):
             setup.add(some, encoder=short, check_models=False)
-    with pytest.raises(InputError, match="got 'nobody', which none of the 120 items has"):
+    with pytest.raises(InputError, match="None of the 120 items has the id 'nobody'"):
         index.remove(["id-1", "nobody"])
-    with pytest.raises(InputError, match=r"must keep at least one item. Got the ids of all of them"):
+    with pytest.raises(InputError, match="must keep at least one item"):
         index.remove(index.items.ids)
     with pytest.raises(InputError, match="For one id pass a list of it"):
         index.remove("id-1")
-    assert setup.asked == []
+    assert setup.scored == []
 
 
 def test_one_item_can_be_left():
@@ -605,10 +604,12 @@ def test_fitted_proposes_by_the_fitted_vectors_and_dense_by_the_encoders(kind):
         ("dense", encoded, index.vectors),
     ):
         estimates = queries @ items.astype(np.float32).T
-        for hits, line in zip(found(searcher, setup.new_queries, Rerank(10, name)), estimates, strict=True):
-            assert {hit.row for hit in hits} == set(np.argsort(-line)[:10])
+        for hits, expected in zip(found(searcher, setup.new_queries, Rerank(10, name)), estimates, strict=True):
+            assert {hit.row for hit in hits} == set(np.argsort(-expected)[:10])
             assert {hit.proposed_by for hit in hits} == {name}
-            assert [hit.estimate for hit in hits] == pytest.approx([line[hit.row] for hit in hits], rel=1e-4, abs=1e-4)
+            assert [hit.estimate for hit in hits] == pytest.approx(
+                [expected[hit.row] for hit in hits], rel=1e-4, abs=1e-4
+            )
 
 
 @pytest.mark.parametrize("kind", ["als", "random", "inductive", "cur"])
@@ -637,12 +638,12 @@ def test_with_enough_anchors_cur_estimates_are_the_scores():
     setup = Setup()
     searcher = setup.searcher(setup.build(Cur(anchors=12)))
     strategy = Axn(budget=20, rounds=2, mix=0.0, first="random", estimates=True)
-    for hits, line in zip(
+    for hits, expected in zip(
         searcher.search_many(setup.new_queries, strategy=strategy),
         score_all(setup.new_queries, setup.texts),
         strict=True,
     ):
-        np.testing.assert_allclose(hits.estimates, line, atol=1e-2)
+        np.testing.assert_allclose(hits.estimates, expected, atol=1e-2)
 
 
 @pytest.mark.parametrize("kind", ["cur", "random"])
@@ -651,7 +652,7 @@ def test_vectors_without_an_encoders_queries_cannot_be_mixed(kind):
     searcher = setup.searcher(setup.build_kind(kind))
     with pytest.raises(InputError, match=r"a mix above 0 needs query vectors: an encoder, and item vectors"):
         searcher.search(setup.new_queries[0], strategy=Axn(budget=30, rounds=3, first="bm25"))
-    with pytest.raises(InputError, match="vectors have no query vectors: only Axn"):
+    with pytest.raises(InputError, match="vectors have no query vectors"):
         searcher.search(setup.new_queries[0], strategy=Rerank(retriever="fitted"))
 
 
@@ -668,72 +669,68 @@ def test_a_searcher_takes_what_the_index_brings_unless_it_is_given():
         bare.search(setup.new_queries[0], strategy=Rerank(retriever="fitted"))
 
 
-# --- what cannot be built
+# --- invalid settings
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"items": ["word1"]}, r"items must be Items, as from Items.from_path\(…\). Got list instead"),
-        ({"scorer": None}, "scorer must be a Scorer. Got NoneType instead: see function_scorer"),
-        ({"scorer": score_all}, "scorer must be a Scorer. Got function instead: see function_scorer"),
-        ({"encoder": embed}, "encoder must be an Encoder. Got function instead: see function_encoder"),
-        ({"queries": "word1 word2"}, "queries must be a list of train queries. Got one string instead"),
-        ({"queries": 3}, "queries must be a list of train queries. Got int instead"),
-        ({"queries": iter(["word1"])}, "queries must be a list of train queries. Got list_iterator instead"),
-        ({"queries": []}, "at least one train query. Leave it out to cut some from the items"),
-        ({"queries": ["word1", " "]}, "a string with something in it. Query 1 is ' '"),
-        ({"queries": ["word1", 2]}, "a string with something in it. Query 1 is 2"),
-        ({"queries": ["word1", "\ud800"]}, r"whole characters. Query 1 has a lone surrogate: '\\ud800'"),
-        ({"sampling": 3}, r"sampling must be PerQuery\(…\), PerItem\(…\) or a list of them. Got 3 instead"),
-        ({"sampling": "dense"}, "sampling must be .* Got 'dense' instead"),
-        ({"sampling": [PerItem(), None]}, "sampling must be .* Got None instead"),
-        (
-            {"sampling": PerQuery(retriever="bm52")},
-            "a sampling's retriever must be dense, bm25, tfidf or fused. Got 'bm52' instead",
-        ),
-        (
-            {"sampling": PerItem(), "factors": Cur()},
-            "CUR scores every item for every anchor: leave sampling and prior out",
-        ),
-        ({"factors": "als"}, r"factors must be Transductive\(…\), Inductive\(…\), Cur\(…\) or None. Got 'als' instead"),
-        ({"chunk": 0}, "chunk must be a whole number of at least 1. Got 0"),
-        ({"seed": -1, "sampling": PerItem()}, "seed must be a whole number of at least 0. Got -1"),
+        ({"items": ["word1"]}, "`items` must be Items, .* got list"),
+        ({"scorer": None}, "`scorer` must be a Scorer, got None"),
+        ({"scorer": score_all}, "`scorer` must be a Scorer, got .*function_scorer"),
+        ({"encoder": embed}, "`encoder` must be an Encoder, got .*function_encoder"),
+        ({"queries": "word1 word2"}, "`queries` must be a list of train queries"),
+        ({"queries": 3}, "`queries` must be a list of train queries, got 3"),
+        ({"queries": iter(["word1"])}, "`queries` must be a list of train queries"),
+        ({"queries": []}, "at least one train query"),
+        ({"queries": ["word1", " "]}, "non-blank strings, got ' ' at position 1"),
+        ({"queries": ["word1", 2]}, "non-blank strings, got 2 at position 1"),
+        ({"queries": ["word1", "\ud800"]}, "valid Unicode, .* at position 1"),
+        ({"sampling": 3}, "`sampling` must be .* got 3"),
+        ({"sampling": "dense"}, "`sampling` must be .* got 'dense'"),
+        ({"sampling": [PerItem(), None]}, "`sampling` must be .* got None"),
+        ({"sampling": PerQuery(retriever="bm52")}, "`retriever` must be one of .* got 'bm52'"),
+        ({"sampling": PerQuery(retriever="random")}, "`retriever` must be one of .* got 'random'"),
+        ({"signals": ["random"], "prior": True}, "`signals` must be names of retrievers"),
+        ({"sampling": PerItem(), "factors": Cur()}, "CUR scores every item for every anchor"),
+        ({"factors": "als"}, "`factors` must be .* got 'als'"),
+        ({"chunk": 0}, "`chunk` must be a positive integer, got 0"),
+        ({"seed": -1, "sampling": PerItem()}, "`seed` must be a nonnegative integer, got -1"),
     ],
 )
-def test_what_cannot_be_built_is_refused_before_any_call(options, message):
+def test_invalid_settings_raise_before_any_call(options, message):
     setup = Setup()
     with pytest.raises(InputError, match=message):
         setup.build(**options)
-    assert setup.asked == []
+    assert setup.scored == []
 
 
-def test_a_work_folder_that_cannot_be_used_is_refused_before_anything_is_encoded(tmp_path):
+def test_an_unusable_work_folder_raises_before_anything_is_encoded(tmp_path):
     setup, encoded = Setup(), []
-    encoder = function_encoder(lambda texts: (encoded.append(texts), embed(HEARD, texts))[1], fingerprint="heard")
+    encoder = function_encoder(lambda texts: (encoded.append(texts), embed(NOISY, texts))[1], fingerprint="noisy")
     (tmp_path / "file").write_text("in the way")
     setup.build(work_dir=tmp_path / "work")
-    setup.asked.clear()
+    setup.scored.clear()
     for options, message in (
-        ({"work_dir": tmp_path / "file"}, f"{tmp_path / 'file'}.*a file is where a folder is wanted"),
-        ({"scorer": function_scorer(setup._score)}, r"a function without a name.*function_scorer\(fn, fingerprint="),
-        ({"scorer": Setup(name="other").scorer}, r"log.json: wanted the scores of scorer 'other', got those of 'true'"),
-        ({"encoder": function_encoder(encoder.encode_items)}, "the encoder has no name .*give function_encoder a fing"),
+        ({"work_dir": tmp_path / "file"}, f"{tmp_path / 'file'}"),
+        ({"scorer": function_scorer(setup._score)}, "fingerprint="),
+        ({"scorer": Setup(scorer="other").scorer}, "'other'.*'true'"),
+        ({"encoder": function_encoder(encoder.encode_items)}, "give function_encoder a fingerprint"),
     ):
         for sampling in (None, PerItem(nearest=0.5)):
             with pytest.raises(InputError, match=message):
                 setup.build(**{"work_dir": tmp_path / "work", "encoder": encoder, "sampling": sampling, **options})
-    assert (setup.asked, encoded) == ([], [])
+    assert (setup.scored, encoded) == ([], [])
 
 
 @pytest.mark.parametrize("factors", [ALS, Cur(anchors=5), None])
-def test_scores_that_are_all_equal_teach_nothing(factors):
+def test_constant_scores_raise(factors):
     constant = function_scorer(lambda pairs: [1.5] * len(pairs))
-    with pytest.raises(InputError, match="α and β cannot be estimated from scores or estimates that are all equal"):
+    with pytest.raises(InputError, match="α and β"):
         Setup().build(factors, scorer=constant)
 
 
-def test_a_score_that_is_no_number_names_its_pair_and_is_not_kept(tmp_path):
+def test_a_nan_score_names_its_pair_and_is_not_saved(tmp_path):
     setup = Setup()
 
     def fail_late(pairs):
@@ -743,9 +740,9 @@ def test_a_score_that_is_no_number_names_its_pair_and_is_not_kept(tmp_path):
 
     with pytest.raises(ScorerError, match=r"returned nan for query 'word\d+ .*' and item 'word\d+ .*' \(1 of 100"):
         setup.build(scorer=function_scorer(fail_late, fingerprint="true"), work_dir=tmp_path, chunk=100)
-    setup.asked.clear()
+    setup.scored.clear()
     assert_same_index(setup.build(work_dir=tmp_path, chunk=100), Setup().build(), report=False)
-    assert len(setup.asked) == 120 * 8 - 200
+    assert len(setup.scored) == 120 * 8 - 200
 
 
 # --- damage
@@ -780,9 +777,9 @@ def folder(saved, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "damaged. It has .* bytes, but index.json says"),
-        (lambda path: path.write_bytes(path.read_bytes() + b" "), "damaged. It has .* bytes, but index.json says"),
-        (lambda path: path.unlink(), "missing, though index.json names it"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "damaged: it has .* bytes, not"),
+        (lambda path: path.write_bytes(path.read_bytes() + b" "), "damaged: it has .* bytes, not"),
+        (lambda path: path.unlink(), "missing, although index.json lists it"),
     ],
     ids=["cut short", "too long", "missing"],
 )
@@ -805,7 +802,7 @@ def test_a_flipped_bit_is_found_by_verify(folder, name):
         flip(path, at)
     assert Index.load(folder).verify()
     flip(file_of(folder, "vectors.safetensors"), size - 1 if name == NAMES[2] else -1)
-    with pytest.raises(InputError, match=r"vectors-\w+.safetensors: damaged. Its content has the hash"):
+    with pytest.raises(InputError, match=r"vectors-\w+.safetensors: damaged: its hash is"):
         Index.load(folder).verify()
 
 
@@ -824,8 +821,8 @@ def test_any_flipped_bit_of_the_manifest_is_found(folder):
     [
         ("", r"index.json: damaged \(JSONDecodeError"),
         ("{}", r"index.json: damaged \(KeyError\('format'\)"),
-        ('{"format": 2}', r"index: written by a newer crossknn \(format 2, this one reads 1\). Upgrade"),
-        ('{"format": 1, "facts": {}, "files": {}}', "index.json: damaged: its content is not what its hash says"),
+        ('{"format": 3}', r"index: written by a newer crossknn \(format 3, this one reads 2\). Upgrade"),
+        ('{"format": 2, "facts": {}, "files": {}}', "index.json: damaged: its content is not what its hash says"),
         (None, "index: it holds no index.json, so it is no index"),
     ],
 )
@@ -849,13 +846,13 @@ def test_a_damaged_manifest_is_named(folder, content, message):
         ("report", {"coverage": None}),
     ],
 )
-def test_facts_that_make_no_index_are_refused(folder, fact, value, monkeypatch):
+def test_invalid_facts_raise(folder, fact, value, monkeypatch):
     monkeypatch.setattr("crossknn.storage.atomic_dir._hash_json", lambda *values: "not looked at")
     content = json.loads((folder / "index.json").read_text())
     content["hash"] = "not looked at"
     content["facts"].pop(fact) if value is None else content["facts"].update({fact: value})
     (folder / "index.json").write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"index: damaged: index.json and the files it names do not fit together \("):
+    with pytest.raises(InputError, match=r"index: damaged: index.json and the files it names do not fit together"):
         Index.load(folder)
 
 
@@ -866,10 +863,10 @@ def test_files_of_two_indexes_do_not_make_one(folder, tmp_path):
     manifests[0]["files"]["items.arrow"] = manifests[1]["files"]["items.arrow"]
     shutil.copy(file_of(tmp_path / "other", "items.arrow"), folder)
     (folder / "index.json").write_text(json.dumps(manifests[0]))
-    with pytest.raises(InputError, match=r"index.json: damaged: its content is not what its hash says"):
+    with pytest.raises(InputError, match=r"index.json: damaged: its content does not match its hash"):
         Index.load(folder)
     built = setup.build()
-    with pytest.raises(InputError, match=r"one vector per item. Got 50 items, 120 vectors and 120 fitted"):
+    with pytest.raises(InputError, match="one vector per item, got 50 items, 120 vectors and 120 fitted"):
         Index(
             Items(setup.texts[:50]),
             built.vectors,
@@ -898,13 +895,13 @@ def test_a_folder_of_something_else_is_no_place_for_an_index(tmp_path):
         index.save(tmp_path)
     with pytest.raises(InputError, match=r"thesis.txt: is a file. Give a folder for the index"):
         index.save(tmp_path / "thesis.txt")
-    with pytest.raises(InputError, match=r"there is no such folder. Give the folder that an index was saved to"):
+    with pytest.raises(InputError, match=r"no such folder. Give the folder that an index was saved to"):
         Index.load(tmp_path / "none")
 
 
-def test_vectors_with_nan_do_not_pass_for_whole(tmp_path):
+def test_verify_finds_nan_vectors(tmp_path):
     index = Setup().build()
     index.factors.items[3, 2] = np.nan
     index.save(tmp_path)
-    with pytest.raises(InputError, match=r"fitted.items holds NaN or infinity. Build the index again"):
+    with pytest.raises(InputError, match=r"fitted.items holds NaN or infinity"):
         Index.load(tmp_path).verify()

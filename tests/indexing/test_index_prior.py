@@ -1,13 +1,12 @@
-"""An index with a prior: built, saved, grown, shrunk and searched."""
+"""An index with a prior: build, save, add, remove and search."""
 
 import numpy as np
 import pytest
 
 from crossknn.errors import InputError
-from crossknn.indexing.builder import prior_sampling
 from crossknn.indexing.factorization.cur import Cur
 from crossknn.indexing.index import Index
-from crossknn.indexing.sampling import PerItem, PerQuery
+from crossknn.indexing.sampling import PerItem, PerQuery, prior_sampling
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
@@ -25,9 +24,9 @@ def index(setup):
 
 
 def same_prior(one, other):
-    assert one.facts() == other.facts()
+    assert one.to_dict() == other.to_dict()
     np.testing.assert_array_equal(one.bias, other.bias)
-    np.testing.assert_array_equal(one.traits, other.traits)
+    np.testing.assert_array_equal(one.latent_factors, other.latent_factors)
 
 
 def recall(setup, index, strategy):
@@ -60,13 +59,13 @@ def test_loaded_is_saved(setup, index, tmp_path):
     index.save(tmp_path / "index")
     loaded = Index.load(tmp_path / "index")
     same_prior(loaded.prior, index.prior)
-    assert all(isinstance(array.base, np.memmap) for array in (loaded.prior.bias, loaded.prior.traits))
+    assert all(isinstance(array.base, np.memmap) for array in (loaded.prior.bias, loaded.prior.latent_factors))
     assert loaded.verify() > 0
     searches = (found(setup.searcher(one), setup.new_queries, Posterior(30, 3)) for one in (index, loaded))
     assert next(searches) == next(searches)
 
 
-def test_a_bias_that_was_damaged_is_noticed(index, tmp_path):
+def test_verify_finds_a_nan_bias(index, tmp_path):
     broken = index.remove([])
     broken.prior.bias[3] = np.nan
     broken.save(tmp_path / "index")
@@ -74,7 +73,7 @@ def test_a_bias_that_was_damaged_is_noticed(index, tmp_path):
         Index.load(tmp_path / "index").verify()
 
 
-def test_an_index_without_one_is_searched_with_a_general_prior(setup, tmp_path):
+def test_an_index_without_one_is_searched_with_the_default_prior(setup, tmp_path):
     plain = setup.build(None)
     plain.save(tmp_path / "plain")
     loaded = Index.load(tmp_path / "plain")
@@ -82,17 +81,17 @@ def test_an_index_without_one_is_searched_with_a_general_prior(setup, tmp_path):
     assert recall(setup, loaded, Posterior(60, 6)) > recall(setup, loaded, Rerank(60, "fused"))
 
 
-def test_removed_items_take_their_bias_and_traits_along(index):
+def test_remove_drops_biases_and_latent_factors(index):
     kept = index.remove(["id-0", "id-7"])
     np.testing.assert_array_equal(kept.prior.bias, np.delete(index.prior.bias, [0, 7]))
-    np.testing.assert_array_equal(kept.prior.traits, np.delete(index.prior.traits, [0, 7], axis=0))
+    np.testing.assert_array_equal(kept.prior.latent_factors, np.delete(index.prior.latent_factors, [0, 7], axis=0))
 
 
-def test_added_items_have_the_bias_that_their_vectors_let_expect_and_are_found(setup, index):
+def test_added_items_have_the_bias_predicted_from_their_vectors_and_are_found(setup, index):
     more = setup.add(index)
     np.testing.assert_array_equal(more.prior.bias[:-3], index.prior.bias)
-    usual = more.vectors[-3:].astype(np.float64) @ index.prior.inductive[:-1] + index.prior.inductive[-1]
-    np.testing.assert_allclose(more.prior.bias[-3:], usual, rtol=1e-4)
+    predicted = more.vectors[-3:].astype(np.float64) @ index.prior.inductive[:-1] + index.prior.inductive[-1]
+    np.testing.assert_allclose(more.prior.bias[-3:], predicted, rtol=1e-4)
     assert not more.prior.traits[-3:].any()
     hits = setup.searcher(more).search(setup.new_items.texts[0], k=60, strategy=Posterior(60, 6))
     assert "new-0" in hits.ids
@@ -126,5 +125,5 @@ def test_a_killed_build_ends_with_the_same_prior(setup, index, tmp_path):
 
 
 def test_cur_has_no_prior(setup):
-    with pytest.raises(InputError, match="leave sampling and prior out"):
+    with pytest.raises(InputError, match="leave out `sampling` and `prior`"):
         setup.build(Cur(anchors=12), prior=True)

@@ -1,4 +1,4 @@
-"""Queries cut from items: real parts of them, different, and the same for the same seed."""
+"""Pseudo-queries: distinct parts of the items' texts, reproducible by seed."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_items_without_text_are_passed_over():
 
 
 def test_no_text_at_all_is_an_error():
-    with pytest.raises(InputError, match="no queries could be cut from the items"):
+    with pytest.raises(InputError, match="No queries could be cut"):
         cut_queries(Items(["", " \n"]), 3)
 
 
@@ -51,5 +51,5 @@ def test_a_long_first_sentence_is_cut():
 
 
 def test_how_many_must_be_a_number():
-    with pytest.raises(InputError, match="n must be a whole number of at least 1"):
+    with pytest.raises(InputError, match="`n` must be a positive integer"):
         cut_queries(Items(TEXTS), 0)

@@ -1,4 +1,4 @@
-"""Which pairs are scored: as many as were asked for, each once, the same for the same seed."""
+"""Pair sampling: the requested number of pairs, without duplicates, reproducible by seed."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossknn.errors import InputError
+from crossknn.indexing.report import Coverage
 from crossknn.indexing.sampling import PerItem, PerQuery, merge, sample_per_item, sample_per_query
-from crossknn.indexing.score_matrix import Coverage, Pairs, SparseScores
+from crossknn.indexing.score_matrix import Pairs, SparseScores
 from crossknn.types import Proposal
 from crossknn.vectors.exact import ExactSearch
 
@@ -28,7 +29,7 @@ def best_first(n_queries, n_items):
 
 
 @given(n_queries=st.integers(0, 12), n_items=st.integers(0, 60), items=st.integers(1, 70), seed=st.integers(0, 5))
-def test_per_query_every_query_gets_as_many_different_items(n_queries, n_items, items, seed):
+def test_per_query_gives_every_query_the_same_number_of_distinct_items(n_queries, n_items, items, seed):
     pairs = sample_per_query(PerQuery(items, seed=seed), n_queries=n_queries, n_items=n_items)
     assert len(np.unique(pairs.keys())) == len(pairs) == n_queries * min(items, n_items)
     assert (np.bincount(pairs.queries, minlength=n_queries) == min(items, n_items)).all()
@@ -36,14 +37,14 @@ def test_per_query_every_query_gets_as_many_different_items(n_queries, n_items, 
 
 
 @given(n_queries=st.integers(1, 40), n_items=st.integers(0, 50), queries=st.integers(1, 45), seed=st.integers(0, 5))
-def test_per_item_every_item_gets_as_many_different_queries(n_queries, n_items, queries, seed):
+def test_per_item_gives_every_item_the_same_number_of_distinct_queries(n_queries, n_items, queries, seed):
     pairs = sample_per_item(PerItem(queries, seed=seed), n_queries=n_queries, n_items=n_items)
     assert len(np.unique(pairs.keys())) == len(pairs) == n_items * min(queries, n_queries)
     assert (np.bincount(pairs.rows, minlength=n_items) == min(queries, n_queries)).all()
     assert (np.diff(pairs.keys()) > 0).all()
 
 
-def test_the_best_of_a_retriever_and_some_at_random():
+def test_top_items_of_a_retriever_and_some_at_random():
     pairs = sample_per_query(
         PerQuery(10, retriever="dense", at_random=0.3), n_queries=4, n_items=100, propose=best_first(4, 100)
     )
@@ -53,7 +54,7 @@ def test_the_best_of_a_retriever_and_some_at_random():
         assert set(range(93, 100)) < rows
 
 
-def test_a_retriever_with_little_to_say_is_filled_up_at_random():
+def test_random_items_make_up_for_a_retriever_that_proposes_too_few():
     pairs = sample_per_query(
         PerQuery(5, retriever="dense"),
         n_queries=1,
@@ -111,7 +112,7 @@ def test_coverage():
     assert Coverage.of(make_pairs([], [], n_items=0)).calls_per_item == 0
 
 
-def test_held_out_entries_are_apart_and_the_same_for_a_seed():
+def test_held_out_entries_are_disjoint_and_reproducible():
     entries = SparseScores(make_pairs(range(10), range(10)), np.arange(10, dtype=np.float32))
     fit, held = entries.hold_out(0.2, seed=3)
     assert (len(fit), len(held)) == (8, 2)
@@ -121,33 +122,33 @@ def test_held_out_entries_are_apart_and_the_same_for_a_seed():
     assert [len(part) for part in entries.hold_out(0, seed=3)] == [10, 0]
     assert [len(part) for part in entries.take(slice(1)).hold_out(0.5, seed=0)] == [1, 0]
     assert [len(part) for part in entries.take(slice(2)).hold_out(0.01, seed=0)] == [1, 1]
-    with pytest.raises(InputError, match="share must be at least 0 and below 1"):
+    with pytest.raises(InputError, match="`share` must be at least 0"):
         entries.hold_out(1, seed=0)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PerQuery(0), "items must be a whole number of at least 1. Got 0"),
-        (lambda: PerQuery(5, at_random=1.5), "at_random must be between 0 and 1. Got 1.5"),
-        (lambda: PerQuery(5, seed=-1), "seed must be a whole number of at least 0. Got -1"),
-        (lambda: PerItem(True), "queries must be a whole number of at least 1. Got True"),
-        (lambda: PerItem(5, nearest="all"), "nearest must be between 0 and 1. Got 'all'"),
-        (lambda: sample_per_query(PerQuery(5, "dense"), n_queries=1, n_items=9), "'dense' need `propose`"),
-        (lambda: sample_per_item(PerItem(5, nearest=1), n_queries=9, n_items=9), "need the vectors of both"),
+        (lambda: PerQuery(0), "`items` must be a positive integer, got 0"),
+        (lambda: PerQuery(5, at_random=1.5), "`at_random` must be between 0 and 1, got 1.5"),
+        (lambda: PerQuery(5, seed=-1), "`seed` must be a nonnegative integer, got -1"),
+        (lambda: PerItem(True), "`queries` must be a positive integer, got True"),
+        (lambda: PerItem(5, nearest="all"), "`nearest` must be between 0 and 1, got 'all'"),
+        (lambda: sample_per_query(PerQuery(5, "dense"), n_queries=1, n_items=9), "`propose` is required"),
+        (lambda: sample_per_item(PerItem(5, nearest=1), n_queries=9, n_items=9), "`nearest` requires the vectors"),
         (
             lambda: sample_per_query(PerQuery(5, "dense"), n_queries=2, n_items=9, propose=best_first(1, 9)),
-            "answer for 2 queries. Got 1 answers",
+            "2 proposals, .* got 1",
         ),
-        (lambda: make_pairs([10], [0]), "queries must be between 0 and 9. Got 10 to 10"),
-        (lambda: make_pairs([0], [-1]), "rows must be between 0 and 9. Got -1 to -1"),
-        (lambda: make_pairs([0, 1], [0]), "queries and rows must pair up. Got 2 and 1"),
-        (lambda: Pairs(np.zeros(1), np.zeros(1, np.int32), 1, 1), "queries must be one int32 per pair. Got float64"),
+        (lambda: make_pairs([10], [0]), "`queries` must be between 0 and 9, got 10"),
+        (lambda: make_pairs([0], [-1]), "`rows` must be between 0 and 9, got -1"),
+        (lambda: make_pairs([0, 1], [0]), "equal lengths, got 2 and 1"),
+        (lambda: Pairs(np.zeros(1), np.zeros(1, np.int32), 1, 1), "one int32 per pair, got float64"),
         (
             lambda: SparseScores(make_pairs([0], [0]), np.zeros(2, np.float32)),
-            "one float32 per pair .1.. Got float32 .2,.",
+            "one float32 per pair .1., got float32 .2,.",
         ),
-        (lambda: SparseScores(make_pairs([0], [0]), np.full(1, np.nan, np.float32)), "scores must be finite"),
+        (lambda: SparseScores(make_pairs([0], [0]), np.full(1, np.nan, np.float32)), "`scores` must be finite"),
     ],
 )
 def test_bad_input_is_named(make, message):

@@ -1,4 +1,4 @@
-"""Items: what every reader takes, what it refuses and in which words, and the laws that hold for all of them."""
+"""Items: what every reader accepts and refuses, and the laws that hold for all of them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 import crossknn.items.items
 from crossknn.errors import InputError
+from crossknn.items import string_column
 from crossknn.items.items import Items
 from crossknn.types import Rows
 
@@ -90,48 +91,50 @@ class TestFromPython:
         assert contents(Items.from_records(records)) == {"1": "T body", "2": "body"}
 
     def test_more_ids_than_texts(self) -> None:
-        message = "wanted one id per text, got 1 texts and more ids. Give as many of both."
+        message = "`ids` must be as many as `texts`, got 1 texts and more ids."
         assert refusal(Items, ["x"], ids=["a", "b"]) == message
 
     def test_more_texts_than_ids(self) -> None:
-        message = "wanted one id per text, got 1 ids and more texts. Give as many of both."
+        message = "`ids` must be as many as `texts`, got 1 ids and more texts."
         assert refusal(Items, ["x", "y"], ids=["a"]) == message
 
     @pytest.mark.parametrize("texts", ["corpus.jsonl", b"x", {"a": "x"}, 3, None])
     def test_texts_that_are_not_a_sequence(self, texts: Any) -> None:
-        assert refusal(Items, texts).startswith("texts must be a sequence of strings. Got ")
+        assert refusal(Items, texts).startswith("`texts` must be a sequence of strings, got ")
 
     def test_ids_that_are_a_string(self) -> None:
-        assert refusal(Items, ["x"], ids="a").startswith("ids must be a sequence of strings. Got str 'a' instead.")
+        assert refusal(Items, ["x"], ids="a").startswith("`ids` must be a sequence of strings, got str 'a'.")
 
     def test_a_text_that_is_no_string(self) -> None:
-        message = "item 1: wanted a string as text, got int 3. Make it a string."
+        message = "item 1: a text must be a string, got int 3."
         assert refusal(Items, ["x", 3]) == message
 
     def test_a_record_that_is_no_mapping(self) -> None:
-        assert refusal(Items.from_records, ["x"]) == "item 0: wanted a mapping with an id and a text, got str 'x'."
+        assert refusal(Items.from_records, ["x"]) == (
+            "item 0: a record must be a mapping with an id and a text, got str 'x'."
+        )
 
     def test_records_that_are_a_mapping(self) -> None:
-        assert "records must be a sequence of mappings. Got dict" in refusal(Items.from_records, {"a": "x"})
+        assert "`records` must be a sequence of mappings, got dict" in refusal(Items.from_records, {"a": "x"})
 
     def test_from_dict_of_a_list(self) -> None:
-        assert refusal(Items.from_dict, ["x"]).startswith("from_dict takes a mapping of ids to texts. Got list")
+        assert refusal(Items.from_dict, ["x"]).startswith("`texts` must be a mapping of ids to texts, got list")
 
     @pytest.mark.parametrize("bad", ["", None, 1.5, True, ["a"]])
     def test_ids_that_are_not_ids(self, bad: Any) -> None:
         message = refusal(Items, ["x", "y"], ids=["a", bad])
-        assert message.startswith("item 1: wanted a non-empty string or an integer as the id, got ")
+        assert message.startswith("item 1: an id must be a nonempty string or an integer, got ")
 
     def test_lone_surrogate(self) -> None:
         message = refusal(Items, ["fine", "a\ud800"])
-        assert message.startswith("item 1: wanted whole characters, got the lone surrogate \\ud800 at character 1. ")
+        assert message.startswith("item 1: a lone surrogate \\ud800 at character 1. ")
 
     def test_duplicates_name_both_places(self) -> None:
-        message = "item 2: wanted every id once, got '1' again, first at item 0. Remove or rename one of the two."
-        assert refusal(Items, ["x", "y", "z"], ids=["1", "2", 1]) == message
+        message = refusal(Items, ["x", "y", "z"], ids=["1", "2", 1])
+        assert message.startswith("item 2: the id '1' is not unique, first at item 0.")
 
     def test_no_items(self) -> None:
-        message = "items: wanted at least one item, got none. Check that it is the right input."
+        message = "items: no items. At least one is needed."
         assert refusal(Items, []) == message
         assert refusal(Items.from_dict, {}) == message
 
@@ -175,20 +178,20 @@ class TestJsonl:
     @pytest.mark.parametrize(
         ("line", "message"),
         [
-            ("{}", "wanted an id in field '_id', got no fields at all. Name the field with id=."),
-            ('{"id": "a", "text": "x"}', "wanted an id in field '_id', got 'id', 'text'. Name the field with id=."),
-            ('{"_id": "a", "body": "x"}', "wanted text in field 'title' or 'text', got only '_id', 'body'. "),
-            ('{"_id": "a", "text": 3}', "wanted a string as text ('title', 'text'), got int 3. Make it a string."),
-            ('{"_id": "a", "title": ["x"]}', "wanted a string as text ('title', 'text'), got list ['x']. "),
-            ('{"_id": "", "text": "x"}', "wanted a non-empty string or an integer as the id, got an empty string. "),
-            ('{"_id": null, "text": "x"}', "wanted a non-empty string or an integer as the id, got nothing (null). "),
-            ('{"_id": 1.0, "text": "x"}', "wanted a non-empty string or an integer as the id, got float 1.0. "),
-            ('{"_id": true, "text": "x"}', "wanted a non-empty string or an integer as the id, got bool True. "),
-            ('["a", "x"]', "wanted one JSON object per line, got list ['a', 'x']. Write an object."),
-            ('{"_id": "a", "text": "\\ud800"}', "wanted whole characters, got the lone surrogate \\ud800 "),
-            ('{"_id": "\\udfff", "text": "x"}', "wanted whole characters, got the lone surrogate \\udfff "),
-            ('{"_id": ' + "9" * 5000 + "}", "wanted one JSON object per line, got one beyond reason ("),
-            ("[" * 100_000, "wanted one JSON object per line, got one beyond reason ("),
+            ("{}", "no id field '_id' among its fields (none at all). Name it with `id`."),
+            ('{"id": "a", "text": "x"}', "no id field '_id' among its fields ('id', 'text'). Name it with `id`."),
+            ('{"_id": "a", "body": "x"}', "no text field 'title' or 'text' among its fields ('_id', 'body'). "),
+            ('{"_id": "a", "text": 3}', "a text must be a string, got int 3."),
+            ('{"_id": "a", "title": ["x"]}', "a text must be a string, got list ['x']."),
+            ('{"_id": "", "text": "x"}', "an id must be a nonempty string or an integer, got str ''."),
+            ('{"_id": null, "text": "x"}', "an id must be a nonempty string or an integer, got null."),
+            ('{"_id": 1.0, "text": "x"}', "an id must be a nonempty string or an integer, got float 1.0."),
+            ('{"_id": true, "text": "x"}', "an id must be a nonempty string or an integer, got bool True."),
+            ('["a", "x"]', "a line must be a JSON object, got list ['a', 'x']."),
+            ('{"_id": "a", "text": "\\ud800"}', "a lone surrogate \\ud800 "),
+            ('{"_id": "\\udfff", "text": "x"}', "a lone surrogate \\udfff "),
+            ('{"_id": ' + "9" * 5000 + "}", "JSON that cannot be read ("),
+            ("[" * 100_000, "JSON that cannot be read ("),
         ],
     )
     def test_bad_records_name_their_line(self, write: Write, line: str, message: str) -> None:
@@ -197,10 +200,7 @@ class TestJsonl:
 
     def test_invalid_json_names_the_column(self, write: Write) -> None:
         path = write("c.jsonl", '{"_id": "a", "text": "x"}\n{"_id": "b" "text": "y"}\n')
-        assert refusal(Items.from_jsonl, path) == (
-            "c.jsonl:2:13: wanted one JSON object per line, got invalid JSON (Expecting ',' delimiter). "
-            "Mend the line; a file that is one JSON array must be written as lines first."
-        )
+        assert refusal(Items.from_jsonl, path).startswith("c.jsonl:2:13: invalid JSON (Expecting ',' delimiter).")
 
     def test_surrogates_can_be_replaced(self, write: Write) -> None:
         path = write("c.jsonl", '{"_id": "a", "text": "x\\ud800y \\ud83d\\ude00"}')
@@ -208,9 +208,8 @@ class TestJsonl:
 
     def test_duplicates_name_both_lines(self, write: Write) -> None:
         path = write("c.jsonl", "".join(f'{{"_id": "{i}", "text": "x"}}\n\n' for i in "abcba"))
-        assert refusal(Items.from_jsonl, path) == (
-            "c.jsonl:7: wanted every id once, got 'b' again, first at c.jsonl:3. Remove or rename one of the two."
-        )
+        message = refusal(Items.from_jsonl, path)
+        assert message.startswith("c.jsonl:7: the id 'b' is not unique, first at c.jsonl:3.")
 
 
 class TestBytes:
@@ -218,10 +217,8 @@ class TestBytes:
 
     def test_bytes_that_are_not_utf8(self, write: Write) -> None:
         path = write("c.txt", b"caf\xc3\xa9\ncaf\xe9\n")
-        assert refusal(Items.from_lines, path) == (
-            "c.txt:2: wanted UTF-8, got byte 0xe9 at byte offset 9 of the file. "
-            'Convert the file to UTF-8, or pass errors="replace".'
-        )
+        message = refusal(Items.from_lines, path)
+        assert message.startswith("c.txt:2: not UTF-8: byte 0xe9 at byte offset 9 of the file.")
 
     def test_bytes_that_are_not_utf8_can_be_replaced(self, write: Write) -> None:
         path = write("c.txt", b"caf\xc3\xa9\ncaf\xe9\n")
@@ -231,10 +228,8 @@ class TestBytes:
     def test_longest_line(self, write: Write, end: bytes) -> None:
         path = write("c.txt", b"one\n" + b"x" * 10 + end)
         assert Items.from_lines(path, max_line_bytes=10).text(1) == "x" * 10
-        assert refusal(Items.from_lines, path, max_line_bytes=9) == (
-            "c.txt:2: wanted a line of at most 9 bytes, got a longer one. "
-            "Check that records are on lines of their own, or raise max_line_bytes."
-        )
+        message = refusal(Items.from_lines, path, max_line_bytes=9)
+        assert message.startswith("c.txt:2: the line is longer than 9 bytes.")
 
     def test_a_long_line_is_not_read_whole(self, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("crossknn.items.readers.BUFFER_BYTES", 4096)
@@ -263,44 +258,40 @@ class TestBytes:
         path = tmp_path / "c.txt.gz"
         noise = np.random.default_rng(0).integers(97, 122, 100_000).astype(np.uint8).tobytes()
         path.write_bytes(gzip.compress(b"one\n" + noise)[:-5000])
-        assert refusal(Items.from_path, path) == (
-            "c.txt.gz:2: wanted a whole gzip file, got one that ends early. Copy or download it again."
-        )
+        assert refusal(Items.from_path, path).startswith("c.txt.gz:2: cannot be read (")
 
     def test_damaged_gzip(self, tmp_path: Path) -> None:
         path = tmp_path / "c.txt.gz"
         raw = bytearray(gzip.compress(b"line\n" * 1000))
         raw[20:24] = b"\xff\xff\xff\xff"
         path.write_bytes(raw)
-        assert refusal(Items.from_path, path).startswith("c.txt.gz:1: could not be read (")
+        assert refusal(Items.from_path, path).startswith("c.txt.gz:1: cannot be read (")
 
     def test_gzip_that_is_none(self, tmp_path: Path) -> None:
         path = tmp_path / "c.txt.gz"
         path.write_text("plain")
-        assert refusal(Items.from_path, path).startswith("c.txt.gz:1: could not be read (Not a gzipped file")
+        assert refusal(Items.from_path, path).startswith("c.txt.gz:1: cannot be read (Not a gzipped file")
 
     @pytest.mark.parametrize("read", [Items.from_jsonl, Items.from_csv, Items.from_lines, Items.from_parquet])
     def test_files_that_cannot_be_opened(self, read: Callable[..., Items], write: Write, tmp_path: Path) -> None:
         gone = tmp_path / "gone"
-        assert refusal(read, gone) == "gone: wanted a file, got nothing: it does not exist. Check the path."
+        assert refusal(read, gone) == "gone: cannot be opened (No such file or directory). Check the path."
         (tmp_path / "folder").mkdir()
-        assert refusal(read, tmp_path / "folder").startswith("folder: wanted a file, got a directory. ")
+        assert refusal(read, tmp_path / "folder").startswith("folder: is a folder, not a file. ")
         below_a_file = write("file", "") / "x"
-        assert refusal(read, below_a_file) == "x: could not be opened (Not a directory). Check its permissions."
+        assert refusal(read, below_a_file) == "x: cannot be opened (Not a directory). Check the path."
 
     @pytest.mark.parametrize("read", [Items.from_jsonl, Items.from_lines])
     def test_no_items(self, read: Callable[..., Items], write: Write) -> None:
-        message = "c: wanted at least one item, got none. Check that it is the right input."
+        message = "c: no items. At least one is needed."
         assert refusal(read, write("c", "")) == message
         assert refusal(read, write("c", "\n \r\n")) == message
 
     @pytest.mark.parametrize("read", [Items.from_jsonl, Items.from_csv, Items.from_lines])
     def test_options_are_checked(self, read: Callable[..., Items], write: Write) -> None:
         path = write("c", "x")
-        assert refusal(read, path, errors="ignore") == (
-            "errors must be one of 'strict', 'replace'. Got 'ignore' instead."
-        )
-        assert refusal(read, path, max_line_bytes=0) == "max_line_bytes must be a positive integer. Got 0 instead."
+        assert refusal(read, path, errors="ignore") == "`errors` must be one of 'strict', 'replace', got 'ignore'."
+        assert refusal(read, path, max_line_bytes=0) == "`max_line_bytes` must be a positive integer, got 0."
 
     def test_a_pipe_is_read(self, tmp_path: Path) -> None:
         read_end, write_end = os.pipe()
@@ -349,55 +340,46 @@ class TestCsv:
 
     def test_a_record_is_named_by_the_line_it_starts_on(self, write: Write) -> None:
         path = write("c.csv", 'id,text\na,"1\n2\n3"\n\nb,"x\ny"\na,z\n')
-        assert refusal(Items.from_csv, path) == (
-            "c.csv:8: wanted every id once, got 'a' again, first at c.csv:2. Remove or rename one of the two."
-        )
+        assert refusal(Items.from_csv, path).startswith("c.csv:8: the id 'a' is not unique, first at c.csv:2.")
         path = write("c.csv", 'id,text\na,"1\n2"\nb,"x\ny",z\n')
-        assert refusal(Items.from_csv, path).startswith("c.csv:4: wanted 2 fields as in the header, got 3. ")
+        assert refusal(Items.from_csv, path).startswith("c.csv:4: 3 fields where the header has 2. ")
 
     @pytest.mark.parametrize(("row", "got"), [("b", 1), ("b,x,y", 3)])
     def test_short_and_long_rows(self, write: Write, row: str, got: int) -> None:
         path = write("c.csv", f"id,text\na,x\n{row}\n")
-        assert refusal(Items.from_csv, path) == (
-            f"c.csv:3: wanted 2 fields as in the header, got {got}. Quote fields that hold ',', quotes or line breaks."
-        )
+        assert refusal(Items.from_csv, path).startswith(f"c.csv:3: {got} fields where the header has 2. ")
 
     @pytest.mark.parametrize("content", ['id,text\na,"x\nb,y\n', 'id,text\na,"x"y\n', "id,text\na,x\rb,y\n"])
     def test_bad_quoting(self, write: Write, content: str) -> None:
         message = refusal(Items.from_csv, write("c.csv", content))
-        assert message.startswith("c.csv:2: wanted fields quoted as RFC 4180 has it, got a record that is not (")
-        assert message.endswith("Look for an unclosed quote; where quotes are plain characters pass quote=None.")
+        assert message.startswith("c.csv:2: the record is not quoted as in RFC 4180 (")
+        assert message.endswith("pass quote=None.")
 
     def test_an_unclosed_quote_does_not_swallow_the_file(self, write: Write) -> None:
         path = write("c.csv", 'id,text\na,"x\n' + "b,y\n" * 1000)
-        assert refusal(Items.from_csv, path, max_line_bytes=50) == (
-            "c.csv:2: wanted a record of at most 50 bytes, got a longer one. "
-            "Look for an unclosed quote, or raise max_line_bytes."
-        )
+        message = refusal(Items.from_csv, path, max_line_bytes=50)
+        assert message.startswith("c.csv:2: the record is longer than 50 bytes. Look for an unclosed quote")
 
     def test_bytes_that_are_not_utf8_name_their_own_line(self, write: Write) -> None:
         path = write("c.csv", b'id,text\na,"x\n\xff"\n')
-        assert refusal(Items.from_csv, path).startswith("c.csv:3: wanted UTF-8, got byte 0xff at byte offset 13 ")
+        assert refusal(Items.from_csv, path).startswith("c.csv:3: not UTF-8: byte 0xff at byte offset 13 ")
 
     def test_header(self, write: Write) -> None:
-        message = "c.csv: wanted a header line with the names of the columns, got an empty file."
-        assert refusal(Items.from_csv, write("c.csv", "")) == message
-        assert refusal(Items.from_csv, write("c.csv", "id,text\n")).startswith("c.csv: wanted at least one item, ")
-        assert refusal(Items.from_csv, write("c.csv", "key,text\n")) == (
-            "c.csv: wanted a column named '_id', got none among 'key', 'text'. "
-            "Name the columns to read with id= and text=."
-        )
+        assert refusal(Items.from_csv, write("c.csv", "")).startswith("c.csv: the file is empty; a header line ")
+        assert refusal(Items.from_csv, write("c.csv", "id,text\n")).startswith("c.csv: no items.")
+        message = refusal(Items.from_csv, write("c.csv", "key,text\n"))
+        assert message.startswith("c.csv: no column named '_id' among 'key', 'text'.")
         path = write("c.csv", "id,text,text\na,x,y\n")
-        assert "wanted a column named 'text', got more than one among" in refusal(Items.from_csv, path)
-        assert "wanted a column named 'body', got none among" in refusal(Items.from_csv, path, text=("id", "body"))
+        assert "more than one column named 'text' among" in refusal(Items.from_csv, path)
+        assert "no column named 'body' among" in refusal(Items.from_csv, path, text=("id", "body"))
 
     def test_an_empty_id(self, write: Write) -> None:
         message = refusal(Items.from_csv, write("c.csv", "id,text\n,x\n"))
-        assert message.startswith("c.csv:2: wanted a non-empty string or an integer as the id, got an empty string. ")
+        assert message.startswith("c.csv:2: an id must be a nonempty string or an integer")
 
     @pytest.mark.parametrize("options", [{"delimiter": "::"}, {"delimiter": ""}, {"delimiter": "\n"}, {"quote": "''"}])
     def test_delimiter_and_quote_are_one_character(self, write: Write, options: Any) -> None:
-        assert " must be one character. Got " in refusal(Items.from_csv, write("c.csv", "id,text\na,x\n"), **options)
+        assert "` must be one character, got " in refusal(Items.from_csv, write("c.csv", "id,text\na,x\n"), **options)
 
 
 class TestParquet:
@@ -417,9 +399,9 @@ class TestParquet:
     @pytest.mark.parametrize(
         ("ids", "texts", "message"),
         [
-            (["a", None], ["x", "y"], "wanted a non-empty string or an integer as the id, got nothing (null). "),
-            (["a", "b"], [[], [1]], "wanted a string as text ('text'), got list []. "),
-            (["a", "a"], ["x", "y"], "wanted every id once, got 'a' again, first at c.parquet:row 0. "),
+            (["a", None], ["x", "y"], "an id must be a nonempty string or an integer, got null."),
+            (["a", "b"], [[], [1]], "a text must be a string, got list []."),
+            (["a", "a"], ["x", "y"], "the id 'a' is not unique, first at c.parquet:row 0. "),
         ],
     )
     def test_bad_records_name_their_row(self, tmp_path: Path, ids: Any, texts: Any, message: str) -> None:
@@ -431,22 +413,20 @@ class TestParquet:
         offsets = pa.py_buffer(np.array([0, 1, 4], np.int64))
         bad = pa.LargeStringArray.from_buffers(2, offsets, pa.py_buffer(b"xa\xffb"))
         pq.write_table(pa.table({"_id": ["a", "b"], "text": bad}), tmp_path / "c.parquet")
-        assert refusal(Items.from_parquet, tmp_path / "c.parquet") == (
-            "c.parquet:row 1: wanted UTF-8, got byte 0xff at byte 1 of the value. "
-            'Write the file again as UTF-8, or pass errors="replace".'
-        )
+        message = refusal(Items.from_parquet, tmp_path / "c.parquet")
+        assert message.startswith("c.parquet:row 1: not UTF-8: byte 0xff at byte 1 of the value.")
         assert Items.from_parquet(tmp_path / "c.parquet", errors="replace").text(1) == "a\ufffdb"
 
     def test_a_file_that_is_no_parquet(self, write: Write) -> None:
         message = refusal(Items.from_parquet, write("c.parquet", "hello, this is text"))
-        assert message.startswith("c.parquet: wanted a Parquet file, got one that cannot be read (")
+        assert message.startswith("c.parquet: not a readable Parquet file (")
 
     def test_a_column_name_that_is_not_utf8(self, tmp_path: Path) -> None:
         path = tmp_path / "c.parquet"
         Items(["x"]).to_parquet(path)
         path.write_bytes(path.read_bytes().replace(b"text", b"\xf4ext"))
         message = refusal(Items.from_parquet, path)
-        assert message.startswith("c.parquet: wanted a Parquet file, got one that cannot be read ('utf-8' codec can't")
+        assert message.startswith("c.parquet: not a readable Parquet file ('utf-8' codec can't")
 
     def test_to_parquet_and_back(self, tmp_path: Path) -> None:
         items = Items([" kept as it is ", ""], ids=["a", "b"])
@@ -479,21 +459,16 @@ class TestFromPath:
 
     def test_another_folder(self, tmp_path: Path) -> None:
         message = refusal(Items.from_path, tmp_path)
-        assert message.endswith("wanted a file, or a folder that holds corpus.jsonl, got a folder without it.")
+        assert message.endswith("a folder without corpus.jsonl. Give a file, or a folder that holds it.")
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
-        message = "c.jsonl: wanted a file, got nothing: it does not exist. Check the path."
+        message = "c.jsonl: cannot be opened (No such file or directory). Check the path."
         assert refusal(Items.from_path, tmp_path / "c.jsonl") == message
 
-    @pytest.mark.parametrize(
-        ("name", "suffix"), [("c.xml", ".xml"), ("c", "no suffix"), ("c.gz", ".gz"), ("c.parquet.gz", ".gz")]
-    )
-    def test_unknown_suffixes(self, write: Write, name: str, suffix: str) -> None:
-        assert refusal(Items.from_path, write(name, "x")) == (
-            f"{name}: wanted a file whose name ends in .jsonl, .ndjson, .json, .csv, .tsv, .parquet, .txt "
-            f"(.gz may follow, but for .parquet), got {suffix!r}. "
-            "Rename it, or call the reader that fits, such as Items.from_jsonl."
-        )
+    @pytest.mark.parametrize("name", ["c.xml", "c", "c.gz", "c.parquet.gz"])
+    def test_unknown_suffixes(self, write: Write, name: str) -> None:
+        message = refusal(Items.from_path, write(name, "x"))
+        assert message.startswith(f"{name}: the suffix must be one of .jsonl, .ndjson, .json, .csv, ")
 
 
 class TestEmptyTexts:
@@ -507,7 +482,7 @@ class TestEmptyTexts:
         assert (list(items.ids), items.empty_texts) == (["a", "b", "c", "d"], 3)
         [logged] = [record for record in caplog.records if record.name == "crossknn"]
         assert logged.levelno == logging.WARNING
-        assert logged.getMessage().startswith('3 items without text were kept (empty="keep"), the first at ')
+        assert logged.getMessage().startswith("3 items without text were kept, the first at ")
         assert logged.getMessage().endswith("c.jsonl:2")
 
     def test_skipped(self, write: Write, caplog: pytest.LogCaptureFixture) -> None:
@@ -515,15 +490,14 @@ class TestEmptyTexts:
         assert (list(items.ids), items.empty_texts, caplog.records) == (["a"], 0, [])
 
     def test_refused(self, write: Write) -> None:
-        assert refusal(Items.from_jsonl, write("c.jsonl", self.CONTENT), empty="error") == (
-            'c.jsonl:2: wanted text, got none for id \'b\'. Give it text, or pass empty="keep" or empty="skip".'
-        )
+        message = refusal(Items.from_jsonl, write("c.jsonl", self.CONTENT), empty="error")
+        assert message.startswith("c.jsonl:2: no text for id 'b'. ")
 
     def test_nothing_left(self) -> None:
-        assert "wanted at least one item" in refusal(Items.from_records, [{"_id": "a", "text": ""}], empty="skip")
+        assert "no items" in refusal(Items.from_records, [{"_id": "a", "text": ""}], empty="skip")
 
     def test_unknown_choice(self) -> None:
-        message = "empty must be one of 'keep', 'skip', 'error'. Got 'drop' instead."
+        message = "`empty` must be one of 'keep', 'skip', 'error', got 'drop'."
         assert refusal(Items.from_records, [{"_id": "a", "text": "x"}], empty="drop") == message
 
 
@@ -536,8 +510,7 @@ class TestLookups:
     def crowded(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Items:
         """Fifty items, once with hashes that tell none of them apart."""
         if request.param == "one hash for all":
-            for module in ("items", "strings"):
-                monkeypatch.setattr(f"crossknn.{module}.hash_ids", lambda ids: np.zeros(len(ids), np.int64))
+            monkeypatch.setattr(string_column, "hash_ids", lambda ids: np.zeros(len(ids), np.int64))
         return Items([f"text {row}" for row in range(50)], ids=[f"id {row}" for row in range(50)])
 
     def test_rows_to_ids_and_texts(self, items: Items) -> None:
@@ -554,15 +527,15 @@ class TestLookups:
 
     def test_blocks(self, items: Items) -> None:
         assert list(items.iter_texts(block=2)) == [["rivers freeze", "lakes thaw"], ["ice — 冰"]]
-        assert refusal(items.iter_texts, block=0) == "block must be at least 1. Got 0 instead."
+        assert refusal(items.iter_texts, block=0) == "`block` must be a positive integer, got 0."
 
     @pytest.mark.parametrize("rows", [[3], [-1], [0, 5]])
     def test_rows_that_do_not_exist(self, items: Items, rows: list[int]) -> None:
-        assert refusal(items.texts_of, rows) == f"rows must be between 0 and 2. Got {rows[-1]} instead."
+        assert refusal(items.texts_of, rows) == f"`rows` must be between 0 and 2, got {rows[-1]}."
 
     @pytest.mark.parametrize("rows", [[0.5], [True, False, True], [[0]], ["a"], 0])
     def test_rows_that_are_no_rows(self, items: Items, rows: Any) -> None:
-        assert refusal(items.ids_of, rows).startswith("rows must be a flat sequence of integers. Got ")
+        assert refusal(items.ids_of, rows).startswith("`rows` must be a flat sequence of integers, got ")
 
     def test_ids_to_rows(self, crowded: Items) -> None:
         assert crowded.row("id 49") == 49
@@ -577,25 +550,19 @@ class TestLookups:
         assert (items.row(1), items.rows_of(np.array([1, 0])).tolist(), 1 in items) == (1, [1, 0], True)
 
     def test_unknown_ids(self, crowded: Items) -> None:
-        message = (
-            "wanted the id of an item, got 'gone', which none of the 50 items has. "
-            'Check the id; rows_of can leave such ids out with missing="skip".'
-        )
-        assert refusal(crowded.row, "gone") == message
-        assert refusal(crowded.rows_of, ["id 1", "gone", "lost"]) == message
+        message = "None of the 50 items has the id 'gone'. "
+        assert refusal(crowded.row, "gone").startswith(message)
+        assert refusal(crowded.rows_of, ["id 1", "gone", "lost"]).startswith(message)
 
     def test_ids_that_are_no_ids(self, items: Items) -> None:
-        assert refusal(items.rows_of, "a").startswith("ids must be a collection of ids. Got str 'a' instead. ")
-        assert refusal(items.rows_of, ["a", 1.5]) == "ids must be strings or integers. Got float 1.5 instead."
-        assert refusal(items.rows_of, ["a"], missing="no").startswith("missing must be one of 'error', 'skip'. ")
+        assert refusal(items.rows_of, "a").startswith("`ids` must be a collection of ids, got str 'a'. ")
+        assert refusal(items.rows_of, ["a", 1.5]) == "`ids` must be strings or integers, got float 1.5."
+        assert refusal(items.rows_of, ["a"], missing="no").startswith("`missing` must be one of 'error', 'skip', ")
 
     def test_duplicates_among_colliding_hashes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in ("items", "strings"):
-            monkeypatch.setattr(
-                f"crossknn.{module}.hash_ids", lambda ids: np.array([len(id_) for id_ in ids], np.int64)
-            )
+        monkeypatch.setattr(string_column, "hash_ids", lambda ids: np.array([len(id_) for id_ in ids], np.int64))
         message = refusal(Items, list("uvwxyz"), ids=["aa", "b", "cc", "dd", "cc", "b"])
-        assert message.startswith("item 4: wanted every id once, got 'cc' again, first at item 2. ")
+        assert message.startswith("item 4: the id 'cc' is not unique, first at item 2. ")
 
     def test_repr(self, items: Items) -> None:
         assert repr(items) == "Items(3 items, ids 'a', 'b', 'ü')"
@@ -617,11 +584,11 @@ class TestMask:
     @pytest.mark.parametrize("bad", ["a", b"a", 3, None])
     def test_of_anything_else(self, bad: Any) -> None:
         message = refusal(Items.from_dict(WORLD).mask, bad)
-        assert message.startswith("filter must be a collection of ids or a function of one id. Got ")
+        assert message.startswith("`filter` must be a collection of ids or a function of one id, got ")
 
     def test_of_a_mask(self) -> None:
         message = refusal(Items.from_dict(WORLD).mask, np.array([True, False, True]))
-        assert message.startswith("ids must be strings or integers. Got ")
+        assert message.startswith("`ids` must be strings or integers, got ")
 
 
 class TestFingerprint:
@@ -644,7 +611,7 @@ class TestFingerprint:
     def test_does_not_depend_on_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         world = {f"id {row}": "é" * row for row in range(40)}
         whole = Items.from_dict(world)
-        monkeypatch.setattr(crossknn.items.items, "BLOCK", 7)
+        monkeypatch.setattr(crossknn.items.items, "BLOCK_STRINGS", 7)
         monkeypatch.setattr(crossknn.items.items, "BLOCK_CHARS", 30)
         assert Items.from_dict(world).fingerprint == whole.fingerprint
         assert contents(Items.from_dict(world)) == world
@@ -661,7 +628,7 @@ class TestFingerprint:
 class TestProgress:
     @pytest.mark.parametrize("name", ["c.jsonl", "c.jsonl.gz", "c.csv", "c.txt", "c.parquet"])
     def test_counts_bytes(self, name: str, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(crossknn.items.items, "BLOCK", 10)
+        monkeypatch.setattr(crossknn.items.items, "BLOCK_STRINGS", 10)
         world = {str(row): f"text {row}" for row in range(35)}
         path = {
             "c.jsonl": lambda: write_jsonl(tmp_path / name, world),
@@ -758,7 +725,7 @@ class TestArrow:
 
     def test_a_file_that_is_none(self, tmp_path: Path) -> None:
         (tmp_path / "c.arrow").write_bytes(b"not an Arrow file, but long enough to be one")
-        with pytest.raises(InputError, match=r"c.arrow: not a file of items: .* build it again"):
+        with pytest.raises(InputError, match=r"c.arrow: not a file of items .* build it again"):
             Items.from_arrow(tmp_path / "c.arrow")
         with pytest.raises(FileNotFoundError):
             Items.from_arrow(tmp_path / "missing.arrow")
@@ -770,5 +737,5 @@ class TestArrow:
         at = whole.index(struct.pack("<qqq", 0, 5, 11))  # where the ids begin and end
         for ends in ((0, 2**40, 11), (0, 5, 2**40), (-8, 5, 11), (0, 5, 3)):
             path.write_bytes(whole[:at] + struct.pack("<qqq", *ends) + whole[at + 24 :])
-            with pytest.raises(InputError, match="strings overlap or end outside"):
+            with pytest.raises(InputError, match="wrong offsets of strings"):
                 Items.from_arrow(path)

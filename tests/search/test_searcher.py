@@ -1,4 +1,4 @@
-"""The searcher: equalities, filters, deadlines, cancellation, and what is refused."""
+"""The searcher: equalities, filters, deadlines, cancellation, and errors."""
 
 import asyncio
 import threading
@@ -172,7 +172,7 @@ def test_a_deadline_returns_the_best_so_far_and_says_so(strategy, max_pairs, mon
 def test_a_deadline_over_before_the_first_call_returns_nothing(monkeypatch):
     clock = Clock(monkeypatch)
     setup = Setup(scorer=SlowScorer(clock))
-    given = setup.searcher._retriever("dense")
+    given = setup.searcher._resources.retriever("dense")
     monkeypatch.setattr(
         given, "retrieve", lambda *a, **k: (setattr(clock, "now", 200), type(given).retrieve(given, *a, **k))[1]
     )
@@ -277,7 +277,7 @@ def test_normalization_is_fitted_on_train_queries():
 
 
 def test_no_train_queries_are_refused():
-    with pytest.raises(InputError, match="α and β need at least one train query"):
+    with pytest.raises(InputError, match="at least one train query"):
         Setup().searcher.fit_normalization([])
 
 
@@ -316,37 +316,37 @@ def test_a_missing_score_names_its_pair():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"query": ""}, "a query must be a string with something in it. Query 0 is ''."),
-        ({"query": 3}, "a query must be a string with something in it. Query 0 is 3."),
-        ({"k": 0}, "k must be a whole number of at least 1. Got 0 instead."),
-        ({"k": 101}, "k must be at most the budget (100): only scored items are returned. Got 101 instead."),
-        ({"budget": 5, "strategy": Rerank()}, "give either a budget or a strategy, which has a budget of its own."),
-        ({"strategy": "axn"}, "strategy must be a Strategy such as Axn(budget=100). Got 'axn' instead."),
-        ({"deadline": 0}, "deadline must be a positive number of seconds. Got 0 instead."),
+        ({"query": ""}, "a query must be a nonempty string, got '' at position 0."),
+        ({"query": 3}, "a query must be a nonempty string, got 3 at position 0."),
+        ({"k": 0}, "`k` must be a positive integer, got 0."),
+        ({"k": 101}, "`k` must be at most the budget (100), got 101."),
+        ({"budget": 5, "strategy": Rerank()}, "give either `budget` or `strategy`"),
+        ({"strategy": "axn"}, "`strategy` must be a Strategy such as Axn(budget=100), got 'axn'."),
+        ({"deadline": 0}, "`deadline` must be a positive number, got 0."),
         (
             {"strategy": Rerank(retriever="bm52")},
-            "there is no retriever named 'bm52'. Known here: bm25, dense, fused, random, tfidf.",
+            "there is no retriever named 'bm52'; known: bm25, dense, fused, random, tfidf.",
         ),
     ],
 )
-def test_what_cannot_be_searched_is_refused(arguments, message):
+def test_invalid_arguments_are_rejected_before_a_call(arguments, message):
     setup = Setup()
     with pytest.raises(InputError) as error:
         setup.searcher.search(**{"query": setup.queries[0], **arguments})
-    assert str(error.value) == message
+    assert message in str(error.value)
     assert setup.scorer.calls == 0
 
 
 def test_a_string_is_no_list_of_queries():
-    with pytest.raises(InputError, match=r"search_many takes a list of queries. For one query use search."):
+    with pytest.raises(InputError, match="must be a list of strings"):
         Setup().searcher.search_many("query 0")
 
 
-def test_parts_that_do_not_fit_are_refused():
+def test_parts_that_do_not_fit_are_rejected():
     setup = Setup()
-    with pytest.raises(InputError, match=r"one vector per item \(120\). Got 7 instead."):
+    with pytest.raises(InputError, match=r"one vector per item \(120\), got 7"):
         Searcher(setup.items, scorer=setup.scorer, vectors=np.ones((7, 3), np.float32))
-    with pytest.raises(InputError, match="items must be an Index or Items"):
+    with pytest.raises(InputError, match="`items` must be an Index or Items"):
         Searcher(["a", "b"], scorer=setup.scorer)
     with pytest.raises(InputError, match="the dense retriever needs an encoder"):
         Searcher(setup.items, scorer=setup.scorer).search("query 0", strategy=Rerank(retriever="dense"))

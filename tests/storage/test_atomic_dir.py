@@ -60,7 +60,7 @@ def test_a_writer_that_fails_changes_nothing(tmp_path):
         path.write_text("half")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(InputError, match=r"could not be written \(No space left on device\).* is unchanged"):
+    with pytest.raises(InputError, match=r"cannot be written \(No space left on device\).* is unchanged"):
         write_folder(tmp_path, {}, {"items.txt": FILES["items.txt"], "vectors.bin": fail})
     assert read_folder(tmp_path) == old
     assert old.verify()
@@ -135,19 +135,19 @@ def damage_json(folder, **changes):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda f: (f / MANIFEST).unlink(), "holds no index.json, so it is no index"),
+        (lambda f: (f / MANIFEST).unlink(), "not an index, for it holds no index.json"),
         (lambda f: (f / MANIFEST).write_text("{"), r"index.json: damaged \(JSONDecodeError"),
         (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe\xff"), "index.json: damaged"),
         (lambda f: (f / MANIFEST).write_text("[]"), "index.json: damaged"),
         (lambda f: damage_json(f, files=None), "index.json: damaged"),
-        (lambda f: damage_json(f, facts={"scorer": "b"}), "index.json: damaged: its content is not what its hash says"),
+        (lambda f: damage_json(f, facts={"scorer": "b"}), "index.json: damaged: its content does not match its hash"),
         (lambda f: damage_json(f, format=99), "newer crossknn .format 99, this one reads 1.. Upgrade"),
         (
             lambda f: damage_json(f, files={"a": {"file": "../../etc/passwd", "bytes": 1, "hash": ""}}),
-            "names '../../etc/passwd', which is no file of an index",
+            "lists '../../etc/passwd', which is not a file of an index",
         ),
         (lambda f: read_folder(f).files["items.txt"].unlink(), r"items-\w+.txt: missing"),
-        (lambda f: read_folder(f).files["items.txt"].write_text("a"), "damaged. It has 1 bytes, but index.json says 3"),
+        (lambda f: read_folder(f).files["items.txt"].write_text("a"), "damaged: it has 1 bytes, not 3"),
     ],
 )
 def test_damage_is_named(tmp_path, damage, message):
@@ -160,7 +160,7 @@ def test_damage_is_named(tmp_path, damage, message):
 def test_a_flipped_bit_is_found_by_verify(tmp_path):
     opened = write_folder(tmp_path, {}, FILES)
     opened.files["items.txt"].write_text("a c")
-    with pytest.raises(InputError, match=r"items-\w+.txt: damaged. Its content has the hash"):
+    with pytest.raises(InputError, match=r"items-\w+.txt: damaged: its hash is"):
         read_folder(tmp_path).verify()
 
 
@@ -174,10 +174,10 @@ def test_what_was_replaced_cannot_be_verified(tmp_path):
 
 
 def test_no_folder(tmp_path):
-    with pytest.raises(InputError, match="there is no such folder"):
+    with pytest.raises(InputError, match="no such folder"):
         read_folder(tmp_path / "none")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="so it is no index"):
+    with pytest.raises(InputError, match="not an index"):
         read_folder(tmp_path / "file")
 
 
@@ -193,5 +193,5 @@ def test_what_is_no_index_is_not_overwritten(tmp_path):
 @pytest.mark.skipif(os.geteuid() == 0 if hasattr(os, "geteuid") else True, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written(tmp_path):
     tmp_path.chmod(0o500)
-    with pytest.raises(InputError, match="could not be written"):
+    with pytest.raises(InputError, match="cannot be written"):
         write_folder(tmp_path / "index", {}, FILES)

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from crossknn.errors import InputError
 from crossknn.storage import safetensors as module
-from crossknn.storage.safetensors import read_arrays, write_arrays
+from crossknn.storage.safetensors import Tensor, map_tensor, read_arrays, read_header, write_arrays
 
 WORLD = {
     "vectors": np.arange(12, dtype=np.float16).reshape(4, 3),
@@ -63,7 +63,7 @@ def test_blocks_and_other_orders_of_memory_change_nothing(tmp_path, monkeypatch)
 
 
 def test_a_dtype_without_a_name_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"texts must have one of the dtypes float16, .* Got <U1"):
+    with pytest.raises(InputError, match=r"`texts` must be of dtype float16, .*, got '<U1'"):
         write_arrays(tmp_path / "a", {"texts": np.array(["a"])})
 
 
@@ -78,17 +78,18 @@ def with_header(header, data=b""):
         (b"", "its header does not end within the file"),
         (b"\xff" * 20, "its header does not end within the file"),
         (with_header(b"{nonsense"), "its header is not JSON"),
-        (with_header([1]), "names no arrays"),
-        (with_header({"a": 3}), "'a' is not described as an array"),
-        (with_header({"a": {"dtype": "X9", "shape": [1], "data_offsets": [0, 4]}}), "'a' is not described"),
-        (with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}), r"its shape \(2,\) says"),
-        (with_header({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}), r"its shape \(-1,\) says"),
+        (with_header([1]), "names no tensors"),
+        (with_header({"a": 3}), "'a' is not described as a tensor"),
+        (with_header({"a": {"dtype": "F32", "shape": "x", "data_offsets": [0, 4]}}), "'a' is not described"),
+        (with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"abcd"), r"its shape \(2,\)"),
+        (with_header({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}), "negative shape or offset"),
+        (with_header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}), "negative shape or offset"),
         (with_header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"abc"), "it is cut short: 'a'"),
     ],
 )
 def test_damage_is_named(tmp_path, content, message):
     (tmp_path / "a").write_bytes(content)
-    with pytest.raises(InputError, match=rf"not a whole safetensors file: .*{message}"):
+    with pytest.raises(InputError, match=rf"a damaged safetensors file: .*{message}"):
         read_arrays(tmp_path / "a")
 
 
@@ -96,5 +97,20 @@ def test_every_way_to_cut_it_short_is_noticed(path):
     whole = path.read_bytes()
     for length in range(0, len(whole), 7):
         path.write_bytes(whole[:length])
-        with pytest.raises(InputError, match="not a whole safetensors file"):
+        with pytest.raises(InputError, match="a damaged safetensors file"):
             read_arrays(path)
+
+
+def test_the_header_lists_tensors_of_any_dtype(tmp_path):
+    entries = {
+        "half": {"dtype": "BF16", "shape": [2, 1], "data_offsets": [0, 4]},
+        "odd": {"dtype": "F8_E4M3", "shape": [3], "data_offsets": [4, 7]},
+    }
+    content = with_header(entries, b"\x80\x3f\x20\xc0abc")  # 1.0 and -2.5 as the upper halves of float32
+    (tmp_path / "a").write_bytes(content)
+    header = read_header(tmp_path / "a")
+    assert header["odd"] == Tensor("F8_E4M3", (3,), len(content) - 3, 3)
+    wide = map_tensor(tmp_path / "a", "half", header["half"])
+    assert (wide.dtype, wide.tolist()) == (np.float32, [[1.0], [-2.5]])
+    with pytest.raises(InputError, match="'odd' has the dtype F8_E4M3"):
+        read_arrays(tmp_path / "a")

@@ -20,7 +20,7 @@ from tests.worlds import World, all_rows, best
 def algorithm_1(world: World, query: int, budget: int, rounds: int, mix: float, first: str) -> list[int]:
     """The paper's Algorithm 1 for one query, as plainly as numpy says it."""
     share = budget // rounds
-    scored = world.space().propose(first, share)[1][query].rows.tolist()
+    scored = world.context().propose(first, share)[1][query].rows.tolist()
     for _ in range(2, rounds + 1):
         early = scored[: max(share, 10)]  # where no α and β are given, they come from the query's first scores
         guesses = world.vectors[early] @ world.query_vectors[query]
@@ -45,7 +45,7 @@ def test_equals_a_plain_reading_of_algorithm_1(budget, rounds, normalization, mi
         assert all_rows(one) == algorithm_1(world, query, budget, rounds, mix, "random")
 
 
-def test_finds_the_exact_neighbours_once_the_scores_span_the_space():
+def test_finds_the_exact_neighbors_once_the_scores_span_the_space():
     """Scores are u·v exactly, so after 8 random rows in 8 dimensions u is known and round 2 finds the best."""
     world = World.low_rank(items=500, dim=8)
     found = world.run(Axn(budget=40, rounds=2, mix=0.0, first="random"))
@@ -76,11 +76,11 @@ def test_a_scale_of_its_own_needs_no_spread(budget):
 def test_works_without_an_encoder_at_mix_0_only():
     world = World.low_rank(items=300)
     world.normalization = None
-    space = replace(world.space(), query_vectors=None)
+    context = replace(world.context(), query_vectors=None)
 
-    assert [f.calls for f in world.run(Axn(budget=40, rounds=4, mix=0.0, first="random"), space=space)] == [40] * 5
-    with pytest.raises(InputError, match="a mix above 0 needs query vectors"):
-        world.run(Axn(budget=40, rounds=4, mix=0.1, first="random"), space=space)
+    assert [f.calls for f in world.run(Axn(budget=40, rounds=4, mix=0.0, first="random"), context=context)] == [40] * 5
+    with pytest.raises(InputError, match="above 0 needs query vectors"):
+        world.run(Axn(budget=40, rounds=4, mix=0.1, first="random"), context=context)
 
 
 def test_one_round_is_rerank():
@@ -155,11 +155,11 @@ def test_estimates_are_on_the_scale_of_scores():
 
 def test_a_query_without_first_rows_uses_the_dual_encoder_or_ends():
     world = World.low_rank(queries=2)
-    space = world.space()
-    nothing = replace(space, propose=lambda name, n: ("given", [p.first(0) for p in space.propose(name, n)[1]]))
+    context = world.context()
+    nothing = replace(context, propose=lambda name, n: ("given", [p.first(0) for p in context.propose(name, n)[1]]))
 
-    assert [f.calls for f in world.run(Axn(budget=20, rounds=4, mix=0.0), space=nothing)] == [0, 0]
-    assert [f.calls for f in world.run(Axn(budget=20, rounds=4, mix=0.5), space=nothing)] == [20, 20]
+    assert [f.calls for f in world.run(Axn(budget=20, rounds=4, mix=0.0), context=nothing)] == [0, 0]
+    assert [f.calls for f in world.run(Axn(budget=20, rounds=4, mix=0.5), context=nothing)] == [20, 20]
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 10_000), st.integers(0, 3), st.integers(0, 3))
@@ -194,7 +194,7 @@ def test_items_that_are_there_twice_and_unused_dimensions_are_no_slow_case(rows,
 
 
 def test_too_many_rows_to_be_compared_are_solved_all_the_same(monkeypatch):
-    monkeypatch.setattr("crossknn.strategies.least_squares.MERGED", 10)
+    monkeypatch.setattr("crossknn.strategies.least_squares.MAX_MERGED_EQUATIONS", 10)
     rng = np.random.default_rng(0)
     vectors = np.repeat(rng.normal(size=(8, 24)).astype(np.float32), 2, axis=0)
     targets = rng.normal(size=16)
@@ -210,15 +210,15 @@ def test_solution_of_zero_vectors_is_zero():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"budget": 100, "rounds": 200}, "rounds must be between 1 and budget (100). Got 200 instead."),
-        ({"budget": 0}, "budget must be a whole number of at least 1. Got 0 instead."),
-        ({"budget": 2.5}, "budget must be a whole number of at least 1. Got 2.5 instead."),
-        ({"rounds": True}, "rounds must be a whole number of at least 1. Got True instead."),
-        ({"mix": 1.2}, "mix must be between 0 and 1. Got 1.2 instead."),
-        ({"shortlist": 50}, "shortlist must be at least the budget (100). Got 50 instead."),
+        ({"budget": 100, "rounds": 200}, "`rounds` must be between 1 and `budget` (100), got 200."),
+        ({"budget": 0}, "`budget` must be a positive integer, got 0."),
+        ({"budget": 2.5}, "`budget` must be a positive integer, got 2.5."),
+        ({"rounds": True}, "`rounds` must be a positive integer, got True."),
+        ({"mix": 1.2}, "`mix` must be between 0 and 1, got 1.2."),
+        ({"shortlist": 50}, "`shortlist` must be at least `budget` (100), got 50."),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings, message):
+def test_invalid_settings_are_rejected(settings, message):
     with pytest.raises(InputError) as error:
         Axn(**settings)
     assert str(error.value) == message

@@ -61,7 +61,7 @@ def test_anncur_equals_a_plain_reading(budget, anchors):
 def test_adacur_equals_a_plain_reading(budget, rounds):
     world = cur_world(noise=1.0)
     for query, one in enumerate(world.run(AdaCur(budget=budget, rounds=rounds, first="random", estimates=True))):
-        scored = world.space().propose("random", budget // rounds)[1][query].rows.tolist()
+        scored = world.context().propose("random", budget // rounds)[1][query].rows.tolist()
         for _ in range(2, rounds + 1):
             scored += best_others(estimate(world, query, scored), scored, budget // rounds)
         assert all_rows(one) == scored
@@ -91,8 +91,8 @@ def test_a_matrix_of_low_rank_is_recovered(strategy):
 def test_adacur_is_axn_on_raw_scores():
     world = cur_world(noise=1.0)
     cur = world.run(AdaCur(budget=40, rounds=4, first="random"))
-    raw = replace(world.space(), normalization=Normalization())
-    axn = world.run(Axn(budget=40, rounds=4, mix=0.0, first="random"), space=raw)
+    raw = replace(world.context(), normalization=Normalization())
+    axn = world.run(Axn(budget=40, rounds=4, mix=0.0, first="random"), context=raw)
     assert [all_rows(one) for one in cur] == [all_rows(one) for one in axn]
 
 
@@ -100,15 +100,15 @@ def test_the_scale_of_the_searcher_changes_nothing():
     world = cur_world(noise=1.0)
     for strategy in (AnnCur(budget=40), AdaCur(budget=40, rounds=4)):
         plain = [all_rows(one) for one in world.run(strategy)]
-        scaled = replace(world.space(), normalization=Normalization(alpha=5.0, beta=0.1))
-        assert [all_rows(one) for one in world.run(strategy, space=scaled)] == plain
+        scaled = replace(world.context(), normalization=Normalization(alpha=5.0, beta=0.1))
+        assert [all_rows(one) for one in world.run(strategy, context=scaled)] == plain
 
 
 def test_no_encoder_is_needed():
     world = cur_world()
-    space = replace(world.space(), query_vectors=None)
+    context = replace(world.context(), query_vectors=None)
     for strategy in (AnnCur(budget=20), AdaCur(budget=20, rounds=2, first="random")):
-        assert [one.calls for one in world.run(strategy, space=space)] == [20] * 5
+        assert [one.calls for one in world.run(strategy, context=context)] == [20] * 5
 
 
 def test_one_round_of_adacur_is_rerank():
@@ -150,14 +150,14 @@ def test_ties_go_to_the_lower_row():
 
 def test_what_the_first_round_leaves_over_goes_to_the_others():
     world = cur_world(queries=2)
-    space = world.space()
+    context = world.context()
 
     def shortened(n):
-        return replace(space, propose=lambda name, _: ("given", [p.first(n) for p in space.propose(name, 10)[1]]))
+        return replace(context, propose=lambda name, _: ("given", [p.first(n) for p in context.propose(name, 10)[1]]))
 
-    assert [one.calls for one in world.run(AdaCur(budget=20, rounds=4), space=shortened(2))] == [20, 20]
-    assert [len(rows) for rows in world.run(AdaCur(budget=20, rounds=4), space=shortened(2))[0].rows] == [2, 6, 6, 6]
-    assert [one.calls for one in world.run(AdaCur(budget=20, rounds=4, estimates=True), space=shortened(0))] == [0, 0]
+    assert [one.calls for one in world.run(AdaCur(budget=20, rounds=4), context=shortened(2))] == [20, 20]
+    assert [len(rows) for rows in world.run(AdaCur(budget=20, rounds=4), context=shortened(2))[0].rows] == [2, 6, 6, 6]
+    assert [one.calls for one in world.run(AdaCur(budget=20, rounds=4, estimates=True), context=shortened(0))] == [0, 0]
 
 
 @given(st.data())
@@ -199,15 +199,15 @@ def test_through_a_searcher_on_an_index():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AnnCur(budget=0), "budget must be a whole number of at least 1. Got 0 instead."),
-        (lambda: AnnCur(anchors=0), "anchors must be a whole number of at least 1. Got 0 instead."),
-        (lambda: AnnCur(anchors=101), "anchors must be between 1 and budget (100). Got 101 instead."),
-        (lambda: AnnCur(seed=-1), "seed must be a whole number of at least 0. Got -1 instead."),
-        (lambda: AdaCur(budget=5), "rounds must be between 1 and budget (5). Got 10 instead."),
-        (lambda: AdaCur(rounds=True), "rounds must be a whole number of at least 1. Got True instead."),
+        (lambda: AnnCur(budget=0), "`budget` must be a positive integer, got 0."),
+        (lambda: AnnCur(anchors=0), "`anchors` must be a positive integer, got 0."),
+        (lambda: AnnCur(anchors=101), "`anchors` must be between 1 and `budget` (100), got 101."),
+        (lambda: AnnCur(seed=-1), "`seed` must be a nonnegative integer, got -1."),
+        (lambda: AdaCur(budget=5), "`rounds` must be between 1 and `budget` (5), got 10."),
+        (lambda: AdaCur(rounds=True), "`rounds` must be a positive integer, got True."),
     ],
 )
-def test_settings_that_cannot_work_are_refused(make, message):
+def test_invalid_settings_are_rejected(make, message):
     with pytest.raises(InputError) as error:
         make()
     assert str(error.value) == message

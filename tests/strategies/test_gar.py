@@ -43,7 +43,7 @@ def test_equals_a_plain_reading(budget, rounds, neighbors, first, share):
     world = World.low_rank(seed=1)
     allowed = np.arange(200) % share == 0
     found = world.run(Gar(budget=budget, rounds=rounds, neighbors=neighbors, first=first), allowed=allowed)
-    rankings = world.space(allowed=allowed).propose(first, budget)[1]
+    rankings = world.context(allowed=allowed).propose(first, budget)[1]
     for query, one in enumerate(found):
         ranking = rankings[query].rows.tolist()
         assert all_rows(one) == plain_gar(world, query, budget, rounds, neighbors, ranking, allowed)
@@ -61,17 +61,17 @@ def test_a_cluster_that_the_ranking_sees_one_item_of_is_found():
     world = World(scores, vectors, np.zeros((1, 32), np.float32))
     ranking = np.array([100, *range(100), *range(120, 200), *range(101, 120)])
     given = Proposal(ranking, np.zeros(200, np.float32))
-    space = replace(world.space(), propose=lambda name, n: ("given", [given.first(n)]))
+    context = replace(world.context(), propose=lambda name, n: ("given", [given.first(n)]))
 
-    (found,) = world.run(Gar(budget=40, rounds=4, neighbors=19), space=space)
+    (found,) = world.run(Gar(budget=40, rounds=4, neighbors=19), context=context)
     assert best(found, 20) == list(range(100, 120))
     assert set(found.rows[1].tolist()) < set(range(101, 120))
-    assert found.estimates[1].tolist() == [20.0] * 10  # the score of the item they are neighbours of
-    (reranked,) = world.run(Rerank(budget=40), space=space)
+    assert found.estimates[1].tolist() == [20.0] * 10  # the score of the item they are neighbors of
+    (reranked,) = world.run(Rerank(budget=40), context=context)
     assert best(reranked, 2) == [100, 0]
 
 
-def test_neighbours_are_searched_once_for_all_queries_and_only_when_needed(monkeypatch):
+def test_neighbors_are_searched_once_for_all_queries_and_only_when_needed(monkeypatch):
     world = World.low_rank(queries=4)
     world.scores[:] = world.scores[0]
     world.query_vectors[:] = world.query_vectors[0]  # the same query four times
@@ -124,18 +124,20 @@ def test_ties_go_to_the_lower_row():
 @pytest.mark.parametrize(("kept", "neighbors", "calls"), [(0, 8, 0), (1, 8, 40), (3, 199, 40)])
 def test_a_short_ranking_is_filled_from_the_frontier_and_an_empty_one_ends(kept, neighbors, calls):
     world = World.low_rank(queries=2)
-    space = world.space()
-    short = replace(space, propose=lambda name, n: ("given", [p.first(kept) for p in space.propose(name, n)[1]]))
-    found = world.run(Gar(budget=40, rounds=4, neighbors=neighbors), space=short)
+    context = world.context()
+    short = replace(context, propose=lambda name, n: ("given", [p.first(kept) for p in context.propose(name, n)[1]]))
+    found = world.run(Gar(budget=40, rounds=4, neighbors=neighbors), context=short)
     assert [one.calls for one in found] == [calls] * 2
 
 
 def test_the_search_ends_where_ranking_and_frontier_do():
-    """Two pairs of neighbours, one of them in the ranking: nothing leads to the other."""
+    """Two pairs of neighbors, one of them in the ranking: nothing leads to the other."""
     vectors = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], np.float32)
     world = World(np.ones((1, 4), np.float32), vectors, np.zeros((1, 2), np.float32))
-    space = replace(world.space(), propose=lambda name, n: ("given", [Proposal(np.array([0]), np.ones(1, np.float32))]))
-    (found,) = world.run(Gar(budget=4, rounds=4, neighbors=1), space=space)
+    context = replace(
+        world.context(), propose=lambda name, n: ("given", [Proposal(np.array([0]), np.ones(1, np.float32))])
+    )
+    (found,) = world.run(Gar(budget=4, rounds=4, neighbors=1), context=context)
     assert [rows.tolist() for rows in found.rows] == [[0], [1]]
 
 
@@ -159,12 +161,12 @@ def test_no_setting_breaks_the_budget_the_filter_or_asks_twice(data):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"budget": 5}, "rounds must be between 1 and budget (5). Got 10 instead."),
-        ({"budget": 2.5}, "budget must be a whole number of at least 1. Got 2.5 instead."),
-        ({"neighbors": 0}, "neighbors must be a whole number of at least 1. Got 0 instead."),
+        ({"budget": 5}, "`rounds` must be between 1 and `budget` (5), got 10."),
+        ({"budget": 2.5}, "`budget` must be a positive integer, got 2.5."),
+        ({"neighbors": 0}, "`neighbors` must be a positive integer, got 0."),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings, message):
+def test_invalid_settings_are_rejected(settings, message):
     with pytest.raises(InputError) as error:
         Gar(**settings)
     assert str(error.value) == message

@@ -150,27 +150,27 @@ def test_no_setting_breaks_the_budget_the_filter_or_asks_twice(data):
 
 def test_query_vectors_are_needed():
     world = World.low_rank()
-    with pytest.raises(InputError, match="Tour needs query vectors: an encoder, and item vectors like its own"):
-        world.run(Tour(), space=replace(world.space(), query_vectors=None))
+    with pytest.raises(InputError, match="Tour needs query vectors"):
+        world.run(Tour(), context=replace(world.context(), query_vectors=None))
 
 
-def test_steps_that_are_too_long_are_said_so():
+def test_diverging_steps_are_an_error():
     world = World.low_rank()
-    with pytest.raises(InputError, match=r"a query vector of Tour grew without bound. Lower learning_rate \(1e\+30\)"):
+    with pytest.raises(InputError, match=r"diverged. Lower `learning_rate` \(1e\+30\)"):
         world.run(Tour(budget=60, rounds=6, loss="mse", learning_rate=1e30))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"budget": 5}, "rounds must be between 1 and budget (5). Got 10 instead."),
-        ({"budget": 0}, "budget must be a whole number of at least 1. Got 0 instead."),
-        ({"loss": "kl"}, 'loss must be "ce" or "mse". Got \'kl\' instead.'),
-        ({"learning_rate": 0}, "learning_rate must be a positive number. Got 0 instead."),
-        ({"learning_rate": float("nan")}, "learning_rate must be a positive number. Got nan instead."),
+        ({"budget": 5}, "`rounds` must be between 1 and `budget` (5), got 10."),
+        ({"budget": 0}, "`budget` must be a positive integer, got 0."),
+        ({"loss": "kl"}, "`loss` must be one of 'ce', 'mse', got 'kl'."),
+        ({"learning_rate": 0}, "`learning_rate` must be a positive number, got 0."),
+        ({"learning_rate": float("nan")}, "`learning_rate` must be a positive number, got nan."),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings, message):
+def test_invalid_settings_are_rejected(settings, message):
     with pytest.raises(InputError) as error:
         Tour(**settings)
     assert str(error.value) == message

@@ -9,7 +9,7 @@ import pytest
 from tools.build_example import describe, make_queries, split_of
 from tools.wordnet import WordNet, mark
 
-LICENCE = "  1 This software and database is being provided to you  \n"
+LICENSE = "  1 This software and database is being provided to you  \n"
 DATA = {
     "noun": [
         '00000010 17 n 02 bank 0 riverbank 0 000 | sloping land; beside water; "they sat on the banks of the river"  ',
@@ -41,8 +41,8 @@ INDEX = {
 @pytest.fixture
 def wordnet(tmp_path: Path) -> WordNet:
     for pos, lines in DATA.items():
-        (tmp_path / f"data.{pos}").write_text(LICENCE + "\n".join(lines) + "\n")
-        (tmp_path / f"index.{pos}").write_text(LICENCE + "\n".join(INDEX[pos]) + "\n")
+        (tmp_path / f"data.{pos}").write_text(LICENSE + "\n".join(lines) + "\n")
+        (tmp_path / f"index.{pos}").write_text(LICENSE + "\n".join(INDEX[pos]) + "\n")
         (tmp_path / f"{pos}.exc").write_text("")
     (tmp_path / "cntlist.rev").write_text("stop%2:38:00:: 1 9\nbank%1:14:00:: 1 5\nbank%1:17:01:: 2 1\n")
     return WordNet.read(tmp_path)
@@ -85,7 +85,7 @@ def test_senses_of_the_most_used_words_and_familiar_things_come_first(wordnet: W
         ("v00000070", "he stopped at the lights", "he [stopped] at the lights"),
         ("n00000030", "you may go in May", "you may go in [May]"),
         ("n00000020", "Bank on the corner", "[Bank] on the corner"),
-        ("n00000020", "the bank, a bank", None),  # which of the two?
+        ("n00000020", "the bank, a bank", None),  # ambiguous
         ("n00000020", "the riverside", None),  # no form of the word
         ("n00000020", "he likes the Bank Holiday", None),  # a name
         ("n00000040", "he lives in town", None),  # the preposition, not the inch

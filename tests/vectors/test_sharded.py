@@ -62,10 +62,10 @@ def test_a_whole_search_finds_the_same(strategy):
     world = make_world()
     whole = world.run(strategy)
     vectors = ShardedSearch.split(world.vectors, 5)
-    profiles = vectors.with_columns(*world.prior.beside)
+    profiles = vectors.with_columns(*world.prior.item_columns)
     assert profiles.dim == 16 + 3 + 1
-    space = replace(world.space(), item_vectors=lambda: vectors, item_profiles=lambda: profiles)
-    for mine, its in zip(whole, world.run(strategy, space=space), strict=True):
+    context = replace(world.context(), item_vectors=lambda: vectors, augmented_vectors=lambda: profiles)
+    for mine, its in zip(whole, world.run(strategy, context=context), strict=True):
         assert all_rows(mine) == all_rows(its)
         for one, other in zip(mine.estimates, its.estimates, strict=True):
             np.testing.assert_array_equal(one, other)

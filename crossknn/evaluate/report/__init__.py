@@ -1,1 +1,1 @@
-"""Evaluation reports: tables, plots and one HTML page."""
+"""The report of a comparison: terminal table, figures and HTML page."""

@@ -1,16 +1,17 @@
-"""The main findings of a comparison as sentences, computed from its numbers, whoever wins."""
+"""Sentences about the main findings of a comparison, computed from its numbers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Final
 
-from crossknn.evaluate.compare import Result
 from crossknn.evaluate.comparison import Comparison
 from crossknn.evaluate.report.format import PERCENT, number, percent, points
-from crossknn.evaluate.study_results import Sweep
+from crossknn.evaluate.results import Result, Sweep
 
-TYPICAL_BUDGET, TYPICAL_K = 100, 10  # what the headline is about, where it was measured
+TYPICAL_BUDGET: Final = 100  # the headline is about this budget and k, if they were measured
+TYPICAL_K: Final = 10
 
 
 def headline(comparison: Comparison) -> str:
@@ -20,20 +21,19 @@ def headline(comparison: Comparison) -> str:
     plain = _best(comparison.result(group.baseline, budget, k) for group in comparison.groups)
     adaptive = _best(comparison.result(name, budget, k) for group in comparison.groups for name in group.adaptive)
     if plain is None:
-        return f"At {number(budget)} calls per query nothing was measured of the true top {k}."
+        return f"The true top {k} was not measured at {number(budget)} calls per query."
     if adaptive is None:
         return f"{_opening(plain)}."
-    if (points(adaptive, plain) or 0) == 0:
+    if points(adaptive, plain) == 0:
         return f"{_opening(adaptive)}, as many as “{plain.strategy}”, the best without adaptation."
-    if adaptive.recall > plain.recall:
-        return (
-            f"{_opening(adaptive)}; the best without adaptation, “{plain.strategy}”, {percent(plain.recall)}{PERCENT}."
-        )
-    return f"{_opening(plain)}; the best adaptive search, “{adaptive.strategy}”, {percent(adaptive.recall)}{PERCENT}."
+    first, second, name = adaptive, plain, "the best without adaptation"
+    if adaptive.recall < plain.recall:
+        first, second, name = plain, adaptive, "the best adaptive search"
+    return f"{_opening(first)}; {name}, “{second.strategy}”, {percent(second.recall)}{PERCENT}."
 
 
 def tally(comparison: Comparison) -> str | None:
-    """How often adaptive search is above, below and level with its own baseline; None where there is none."""
+    """How often adaptive search is above, below and level with its baseline; None where nothing has a baseline."""
     signs: Counter[int] = Counter()
     for result in comparison.attainable.results:
         difference = points(result, comparison.result(result.baseline, result.budget, result.k))
@@ -47,15 +47,15 @@ def tally(comparison: Comparison) -> str | None:
     )
 
 
-def name_peaks(sweep: Sweep, setting: str) -> str:
-    """With which value of the setting most is found, for each k."""
-    peaks = []
+def describe_best(sweep: Sweep, setting: str) -> str:
+    """The value of the setting with the highest recall, for each k."""
+    best = []
     for k in dict.fromkeys(curve.k for curve in sweep.curves):
-        points = [(point, curve.strategy) for curve in sweep.curves if curve.k == k for point in curve.points]
-        point, strategy = max(points, key=lambda one: one[0].recall)
-        share = f"“{strategy}”, {percent(point.recall)}{PERCENT}"
-        peaks.append(f"{setting} = {point.at:.3g} for the true top {k} ({share})")
-    return f"On the queries that were asked, most is found with {', '.join(peaks)}."
+        found = [(point, curve.strategy) for curve in sweep.curves if curve.k == k for point in curve.points]
+        point, strategy = max(found, key=lambda pair: pair[0].recall)
+        recall = f"“{strategy}”, {percent(point.recall)}{PERCENT}"
+        best.append(f"{setting} = {point.at:.3g} for the true top {k} ({recall})")
+    return f"On the test queries, recall is highest with {', '.join(best)}."
 
 
 def explain_oracles(comparison: Comparison) -> str | None:
@@ -63,9 +63,14 @@ def explain_oracles(comparison: Comparison) -> str | None:
     if not any(result.oracle for result in comparison.results):
         return None
     return (
-        "Oracle: for each budget and k the best setting on the very queries that are asked. Nobody can know it before:"
-        " it is not attainable."
+        "Oracle: the best setting for each budget and k, chosen on the test queries themselves. It is an upper bound:"
+        " not attainable."
     )
+
+
+def typical(sizes: Sequence[int], preferred: int) -> int:
+    """`preferred` if it is among the sizes, else the middle one."""
+    return preferred if preferred in sizes else sizes[len(sizes) // 2]
 
 
 def _opening(result: Result) -> str:
@@ -73,11 +78,6 @@ def _opening(result: Result) -> str:
         f"At {number(result.budget)} calls per query, “{result.strategy}” finds {percent(result.recall)}{PERCENT}"
         f" of the cross-encoder’s true top {result.k}"
     )
-
-
-def typical(sizes: Sequence[int], wanted: int) -> int:
-    """`wanted` where it is among the sizes, else the middle one."""
-    return wanted if wanted in sizes else sizes[len(sizes) // 2]
 
 
 def _best(results: Iterable[Result | None]) -> Result | None:

@@ -1,8 +1,8 @@
-"""Numbers as a reader sees them, the same in the table, the figure and the page."""
+"""Number formats of the table, the figures and the page."""
 
 from __future__ import annotations
 
-from crossknn.evaluate.compare import Result
+from crossknn.evaluate.results import Result
 from crossknn.scorers.timing import Speed
 
 MISSING = "–"
@@ -19,6 +19,16 @@ def number(value: float | None) -> str:
     if value is None:
         return MISSING
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+
+
+def short(value: float) -> str:
+    """Three significant digits."""
+    return f"{value:.3g}"
+
+
+def value(fact: str | float) -> str:
+    """A fact about the run: text as it is, numbers with separators."""
+    return fact if isinstance(fact, str) else f"{fact:,}" if isinstance(fact, int) else f"{fact:,g}"
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The results as a table for the terminal, each adaptive strategy directly below its baseline."""
+"""Terminal table of the results, each adaptive strategy below its baseline."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from crossknn.evaluate.compare import Result
 from crossknn.evaluate.comparison import Comparison
 from crossknn.evaluate.report.findings import explain_oracles
 from crossknn.evaluate.report.format import milliseconds, number, percent, points
+from crossknn.evaluate.results import Result
 
-NAME_WIDTH = 42  # what leaves room for the numbers in 100 columns; longer names wrap
+MAX_NAME_WIDTH = 42  # leaves room for the numbers in 100 columns; longer names wrap
 
 
 def table(comparison: Comparison, ks: Sequence[int] = (1, 10, 100)) -> Table:
-    """A section per budget and a last one for exact search; fits 80 columns for three k."""
+    """A table with one section per budget and one for exact search; fits 80 columns for three k."""
     drawn = Table(box=SIMPLE_HEAD, title=Text(comparison.title), title_justify="left", title_style="bold")
     drawn.caption = _caption(comparison)
     drawn.caption_justify = "left"
-    drawn.add_column("found, % of the true", max_width=NAME_WIDTH, overflow="fold")
+    drawn.add_column("recall, % of the true", max_width=MAX_NAME_WIDTH, overflow="fold")
     for header in ["calls", *(f"top {k}" for k in ks), "ms/query"]:
         drawn.add_column(header, justify="right", no_wrap=True, overflow="fold")
     for budget in comparison.budgets:
@@ -54,6 +54,6 @@ def _recall(result: Result | None, baseline: Result | None) -> Text:
 
 def _caption(comparison: Comparison) -> str:
     adaptive = any(group.adaptive for group in comparison.groups)
-    colours = " Green: above the baseline, the row without ↳ before it; red: below." if adaptive else ""
-    known = f"ms/query: scorer, solve and search together.{colours}"
+    colors = " Green: above the baseline, the row without ↳ before it; red: below." if adaptive else ""
+    known = f"ms/query: scorer, solve and search together.{colors}"
     return " ".join(filter(None, [known, explain_oracles(comparison)]))

@@ -1,10 +1,10 @@
-"""MF_ind: two small nets that turn the dual encoder's vectors into vectors that fit the observed entries of G."""
+"""Inductive matrix factorization (MF_ind): gated MLPs that map the dual encoder's vectors to fitted ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.indexing.factorization.trainer import (
-    Report,
+    FitReport,
     Training,
-    blocks,
+    batches,
     check_vectors,
     read_vectors,
     shuffled_batches,
@@ -27,25 +27,23 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-SKIP_START = -5.0  # the paper's w before training: σ(−5) = 0.7% net, 99.3% the vector as it came
+INITIAL_GATE = -5.0  # the paper's w before training: σ(−5) = 0.7% MLP, 99.3% input vector
 SIDES = ("queries", "items")
-MOST_ON_DEVICE = 8 * 2**30  # bytes of vectors that a GPU holds while nets learn
+MAX_DEVICE_BYTES = 8 * 2**30  # of vectors that a GPU holds during training
 
-Net = dict[str, "torch.Tensor"]  # w1 (2d, d), b1 (2d,), w2 (d, 2d), b2 (d,), skip ()
-State = dict[str, NDArray[np.float32]]  # both nets' parameters, as "queries.w1" or "items.skip"
+Net = dict[str, "torch.Tensor"]  # w1 (2d, d), b1 (2d,), w2 (d, 2d), b2 (d,), skip (): the gate's logit w
+State = dict[str, NDArray[np.float32]]  # the parameters of both nets, such as "queries.w1" or "items.skip"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inductive(Training):
-    """MF_ind: `x ↦ σ(w)·(W₂ gelu(W₁ x + b₁) + b₂) + (1 − σ(w))·x`, d → 2d → d; a net for queries and a net for items.
+    """MF_ind: `x ↦ σ(w)·(W₂ gelu(W₁ x + b₁) + b₂) + (1 − σ(w))·x`, d → 2d → d; a net for queries and one for items.
 
-    The dual encoder stays as it is. Scores are fitted as they come: normalise them first
-    (`crossknn.strategies.normalization`), so that they are on the scale of the vectors' inner products.
-    The settings are those of `Training`; AdamW is torch's.
+    The dual encoder is frozen. Normalize scores first (`crossknn.strategies.normalization`), so that they are on the
+    scale of the vectors' inner products. The settings are those of `Training`, with torch's AdamW.
 
-    Memory, besides the entries: nothing per item. The item vectors may be a float16 memory map, of which each batch
-    reads its own rows; the nets take 8 · dim² numbers in all, four times with their gradients and moments. A GPU holds
-    the vectors themselves as they come, up to 8 GiB of them.
+    Memory besides the entries: nothing per item on a CPU, which reads each batch from the (memory-mapped) vectors; a
+    GPU holds up to 8 GiB of vectors. The nets have 8 · dim² parameters, four times that with gradients and moments.
     """
 
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -65,7 +63,7 @@ class Inductive(Training):
         *,
         progress: Progress | None = None,
     ) -> InductiveFit:
-        """The nets, from the dual encoder's vectors: `query_vectors` (queries, dim), `item_vectors` (items, dim)."""
+        """Train the nets on the dual encoder's vectors (queries, dim) and (items, dim)."""
         torch = import_extra("torch", extra="models")
         fitted, held_out = self.split(entries)
         dim = check_vectors("query_vectors", query_vectors, entries.pairs.n_queries)
@@ -76,33 +74,30 @@ class Inductive(Training):
 
 
 class InductiveFit:
-    """Both nets: vectors of any queries and items, seen or not, whose inner products are estimates of the scores.
+    """Both trained nets: vectors of any queries and items, whose inner products estimate the scores.
 
-    report  how the fit went; None where the nets were loaded
+    Attributes:
+        dim: Of the vectors.
+        report: Training statistics; None if the nets were loaded.
     """
 
-    def __init__(self, state: State, *, device: str | None = None, report: Report | None = None) -> None:
+    def __init__(self, state: State, *, device: str | None = None, report: FitReport | None = None) -> None:
         self._torch = import_extra("torch", extra="models")
         self._device = self._torch.device(device or "cpu")
         self._state = {name: np.array(values, np.float32) for name, values in state.items()}
         self.dim = _check_state(self._state)
         self.report = report
 
-    @classmethod
-    def from_state(cls, state: State, *, device: str | None = None) -> Self:
-        """The nets that `state` came from."""
-        return cls(state, device=device)
-
     def state(self) -> State:
-        """The parameters as float32 arrays, to be saved: "queries.w1" (2 dim, dim) and so on."""
+        """The parameters as float32 arrays, from which the nets can be made again."""
         return {name: values.copy() for name, values in self._state.items()}
 
     def encode_queries(self, vectors: NDArray[Any]) -> Vectors:
-        """(queries, dim) float32 from the dual encoder's vectors of the queries."""
+        """(queries, dim) float32 from the dual encoder's vectors of queries."""
         return self._encode("queries", vectors)
 
     def encode_items(self, vectors: NDArray[Any]) -> Vectors:
-        """(items, dim) float32 from the dual encoder's vectors of the items, which may be a memory map."""
+        """(items, dim) float32 from the dual encoder's vectors of items, which may be a memory map."""
         return self._encode("items", vectors)
 
     def _encode(self, side: str, vectors: NDArray[Any]) -> Vectors:
@@ -111,14 +106,14 @@ class InductiveFit:
         net = {name: torch.from_numpy(self._state[f"{side}.{name}"]).to(self._device) for name in _shapes(self.dim)}
         result = np.empty((len(vectors), self.dim), np.float32)
         with torch.inference_mode():
-            for block in blocks(len(vectors)):
-                part = torch.from_numpy(read_vectors(vectors, block)).to(self._device)
-                result[block] = transform(torch, net, part).cpu().numpy()
+            for batch in batches(len(vectors)):
+                part = torch.from_numpy(read_vectors(vectors, batch)).to(self._device)
+                result[batch] = transform(torch, net, part).cpu().numpy()
         return result
 
 
 def transform(torch: Any, net: Net, vectors: Tensor) -> Tensor:
-    """(n, dim) what a net makes of (n, dim) vectors."""
+    """(n, dim): the gated MLP of (n, dim) vectors."""
     hidden = torch.nn.functional.gelu(vectors @ net["w1"].T + net["b1"])
     gate = torch.sigmoid(net["skip"])
     result: Tensor = gate * (hidden @ net["w2"].T + net["b2"]) + (1 - gate) * vectors
@@ -126,21 +121,16 @@ def transform(torch: Any, net: Net, vectors: Tensor) -> Tensor:
 
 
 def make_net(torch: Any, dim: int, *, seed: int) -> Net:
-    """A net before training: torch's default initialisation, and the skip at −5."""
-    with torch.random.fork_rng(devices=[]):  # so that the caller's random numbers stay as they are
+    """An untrained net: torch's default initialization, and the gate at −5."""
+    with torch.random.fork_rng(devices=[]):  # leaves the caller's random state alone
         torch.random.default_generator.manual_seed(seed)
-        wide, narrow = torch.nn.Linear(dim, 2 * dim), torch.nn.Linear(2 * dim, dim)
-    return {
-        "w1": wide.weight.detach(),
-        "b1": wide.bias.detach(),
-        "w2": narrow.weight.detach(),
-        "b2": narrow.bias.detach(),
-        "skip": torch.tensor(SKIP_START),
-    }
+        up, down = torch.nn.Linear(dim, 2 * dim), torch.nn.Linear(2 * dim, dim)
+    parameters = {"w1": up.weight, "b1": up.bias, "w2": down.weight, "b2": down.bias}
+    return {name: value.detach() for name, value in parameters.items()} | {"skip": torch.tensor(INITIAL_GATE)}
 
 
 class _Nets:
-    """Both nets while they learn."""
+    """Both nets in training: the learner of MF_ind."""
 
     def __init__(
         self, torch: Any, vectors: tuple[NDArray[Any], NDArray[Any]], fitted: SparseScores, settings: Inductive
@@ -160,8 +150,10 @@ class _Nets:
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=on_gpu
         )
-        self._held = self._hold() if on_gpu and sum(side.nbytes for side in vectors) <= MOST_ON_DEVICE else None
-        self._kept: list[torch.Tensor] = []
+        self._on_device: list[torch.Tensor] | None = None
+        if on_gpu and sum(side.nbytes for side in vectors) <= MAX_DEVICE_BYTES:
+            self._copy_to_device()
+        self._saved: list[torch.Tensor] = []
         self.steps = -(-len(fitted) // settings.batch)
 
     def run_epoch(self, tick: Callable[[], None]) -> None:
@@ -181,13 +173,13 @@ class _Nets:
     def is_finite(self) -> bool:
         return all(bool(self._torch.isfinite(value).all()) for value in self._parameters)
 
-    def keep(self) -> None:
-        self._kept = [value.detach().clone() for value in self._parameters]
+    def checkpoint(self) -> None:
+        self._saved = [value.detach().clone() for value in self._parameters]
 
-    def go_back(self) -> None:
+    def restore(self) -> None:
         with self._torch.no_grad():
-            for value, kept in zip(self._parameters, self._kept, strict=True):
-                value.copy_(kept)
+            for value, saved in zip(self._parameters, self._saved, strict=True):
+                value.copy_(saved)
 
     def state(self) -> State:
         return {
@@ -200,19 +192,19 @@ class _Nets:
         left, right = self._encode(0, pairs.queries), self._encode(1, pairs.rows)
         return (left * right).sum(1)
 
-    def _hold(self) -> list[torch.Tensor]:
-        """The vectors on the device, for which copying those of each step would take longer than the step."""
-        return [self._torch.from_numpy(np.array(side)).to(self._device) for side in self._vectors]
+    def _copy_to_device(self) -> None:
+        """Hold all vectors on the device: copying those of each step would take longer than the step."""
+        self._on_device = [self._torch.from_numpy(np.array(side)).to(self._device) for side in self._vectors]
 
     def _encode(self, side: int, numbers: Numbers) -> torch.Tensor:
-        """(numbers, dim) the net's vectors; on a CPU each different one is read and computed once."""
-        if self._held is not None:
+        """(numbers, dim) the net's outputs; on a CPU each distinct vector is read and computed once."""
+        if self._on_device is not None:
             rows = self._torch.from_numpy(numbers).to(self._device)
-            return transform(self._torch, self._nets[side], self._held[side][rows].float())
-        different, places = np.unique(numbers, return_inverse=True)
-        vectors = self._torch.from_numpy(read_vectors(self._vectors[side], different)).to(self._device)
+            return transform(self._torch, self._nets[side], self._on_device[side][rows].float())
+        distinct, positions = np.unique(numbers, return_inverse=True)
+        vectors = self._torch.from_numpy(read_vectors(self._vectors[side], distinct)).to(self._device)
         encoded = transform(self._torch, self._nets[side], vectors)
-        return encoded[self._torch.from_numpy(places).to(self._device)]
+        return encoded[self._torch.from_numpy(positions).to(self._device)]
 
 
 def _shapes(dim: int) -> dict[str, tuple[int, ...]]:
@@ -220,10 +212,10 @@ def _shapes(dim: int) -> dict[str, tuple[int, ...]]:
 
 
 def _check_state(state: State) -> int:
-    """The dimension of the vectors, or an error that says what is wrong with the state."""
+    """The dimension of the vectors."""
     dim = len(state["items.b2"]) if "items.b2" in state else 1
-    wanted = {f"{side}.{name}": shape for side in SIDES for name, shape in _shapes(dim).items()}
-    have = {name: values.shape for name, values in state.items()}
-    if have != wanted:
-        raise InputError(f"state must hold arrays of shapes {wanted}. Got {have} instead.")
+    expected = {f"{side}.{name}": shape for side in SIDES for name, shape in _shapes(dim).items()}
+    found = {name: values.shape for name, values in state.items()}
+    if found != expected:
+        raise InputError(f"`state` must hold arrays of the shapes {expected}, got {found}.")
     return dim

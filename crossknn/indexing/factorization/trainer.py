@@ -1,4 +1,4 @@
-"""What the factorisers share: checked settings, batches of entries, held-out error, early stopping, a NaN check."""
+"""Training loop shared by the factorizations: settings, mini-batches, held-out error, early stopping."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from typing import Any, ClassVar, Protocol, Self, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn._checks import check_positive
+from crossknn._checks import check_choice, check_number, check_positive, invalid
 from crossknn.errors import InputError
 from crossknn.indexing.score_matrix import Pairs, SparseScores
 from crossknn.types import Progress, Scores, Vectors
 
-STEP = "factorising"  # what progress is reported as
-MOST_DECAY = 0.05  # in one step; more makes no sense, and LateAdamW's sums no longer converge from 0.1 on
-ERROR_PAIRS = 8_192  # whose estimates are made at once
-ERROR_SAMPLE = 200_000  # entries that the error on what was fitted is measured on
-BLOCK_ROWS = 4_096  # vectors read, encoded or copied at once
+PROGRESS_STEP = "factorizing"
+MAX_DECAY_PER_STEP = 0.05  # of a vector; from 0.1 on the sums of LazyAdamW no longer converge
+ERROR_BATCH = 8_192  # pairs estimated together
+ERROR_SAMPLE = 200_000  # entries that the training error is measured on
+VECTOR_BATCH = 4_096  # vectors read, encoded or copied together
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How entries are fitted, whatever is fitted to them.
+    """Settings of every training.
 
-    epochs         at most so many passes over the entries
-    learning_rate  of AdamW
-    weight_decay   of AdamW
-    batch          entries per step of AdamW (the paper does not say)
-    held_out       share of the entries that is not fitted but checks the fit after each epoch
-    patience       stop after so many epochs without a lower error on what was held out, and go back to the best
-                   epoch, which may be the start. None never stops or goes back: the last epoch is kept
-    seed           of everything random. On a CPU, the same seed gives the same bytes
-    device         of torch; None is the CPU
+    Args:
+        epochs: The maximal number of passes over the entries.
+        learning_rate: Of AdamW.
+        weight_decay: Of AdamW.
+        batch: Entries per step of AdamW (the paper does not say).
+        held_out: The share of entries held out to measure the error after each epoch.
+        patience: Stop after this many epochs without a lower held-out error and restore the best epoch, which may
+            be the start. None runs all epochs and keeps the last.
+        seed: Of everything random. On a CPU the same seed gives the same bytes.
+        device: Of torch; None is the CPU.
     """
 
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -54,37 +55,37 @@ class Training:
         check_positive("batch", self.batch)
         if self.patience is not None:
             check_positive("patience", self.patience)
-        check_number("learning_rate", self.learning_rate, positive=True)
-        check_number("weight_decay", self.weight_decay)
-        if self.learning_rate * self.weight_decay > MOST_DECAY:
+        check_number("learning_rate", self.learning_rate)
+        if not 0 <= self.weight_decay < math.inf:
+            raise invalid("weight_decay", "a nonnegative number", self.weight_decay)
+        if self.learning_rate * self.weight_decay > MAX_DECAY_PER_STEP:
             raise InputError(
-                f"learning_rate × weight_decay must be at most {MOST_DECAY}: so much of a vector decays in a step. "
-                f"Got {self.learning_rate!r} × {self.weight_decay!r} instead."
+                f"`learning_rate` × `weight_decay` must be at most {MAX_DECAY_PER_STEP}, "
+                f"got {self.learning_rate!r} × {self.weight_decay!r}."
             )
         if not 0 <= self.held_out < 1:
-            raise InputError(f"held_out must be at least 0 and below 1. Got {self.held_out!r} instead.")
+            raise invalid("held_out", "at least 0 and less than 1", self.held_out)
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
-        """The settings of that name, with these changes."""
-        if name not in cls.PRESETS:
-            raise InputError(f"preset must be one of {', '.join(cls.PRESETS)}. Got {name!r} instead.")
+        """The preset of this name, with these changes."""
+        check_choice("preset", name, cls.PRESETS)
         return cls(**{**cls.PRESETS[name], **changes})
 
     def split(self, entries: SparseScores) -> tuple[SparseScores, SparseScores]:
-        """(entries to fit, entries held out)."""
+        """(training entries, held-out entries)."""
         if not len(entries):
-            raise InputError("entries must hold at least one score. Got none.")
+            raise InputError("`entries` must hold at least one score.")
         return entries.hold_out(self.held_out, seed=self.seed)
 
 
-class Report(TypedDict):
-    """How a fit went. Errors are mean squared errors; those of what was held out are None where nothing was."""
+class FitReport(TypedDict):
+    """Training statistics. Errors are mean squared errors; held-out ones are None if nothing was held out."""
 
-    entries: int  # that were fitted
+    entries: int  # trained on
     held_out_entries: int
-    epochs: int  # that were run
-    best_epoch: int  # whose result is returned; 0 is the start
+    epochs: int  # run
+    best_epoch: int  # the one returned; 0 is the start
     stopped_early: bool
     seconds: float
     train_error_before: float
@@ -96,148 +97,134 @@ class Report(TypedDict):
 
 
 class Learner(Protocol):
-    """Something that fits entries epoch by epoch and can go back to an earlier state."""
+    """A model trained epoch by epoch, with one checkpoint."""
 
-    steps: int  # of an epoch, for progress
+    steps: int  # per epoch, for progress
 
     def run_epoch(self, tick: Callable[[], None]) -> None:
-        """One pass over the entries to fit; calls `tick` after each step."""
+        """Pass over the training entries once, calling `tick` after each step."""
 
     def estimate(self, pairs: Pairs) -> Scores:
-        """(pairs,) `u·v` of a few pairs, as learned so far."""
+        """(pairs,) `u·v` of some pairs."""
 
     def is_finite(self) -> bool:
-        """Whether no NaN and no infinity was learned."""
+        """Whether all parameters are finite."""
 
-    def keep(self) -> None:
-        """Remember the present state, and forget the one that was kept before."""
+    def checkpoint(self) -> None:
+        """Save the parameters in place of the previous checkpoint."""
 
-    def go_back(self) -> None:
-        """Return to the state that was kept."""
+    def restore(self) -> None:
+        """Return to the checkpoint."""
 
 
 def train(
     learner: Learner, fitted: SparseScores, held_out: SparseScores, settings: Training, progress: Progress | None
-) -> Report:
-    """Run the epochs, stop early, leave the best epoch in `learner`, and say how it went."""
+) -> FitReport:
+    """Train with early stopping and leave the best epoch in `learner`."""
     start = time.perf_counter()
-    sample = _sample(fitted, seed=settings.seed)
-    before = mean_squared_error(sample, learner.estimate)
+    sample = _sample_entries(fitted, seed=settings.seed)
+    error_before = mean_squared_error(sample, learner.estimate)
     errors = [mean_squared_error(held_out, learner.estimate)] if len(held_out) else []
-    watched = bool(errors) and settings.patience is not None
-    tick = _ticker(progress, settings.epochs * learner.steps)
-    best, stopped, epoch = 0, False, 0
-    if watched:
-        learner.keep()
-    while epoch < settings.epochs and not stopped:
-        epoch += 1
-        learner.run_epoch(tick)
-        if len(held_out):
-            errors.append(mean_squared_error(held_out, learner.estimate))
-        _check_finite(learner, errors[-1:], epoch)
-        if watched and errors[epoch] < errors[best]:
-            best = epoch
-            learner.keep()
-        stopped = watched and epoch - best >= (settings.patience or 0) and epoch < settings.epochs
-    if watched and best < epoch:
-        learner.go_back()
-    if progress is not None and stopped:
-        progress(STEP, settings.epochs * learner.steps, settings.epochs * learner.steps)
-    kept = best if watched else epoch
-    return Report(
-        entries=len(fitted),
-        held_out_entries=len(held_out),
-        epochs=epoch,
-        best_epoch=kept,
-        stopped_early=stopped,
-        seconds=time.perf_counter() - start,
-        train_error_before=before,
-        train_error=mean_squared_error(sample, learner.estimate),
-        held_out_error_before=errors[0] if errors else None,
-        held_out_error=errors[kept] if errors else None,
-        held_out_r2=explained(errors[kept], held_out.scores) if errors else None,
-        held_out_errors=errors,
-    )
-
-
-def mean_squared_error(entries: SparseScores, estimate: Callable[[Pairs], Scores]) -> float:
-    """Of the estimates, over all entries, some at a time."""
-    total = 0.0
-    for start in range(0, len(entries), ERROR_PAIRS):
-        part = entries.take(slice(start, start + ERROR_PAIRS))
-        total += float(np.square(estimate(part.pairs).astype(np.float64) - part.scores).sum())
-    return total / len(entries)
-
-
-def explained(error: float, scores: Scores) -> float | None:
-    """R²: how much of the scores' variance an error of this size leaves explained; None where they do not vary."""
-    variance = float(scores.var(dtype=np.float64))
-    return 1 - error / variance if variance > 0 else None
-
-
-def shuffled_batches(count: int, size: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    """All of 0…count−1 in a random order, `size` at a time."""
-    order = rng.permutation(count)
-    for start in range(0, count, size):
-        yield order[start : start + size]
-
-
-def read_vectors(vectors: NDArray[Any], which: NDArray[Any] | slice) -> Vectors:
-    """Some of the vectors as float32; those of a memory map are read only here."""
-    part: Vectors = np.ascontiguousarray(vectors[which], np.float32)
-    return part
-
-
-def blocks(count: int, size: int = BLOCK_ROWS) -> Iterator[slice]:
-    """0…count−1 as slices of at most `size`."""
-    for start in range(0, count, size):
-        yield slice(start, min(start + size, count))
-
-
-def check_vectors(name: str, vectors: NDArray[Any], count: int, dim: int | None = None) -> int:
-    """The dimension of (count, dim) finite vectors, or an error that says what they are instead."""
-    wanted = f"({count}, {dim or 'dim'})"
-    if vectors.ndim != 2 or len(vectors) != count or not vectors.shape[1] or (dim and vectors.shape[1] != dim):
-        raise InputError(f"{name} must have shape {wanted}. Got {vectors.shape} instead.")
-    if not np.issubdtype(vectors.dtype, np.floating):
-        raise InputError(f"{name} must be floating-point. Got {vectors.dtype} instead.")
-    for block in blocks(count):
-        if not math.isfinite(vectors[block].sum(dtype=np.float64)):
-            raise InputError(f"{name} must be finite. Got NaN or infinity in rows {block.start} to {block.stop - 1}.")
-    return int(vectors.shape[1])
-
-
-def check_number(name: str, value: float, *, positive: bool = False) -> None:
-    """A finite number that is not negative, and not zero where it must be positive."""
-    if not math.isfinite(value) or value < 0 or (positive and value == 0):
-        raise InputError(
-            f"{name} must be {'positive' if positive else 'at least 0'} and finite. Got {value!r} instead."
-        )
-
-
-def _check_finite(learner: Learner, errors: list[float], epoch: int) -> None:
-    if not learner.is_finite() or not all(map(math.isfinite, errors)):
-        raise InputError(
-            f"the fit broke down in epoch {epoch}: NaN or infinity in what was learned. Lower learning_rate (or raise "
-            "ridge), and check that the scores were normalised to the scale of the vectors' inner products."
-        )
-
-
-def _sample(entries: SparseScores, *, seed: int) -> SparseScores:
-    """The entries, or enough of them to measure an error."""
-    if len(entries) <= ERROR_SAMPLE:
-        return entries
-    chosen = np.random.default_rng((seed, 2)).choice(len(entries), ERROR_SAMPLE, replace=False)
-    return entries.take(np.sort(chosen))
-
-
-def _ticker(progress: Progress | None, total: int) -> Callable[[], None]:
-    done = 0
+    early_stopping = bool(errors) and settings.patience is not None
+    total, done = settings.epochs * learner.steps, 0
 
     def tick() -> None:
         nonlocal done
         done += 1
         if progress is not None:
-            progress(STEP, done, total)
+            progress(PROGRESS_STEP, done, total)
 
-    return tick
+    best, stopped, epoch = 0, False, 0
+    if early_stopping:
+        learner.checkpoint()
+    while epoch < settings.epochs and not stopped:
+        epoch += 1
+        learner.run_epoch(tick)
+        if len(held_out):
+            errors.append(mean_squared_error(held_out, learner.estimate))
+        if not learner.is_finite() or not all(map(math.isfinite, errors[-1:])):
+            raise InputError(
+                f"The fit diverged in epoch {epoch}: NaN or infinity in the parameters. Lower `learning_rate` or raise "
+                "`ridge`, and check that the scores are normalized to the scale of the vectors' inner products."
+            )
+        if early_stopping and errors[epoch] < errors[best]:
+            best = epoch
+            learner.checkpoint()
+        stopped = early_stopping and epoch - best >= (settings.patience or 0) and epoch < settings.epochs
+    if early_stopping and best < epoch:
+        learner.restore()
+    if progress is not None and stopped:
+        progress(PROGRESS_STEP, total, total)
+    returned = best if early_stopping else epoch
+    return FitReport(
+        entries=len(fitted),
+        held_out_entries=len(held_out),
+        epochs=epoch,
+        best_epoch=returned,
+        stopped_early=stopped,
+        seconds=time.perf_counter() - start,
+        train_error_before=error_before,
+        train_error=mean_squared_error(sample, learner.estimate),
+        held_out_error_before=errors[0] if errors else None,
+        held_out_error=errors[returned] if errors else None,
+        held_out_r2=r_squared(errors[returned], held_out.scores) if errors else None,
+        held_out_errors=errors,
+    )
+
+
+def mean_squared_error(entries: SparseScores, estimate: Callable[[Pairs], Scores]) -> float:
+    """Of the estimates over all entries, in batches."""
+    total = 0.0
+    for batch in batches(len(entries), ERROR_BATCH):
+        part = entries.take(batch)
+        total += float(np.square(estimate(part.pairs).astype(np.float64) - part.scores).sum())
+    return total / len(entries)
+
+
+def r_squared(error: float, scores: Scores) -> float | None:
+    """R² of a mean squared error; None if the scores are constant."""
+    variance = float(scores.var(dtype=np.float64))
+    return 1 - error / variance if variance > 0 else None
+
+
+def batches(count: int, size: int = VECTOR_BATCH) -> Iterator[slice]:
+    """0…count−1 as consecutive slices of at most `size`."""
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
+
+
+def shuffled_batches(count: int, size: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+    """0…count−1 in random order, `size` at a time."""
+    order = rng.permutation(count)
+    for batch in batches(count, size):
+        yield order[batch]
+
+
+def read_vectors(vectors: NDArray[Any], which: NDArray[Any] | slice) -> Vectors:
+    """Some vectors as float32; only these are read from a memory map."""
+    part: Vectors = np.ascontiguousarray(vectors[which], np.float32)
+    return part
+
+
+def check_vectors(name: str, vectors: NDArray[Any], count: int, dim: int | None = None) -> int:
+    """The dimension of (count, dim) finite vectors.
+
+    Raises:
+        InputError: If the shape, dtype or values are wrong.
+    """
+    if vectors.ndim != 2 or len(vectors) != count or not vectors.shape[1] or (dim and vectors.shape[1] != dim):
+        raise InputError(f"`{name}` must have shape ({count}, {dim or 'dim'}), got {vectors.shape}.")
+    if not np.issubdtype(vectors.dtype, np.floating):
+        raise InputError(f"`{name}` must be floating-point, got {vectors.dtype}.")
+    for rows in batches(count):
+        if not math.isfinite(vectors[rows].sum(dtype=np.float64)):
+            raise InputError(f"`{name}` must be finite, got NaN or infinity in rows {rows.start} to {rows.stop - 1}.")
+    return int(vectors.shape[1])
+
+
+def _sample_entries(entries: SparseScores, *, seed: int) -> SparseScores:
+    """At most `ERROR_SAMPLE` of the entries."""
+    if len(entries) <= ERROR_SAMPLE:
+        return entries
+    chosen = np.random.default_rng((seed, 2)).choice(len(entries), ERROR_SAMPLE, replace=False)
+    return entries.take(np.sort(chosen))

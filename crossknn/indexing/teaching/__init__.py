@@ -1,1 +1,1 @@
-"""Teaching the dual encoder from cross-encoder scores."""
+"""Training of the dual encoder on cross-encoder scores."""

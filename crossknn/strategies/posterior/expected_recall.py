@@ -1,4 +1,4 @@
-"""How much of each query's true top k is expected among the rows that were scored."""
+"""Expected recall: the share of each query's true top k among the scored rows, by a Poisson tail."""
 
 from __future__ import annotations
 
@@ -11,59 +11,54 @@ from torch import Tensor
 
 from crossknn.vectors.device import to_device
 
-STEEP: Final = torch.pi / 3**0.5  # of a logistic curve of deviation 1
-LEVELS: Final = 32  # scores at which rows above them are counted; between them counts are interpolated
-PAST: Final = 0.7  # what a round's errors count, of those of the round after it
-DOUBT: Final = 20.0  # errors as expected that every query begins with
-TINY: Final = 1e-30  # the least deviation
+LOGISTIC_SLOPE: Final = torch.pi / 3**0.5  # of a logistic distribution with standard deviation 1
+LEVELS: Final = 32  # scores at which the rows above are counted; counts between them are interpolated
+ROUND_DECAY: Final = 0.7  # weight of a round's errors relative to the next round's
+PRIOR_ERRORS: Final = 20.0  # pseudo-observations of errors as large as predicted
+MIN_STD: Final = 1e-30
 
 
-def expected_recall(best: Tensor, wanted: int, means: Tensor, deviations: Tensor, *, each: int = 1) -> Tensor:
-    """(queries,) the expected share of the `wanted` best of all rows that is among those scored.
+def expected_recall(best: Tensor, k: int, means: Tensor, std: Tensor, *, stride: int = 1) -> Tensor:
+    """(queries,) the expected share of the true top k that is among the scored rows.
 
-    `best` (queries, at most `wanted`) are the highest scores, highest first, −∞ behind the last; `means`, −∞ behind the
-    last, and `deviations` (queries, others) belong to the rows that were not scored, each of which stands for `each`.
-    The r-th of `best` is in the top if at most `wanted` − r of the others are above it. How many are is taken as
-    Poisson distributed; each of them is above with a chance that has heavier tails than the normal distribution's, as
-    scores have.
+    The r-th best score (from 1) is in the top k if at most k − r unscored rows are above it. Their number is taken as
+    Poisson distributed, with mean Σ P(score > best_r). Each score is logistic, whose tails are heavier than a normal
+    distribution's, as those of scores are. `best` (queries, at most k) are the highest scores, descending; `means` and
+    `std` (queries, n) belong to unscored rows, each of which stands for `stride` rows. Padding is −∞.
     """
-    found = torch.isfinite(best)
-    room = (wanted - torch.arange(best.shape[1], device=best.device)).double().expand(best.shape)
-    above = each * _count_above(best.double(), found.sum(1), means, deviations)
-    chances: Tensor = torch.special.gammaincc(
-        room, above.clamp(min=0)
-    )  # of at most room − 1, of Poisson distributed ones
-    return chances.masked_fill(~found, 0).sum(1) / wanted
+    valid = torch.isfinite(best)
+    room = (k - torch.arange(best.shape[1], device=best.device)).double().expand(best.shape)
+    above = stride * _count_above(best.double(), valid.sum(1), means, std)
+    # P(Poisson(above) ≤ room − 1) = Q(room, above), the regularized upper incomplete gamma function
+    chances: Tensor = torch.special.gammaincc(room, above.clamp(min=0))
+    return chances.masked_fill(~valid, 0).sum(1) / k
 
 
-def _count_above(scores: Tensor, counts: Tensor, means: Tensor, deviations: Tensor) -> Tensor:
-    """How many of the others are expected above each of these scores, which fall; only the first `counts` are there."""
-    steps = torch.linspace(0, 1, LEVELS, dtype=torch.float64, device=scores.device)
-    places = (steps * (counts[:, None] - 1).clamp(min=0)).floor().long()
-    levels = scores.gather(1, places)[:, :, None]
-    off = STEEP * (levels - means[:, None, :]) / deviations[:, None, :].clamp(min=TINY)
-    above = torch.sigmoid(-off).nan_to_num(0).sum(2)
-    return _interpolate(places, above, scores.shape[1])
+def _count_above(scores: Tensor, counts: Tensor, means: Tensor, std: Tensor) -> Tensor:
+    """The expected number of unscored rows above each of the descending scores; the first `counts` are valid."""
+    fractions = torch.linspace(0, 1, LEVELS, dtype=torch.float64, device=scores.device)
+    positions = (fractions * (counts[:, None] - 1).clamp(min=0)).floor().long()
+    levels = scores.gather(1, positions)[:, :, None]
+    z = LOGISTIC_SLOPE * (levels - means[:, None, :]) / std[:, None, :].clamp(min=MIN_STD)
+    above = torch.sigmoid(-z).nan_to_num(0).sum(2)
+    return _interpolate(positions, above, scores.shape[1])
 
 
-def _interpolate(places: Tensor, values: Tensor, width: int) -> Tensor:
-    """(lines, width) these values at their places, which rise, and what is between them in proportion."""
-    wanted = torch.arange(width, device=places.device).expand(len(places), width).contiguous()
-    after = torch.searchsorted(places, wanted, right=True).clamp(max=places.shape[1] - 1)
+def _interpolate(positions: Tensor, values: Tensor, width: int) -> Tensor:
+    """(queries, width) linear interpolation of values at ascending positions."""
+    target = torch.arange(width, device=positions.device).expand(len(positions), width).contiguous()
+    after = torch.searchsorted(positions, target, right=True).clamp(max=positions.shape[1] - 1)
     before = (after - 1).clamp(min=0)
-    (left, low), (right, high) = ((places.gather(1, index), values.gather(1, index)) for index in (before, after))
-    share = ((wanted - left) / (right - left).clamp(min=1)).clamp(0, 1)
+    (left, low), (right, high) = ((positions.gather(1, index), values.gather(1, index)) for index in (before, after))
+    share = ((target - left) / (right - left).clamp(min=1)).clamp(0, 1)
     return low + share * (high - low)
 
 
-def scale_errors(errors: Tensor, known: Tensor, rounds: Sequence[int]) -> Tensor:
-    """(queries, 1) by how much errors are larger than expected; those of a query's later rounds count more.
-
-    Errors are standardised, (queries, lines); of those `known` so many lines belong to each of the rounds.
-    """
-    of_round = to_device(np.repeat(np.eye(len(rounds)), rounds, axis=0), errors.device)  # (lines, rounds)
-    squares, counts = errors.masked_fill(~known, 0).square() @ of_round, known.double() @ of_round
-    there = (counts > 0).double()
-    weights = PAST ** (there.sum(1, keepdim=True) - there.cumsum(1))  # by how many rounds with errors are later
-    scale = (DOUBT + (weights * squares).sum(1, keepdim=True)) / (DOUBT + (weights * counts).sum(1, keepdim=True))
-    return scale.sqrt()
+def error_scale(errors: Tensor, valid: Tensor, round_sizes: Sequence[int]) -> Tensor:
+    """(queries, 1) root mean square of the standardized errors, (queries, n), with later rounds weighted more."""
+    of_round = to_device(np.repeat(np.eye(len(round_sizes)), round_sizes, axis=0), errors.device)  # (n, rounds)
+    squares, counts = errors.masked_fill(~valid, 0).square() @ of_round, valid.double() @ of_round
+    nonempty = (counts > 0).double()
+    weights = ROUND_DECAY ** (nonempty.sum(1, keepdim=True) - nonempty.cumsum(1))  # by the number of later rounds
+    squared_error = PRIOR_ERRORS + (weights * squares).sum(1, keepdim=True)
+    return (squared_error / (PRIOR_ERRORS + (weights * counts).sum(1, keepdim=True))).sqrt()

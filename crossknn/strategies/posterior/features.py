@@ -1,37 +1,42 @@
-"""What retrievers say about all queries of a search, side by side, and what is expected from it."""
+"""Retriever features (score, rank) of each candidate, batched over queries, and the prior mean they give."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from crossknn.strategies.posterior.prior import PER_SIGNAL, SOFT, Prior
+from crossknn.strategies.posterior.prior import FEATURES_PER_SIGNAL, RANK_OFFSET, Prior
 from crossknn.types import Proposal, Scores
 from crossknn.vectors.device import to_device
 from crossknn.vectors.padding import pad_rows
 from crossknn.vectors.topk import stable_topk
 
-SAME: Final = 1e-6  # columns that deviate less are constant
+MIN_SPREAD: Final = 1e-6  # a feature with a smaller standard deviation is constant
+
+
+class SignalTerms(NamedTuple):
+    """The retrievers' part of the model for some rows of each query."""
+
+    features: Tensor  # (queries, n, signal features + 1) scaled signal features and the constant 1
+    mean: Tensor  # (queries, n) prior mean without the item bias
+    gamma: Tensor  # (queries, n) γ
 
 
 class RetrieverFeatures:
-    """Of the rows that retrievers propose for each query, and of all others, which count alike.
+    """Signal features of the candidates, the rows that any retriever proposes for a query, and of all other rows.
 
-    items      how many there are
-    rows       (queries, most) lowest first; lines are filled up with the number of items
-    filled     (queries, most) where they are
-    lines      (queries, 1) the number of each query
-    ranks      by retriever (queries, most + 1) the place that it gives, its list's length where it gives none
-    columns    (queries, most + 1, signals × 2) what they say of each, and last of all others (`prior.columns_at`)
-    base       (queries, most + 1) m but for the biases
-    deviation  (queries, most + 1) γ
-    shown      (queries, most + 1, columns) features
-    told       (queries, most + 1, columns + 3) those, 1, the base and the deviation, side by side
-    bias       (queries, most)
+    All other rows have the same features. They stand at the last position, behind the candidates.
+
+    Args:
+        lists: Each retriever's proposals for all queries.
+        prior: Gives weights and scales.
+        items: Number of items; also the padding value of row tensors.
+        device: Where the tensors live.
+        near: For a weakly informative prior: the rows of each query whose features standardize all features.
     """
 
     def __init__(
@@ -43,109 +48,120 @@ class RetrieverFeatures:
         device: torch.device,
         near: Sequence[Proposal] = (),
     ) -> None:
-        """`lists` are each retriever's proposals for all queries; `near`, of a first one's, are for a general prior."""
         self.items = items
-        self._listen(lists, device)
-        self._judge(prior, *self._scale(prior, near))
-        self.bias = torch.zeros_like(self.base[:, :-1])
+        self._merge_lists(lists, device)
+        self._apply_prior(prior, *self._standardization(prior, near))
+        self.bias = torch.zeros_like(self.terms.mean[:, :-1])  # (queries, candidates)
         if prior.fitted:
-            self.bias = self._take(prior.bias).masked_fill_(self.filled, 0)
+            self.bias = self._take(prior.bias).masked_fill_(self.padding, 0)
 
-    def _listen(self, lists: Sequence[Sequence[Proposal]], device: torch.device) -> None:
-        proposed = [to_device(pad_rows([one.rows for one in mine], self.items), device) for mine in lists]
-        self.rows, places = _merge(proposed, self.items)
-        self.filled = self.rows == self.items
-        self.lines = torch.arange(len(self.rows), device=device)[:, None]
-        self.ranks, self._lengths, said = [], [], []
-        for where, mine in zip(places, lists, strict=True):
-            lengths = to_device(np.array([len(one) for one in mine], np.int64), device)
-            with_last = [np.append(one.estimates, one.estimates[-1:]) for one in mine]
+    def _merge_lists(self, lists: Sequence[Sequence[Proposal]], device: torch.device) -> None:
+        padded = [to_device(pad_rows([proposal.rows for proposal in found], self.items), device) for found in lists]
+        self.rows, list_positions = _unique_rows(padded, self.items)  # (queries, candidates) ascending
+        self.padding = self.rows == self.items
+        self._query_index = torch.arange(len(self.rows), device=device)[:, None]
+        self.ranks: list[Tensor] = []  # per retriever (queries, candidates + 1); its list's length where it has none
+        self._lengths: list[Tensor] = []
+        features = []
+        for positions, found in zip(list_positions, lists, strict=True):
+            lengths = to_device(np.array([len(proposal) for proposal in found], np.int64), device)
+            ranks = _ranks_at(positions, lengths, self.rows.shape[1])
+            # The last estimate once more: that of rows that were not proposed.
+            estimates = [np.append(proposal.estimates, proposal.estimates[-1:]) for proposal in found]
+            features.append(_features_of(ranks, lengths, to_device(pad_rows(estimates, 0), device)))
+            self.ranks.append(ranks)
             self._lengths.append(lengths)
-            self.ranks.append(_rank(where, lengths, self.rows.shape[1]))
-            said.append(_say(self.ranks[-1], lengths, to_device(pad_rows(with_last, 0), device)))
-        self.columns = torch.cat(said, 2)
+        self.raw = torch.cat(features, 2)  # (queries, candidates + 1, signal features), as `prior.signal_features`
 
-    def _judge(self, prior: Prior, center: Tensor, spread: Tensor) -> None:
-        weights, variances = (to_device(array, spread.device) for array in (prior.weights, prior.variances))
-        slopes, level = weights / spread, prior.intercept - (center / spread) @ weights
-        self.base = (self.columns * slopes.float()).sum(2) + level.float()
-        self.shown = (self.columns - center.float()) * (variances[1:-2].sqrt() / spread).float()
-        self.deviation = (1 + prior.rise * (self.base - prior.low).clamp(min=0)).clamp(max=prior.most)
-        plain = [torch.ones_like(self.base), self.base, self.deviation]
-        self.told = torch.cat([self.shown, torch.stack(plain, 2)], 2)
+    def _apply_prior(self, prior: Prior, center: Tensor, spread: Tensor) -> None:
+        weights, variances = (to_device(array, spread.device) for array in (prior.weights, prior.signal_variances))
+        # mean = intercept + weights · (raw − center) / spread
+        slopes, offset = weights / spread, prior.intercept - (center / spread) @ weights
+        mean = (self.raw * slopes.float()).sum(2) + offset.float()
+        features = (self.raw - center.float()) * (variances.sqrt() / spread).float()
+        gamma = (1 + prior.gamma_slope * (mean - prior.gamma_start).clamp(min=0)).clamp(max=prior.gamma_max)
+        # One tensor, so that `at` gathers once.
+        self._packed = torch.cat([features, torch.stack([torch.ones_like(mean), mean, gamma], 2)], 2)
+        self.terms = SignalTerms(self._packed[:, :, :-2], mean, gamma)
 
     def _take(self, values: Scores) -> Tensor:
-        """(queries, most) what the rows have of these values, one for every item; any where lines are filled up."""
+        """(queries, candidates) the candidates' entries of an array over items; arbitrary where padded."""
         rows = self.rows.clamp(max=self.items - 1)
         if rows.device.type == "cpu":
             return torch.from_numpy(values[rows.numpy()])
-        return torch.tensor(values, device=rows.device)[rows]  # faster than to bring all rows here
+        return torch.tensor(values, device=rows.device)[rows]  # faster than moving the rows to the host
 
-    def places(self, rows: Tensor) -> Tensor:
-        """(queries, some) where these rows of each query are; last where they are among the others."""
-        most = self.rows.shape[1]
-        if not most:
+    def positions(self, rows: Tensor) -> Tensor:
+        """(queries, n) the position of each row among the candidates; the last position for all other rows."""
+        candidates = self.rows.shape[1]
+        if not candidates:
             return torch.zeros_like(rows)
-        spots = torch.searchsorted(self.rows, rows.contiguous())
-        found = self.rows.gather(1, spots.clamp(max=most - 1)) == rows
-        return torch.where(found, spots, most)
+        insertion = torch.searchsorted(self.rows, rows.contiguous())
+        found = self.rows.gather(1, insertion.clamp(max=candidates - 1)) == rows
+        return torch.where(found, insertion, candidates)
 
-    def best_together(self, n: int, *, near: int, constant: float) -> list[list[int]]:
-        """For each query the `n` best of the first `near` rows of every list, by reciprocal rank (`ranking.fuse`)."""
+    def at(self, positions: Tensor) -> SignalTerms:
+        """The model terms at these positions, (queries, n)."""
+        packed = self._packed[self._query_index, positions]
+        mean, gamma = packed[:, :, -2:].double().unbind(2)
+        return SignalTerms(packed[:, :, :-2], mean, gamma)
+
+    def reciprocal_rank_fusion(self, n: int, *, depth: int, constant: float) -> list[list[int]]:
+        """For each query the `n` best rows by the sum of 1 / (constant + rank) over the first `depth` of every list."""
         shares = []
         for ranks, lengths in zip(self.ranks, self._lengths, strict=True):
-            counts = (ranks < near) & (ranks < lengths[:, None])
+            counts = (ranks < depth) & (ranks < lengths[:, None])
             shares.append(torch.where(counts, 1 / (constant + 1 + ranks.double()), 0.0))
-        together = torch.stack(shares, 2)[:, :-1].sort(2).values.sum(2)  # in order of size, so that equal ranks tie
-        best, places = stable_topk(together.masked_fill(together <= 0, -torch.inf), n)
-        rows = self.rows.gather(1, places).masked_fill_(torch.isinf(best), -1).cpu().numpy()
-        return [line[line >= 0].tolist() for line in rows]
+        fused = torch.stack(shares, 2)[:, :-1].sort(2).values.sum(2)  # in order of size, so that equal ranks tie
+        best, positions = stable_topk(fused.masked_fill(fused <= 0, -torch.inf), n)
+        rows = self.rows.gather(1, positions).masked_fill_(torch.isinf(best), -1).cpu().numpy()
+        return [row[row >= 0].tolist() for row in rows]
 
-    def _scale(self, prior: Prior, near: Sequence[Proposal]) -> tuple[Tensor, Tensor]:
-        """What columns are brought to mean 0 and deviation 1 by: the prior's, or those of each query's `near` rows.
+    def _standardization(self, prior: Prior, near: Sequence[Proposal]) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the features: the fitted prior's, or over each query's `near` rows.
 
-        Where a query has none, those of all that was proposed, and of the others.
+        Where a query has no such rows, over all its positions.
         """
         if prior.fitted:
             center, spread = (to_device(array, self.rows.device) for array in (prior.center, prior.spread))
             return center, spread
-        rows = to_device(pad_rows([one.rows for one in near], -1), self.rows.device)
-        none = (rows < 0).all(1, keepdim=True)
-        known = torch.cat([rows >= 0, none & ~self.filled, none], 1)[:, :, None]
-        some = torch.cat([self.columns[self.lines, self.places(rows)], self.columns], 1).double()
-        count = known.sum(1, keepdim=True)
-        center = (some * known).sum(1, keepdim=True) / count
-        spread = (((some - center) * known).square().sum(1, keepdim=True) / count).sqrt()
-        return center, torch.where(spread < SAME, 1.0, spread)
+        rows = to_device(pad_rows([proposal.rows for proposal in near], -1), self.rows.device)
+        empty = (rows < 0).all(1, keepdim=True)
+        used = torch.cat([rows >= 0, empty & ~self.padding, empty], 1)[:, :, None]
+        sample = torch.cat([self.raw[self._query_index, self.positions(rows)], self.raw], 1).double()
+        count = used.sum(1, keepdim=True)
+        center = (sample * used).sum(1, keepdim=True) / count
+        spread = (((sample - center) * used).square().sum(1, keepdim=True) / count).sqrt()
+        return center, torch.where(spread < MIN_SPREAD, 1.0, spread)
 
 
-def _merge(proposed: list[Tensor], items: int) -> tuple[Tensor, list[Tensor]]:
-    """(queries, most) all rows of these lists, each once, lowest first; and where in them the rows of each list are.
+def _unique_rows(lists: list[Tensor], items: int) -> tuple[Tensor, list[Tensor]]:
+    """(queries, candidates) the union of the padded lists, ascending; and the position of each list's rows in it.
 
-    What fills a list up is at a place of its own, behind that of all others.
+    Padding of a list has a position of its own, two behind the last candidate.
     """
-    together = torch.cat(proposed, 1)
-    ordered, order = together.sort(dim=1)
-    is_new = torch.ones_like(ordered, dtype=torch.bool)
-    is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    place = is_new.cumsum(1) - 1
-    most = int((is_new & (ordered < items)).sum(1).max()) if ordered.shape[1] else 0
-    place = torch.where(ordered < items, place, most + 1)
-    rows = torch.full((len(together), most + 2), items, device=together.device).scatter_(1, place, ordered)
-    places = torch.empty_like(place).scatter_(1, order, place)
-    return rows[:, :most].contiguous(), list(torch.split(places, [one.shape[1] for one in proposed], 1))
+    joined = torch.cat(lists, 1)
+    ascending, order = joined.sort(dim=1)
+    is_new = torch.ones_like(ascending, dtype=torch.bool)
+    is_new[:, 1:] = ascending[:, 1:] != ascending[:, :-1]
+    position = is_new.cumsum(1) - 1
+    candidates = int((is_new & (ascending < items)).sum(1).max()) if ascending.shape[1] else 0
+    position = torch.where(ascending < items, position, candidates + 1)
+    rows = torch.full((len(joined), candidates + 2), items, device=joined.device).scatter_(1, position, ascending)
+    positions = torch.empty_like(position).scatter_(1, order, position)
+    return rows[:, :candidates].contiguous(), list(torch.split(positions, [found.shape[1] for found in lists], 1))
 
 
-def _rank(places: Tensor, lengths: Tensor, most: int) -> Tensor:
-    """(queries, most + 1) the ranks of rows in a list whose own are at these places; its length where it has none."""
-    ranks = lengths[:, None].repeat(1, most + 2)
-    ranks.scatter_(1, places, torch.arange(places.shape[1], device=places.device).expand(places.shape))
-    return ranks[:, : most + 1]
+def _ranks_at(positions: Tensor, lengths: Tensor, candidates: int) -> Tensor:
+    """(queries, candidates + 1) the ranks in a list whose rows are at `positions`; its length where it has none."""
+    ranks = lengths[:, None].repeat(1, candidates + 2)
+    ranks.scatter_(1, positions, torch.arange(positions.shape[1], device=positions.device).expand(positions.shape))
+    return ranks[:, : candidates + 1]
 
 
-def _say(ranks: Tensor, lengths: Tensor, estimates: Tensor) -> Tensor:
-    """(queries, most + 1, 2) what a retriever says of the rows of these ranks: as `prior.columns_at`."""
+def _features_of(ranks: Tensor, lengths: Tensor, estimates: Tensor) -> Tensor:
+    """(queries, candidates + 1, 2) asinh(estimate) and −log(rank + offset), as `prior.signal_features`."""
     if not estimates.shape[1]:
-        return torch.zeros((*ranks.shape, PER_SIGNAL), device=ranks.device)
-    both = [estimates.gather(1, ranks).asinh(), -(ranks + SOFT).log()]
-    return torch.stack(both, 2) * (lengths > 0)[:, None, None]
+        return torch.zeros((*ranks.shape, FEATURES_PER_SIGNAL), device=ranks.device)
+    features = [estimates.gather(1, ranks).asinh(), -(ranks + RANK_OFFSET).log()]
+    return torch.stack(features, 2) * (lengths > 0)[:, None, None]

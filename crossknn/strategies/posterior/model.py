@@ -1,208 +1,224 @@
-"""What posterior search believes about queries' scores: their means and how sure it is, corrected by every score."""
+"""Batched Bayesian linear regression with a Gaussian prior on the weights, updated by block Cholesky."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from crossknn.strategies.posterior.features import RetrieverFeatures
-from crossknn.strategies.posterior.model_check import ModelEvidence
+from crossknn.strategies.posterior.model_check import TARGETS, ModelEvidence
 from crossknn.strategies.posterior.prior import Prior
 
-FLAT: Final = 1e-3  # the least slope of means that a general prior expects
-SAME: Final = 1e-6  # scores that differ by less than this part of the largest are all the same
+MIN_FLOOR_SLOPE: Final = 1e-3  # smallest derivative of the score floor of a weakly informative prior
+MIN_RELATIVE_RANGE: Final = 1e-6  # scores that differ by less than this fraction of the largest are all equal
 
 
 class CandidateFeatures(NamedTuple):
-    """Some rows of each query, (queries, some), as beliefs see them.
+    """The model's view of some rows of each query, (queries, n), valid until the next update."""
 
-    rows      the number of items behind the last
-    known     which of them there are
-    places    where they are among what was heard
-    means     m
-    gamma     γ
-    features  (queries, some, features) φ; 0 where there is no row
-    side      (queries, some, lines) φ Φᵀ L⁻ᵀ, of all scores so far
-    """
-
-    rows: Tensor
-    known: Tensor
-    places: Tensor
-    means: Tensor
-    gamma: Tensor
-    features: Tensor
-    side: Tensor
+    rows: Tensor  # padded with the number of items
+    valid: Tensor  # False where padded
+    positions: Tensor  # in `RetrieverFeatures`
+    prior_means: Tensor  # m
+    gamma: Tensor  # γ
+    features: Tensor  # (queries, n, features) φ; 0 where padded
+    whitened_cross: Tensor  # (queries, n, scored) φ Φᵀ L⁻ᵀ, the cross-covariance with all scores so far
 
     def first(self, n: int) -> CandidateFeatures:
-        """The first `n` of each query."""
+        """The first `n` rows of each query."""
         return CandidateFeatures(*(values[:, :n] for values in self)) if n < self.rows.shape[1] else self
 
 
 class BayesianLinearModel:
-    """What is believed about the scores of all queries of a search: a prior's mean and features, corrected by scores.
+    """The posterior of all queries of a search under `Prior`, given the scores so far.
 
-    For one query, with Φ the features of the scored rows, K = Φ Φᵀ + noise = L Lᵀ and r = (a − m) / γ their residuals,
-    the posterior mean is `m + γ φ Φᵀ K⁻¹ r`, and a score is expected off it with the variance
-    `γ² (φ φᵀ − φ Φᵀ K⁻¹ Φ φᵀ + noise)`. Of a round's scores only L's new corner is factorised: L⁻¹ Φ and L⁻¹ r, which
-    are kept, are all that both need. A general prior has another scale after every round, so that r, a sum of 1, a and
-    m over γ, is kept as these three goals (`ModelEvidence`).
+    For one query, with Φ the features of the scored rows, K = Φ Φᵀ + noise I = L Lᵀ and the residuals r = (a − m) / γ:
 
-    A query that knows fewer scores than another has lines of 0 instead, which change nothing.
+        posterior mean      m + γ φ·w,   w = Φᵀ K⁻¹ r = (L⁻¹ Φ)ᵀ (L⁻¹ r)
+        predictive variance γ² (φ φᵀ − φ Φᵀ K⁻¹ Φ φᵀ + noise) = γ² (|φ|² − |φ Φᵀ L⁻ᵀ|² + noise)
 
-    What retrievers say is known of the rows they propose; of all others they say the same, so that the posterior mean
-    of these is a constant plus γ times an inner product: that of `query` with an item's profile, which is its vector
-    and, where there is a fitted prior, its traits and its bias. φ is a profile, what retrievers say and a constant.
+    An update factorizes only the new corner of K, and appends to L⁻¹ Φ and L⁻¹ t. The targets t = (1, a, m) / γ replace
+    r, because a weakly informative prior standardizes the scores anew after every round, which changes the coefficients
+    of r in t and nothing else (`ModelEvidence`). A query with fewer scores than others has rows of zeros.
 
-    scores    (queries, lines) a
-    means     (queries, lines) m
-    known     (queries, lines) which lines are scores
-    query     (queries, dim) what profiles are multiplied with, to tell the mean of what retrievers do not propose
-    evidence  whether the model fits
+    φ consists of the augmented item vector (vector and, with a fitted prior, latent factors and bias), the signal
+    features and a constant. Rows that no retriever proposes share their signal features, so their posterior mean is a
+    constant plus γ times the inner product of `query_vectors` with the augmented item vector.
+
+    Attributes:
+        retrieved: The signal features of all candidates.
+        query_vectors: (queries, dim) the weights of the augmented item vectors.
+        evidence: The statistics of the model check.
     """
 
-    def __init__(self, prior: Prior, heard: RetrieverFeatures, dim: int) -> None:
-        self.heard = heard
-        self._prior = prior  # priors of queries that are not fitted differ in what was heard only
-        queries, columns = len(heard.base), heard.shown.shape[2]
+    def __init__(self, prior: Prior, retrieved: RetrieverFeatures, dim: int) -> None:
+        self.retrieved = retrieved
+        self._prior = prior
+        terms = retrieved.terms
+        queries, signals = len(terms.mean), terms.features.shape[2]  # signals with the constant
         scale = [prior.vector_variance**0.5] * dim
         if prior.fitted:
-            scale += [1.0] * prior.traits.shape[1] + [prior.bias_scale]
-        self._profile = len(scale)
-        self._scale = heard.base.new_tensor([*scale, *[1.0] * columns, prior.constant], dtype=torch.float64)
-        width = len(self._scale)
+            scale += [1.0] * prior.latent_factors.shape[1] + [prior.bias_scale]
+        self._vector_width = len(scale)
+        scale += [1.0] * (signals - 1) + [float(np.sqrt(prior.constant_variance))]
+        self._feature_scale = terms.mean.new_tensor(scale, dtype=torch.float64)
+        width = len(scale)
 
         def zeros(*size: int) -> Tensor:
-            return heard.base.new_zeros((queries, *size), dtype=torch.float64)
+            return terms.mean.new_zeros((queries, *size), dtype=torch.float64)
 
-        self._lines = zeros(0, 3)  # which are scores, a and m
-        self._solved = zeros(0, width + 3)  # L⁻¹ of Φ, and of the goals
-        self._sums = zeros(3, width)  # (L⁻¹ goals)ᵀ L⁻¹ Φ
-        self.evidence = ModelEvidence.none(queries, narrow=columns + 1, noise=prior.noise, device=heard.base.device)
-        self._level, self._spread, self._low = zeros(1), zeros(1) + 1, zeros(1)
-        self._weights = zeros(width)
-        self._prepare()
+        self._observed = zeros(0, 3)  # valid, a and m of every scored row
+        self._whitened = zeros(0, width + TARGETS)  # L⁻¹ Φ and L⁻¹ t, side by side
+        self._target_weights = zeros(TARGETS, width)  # (L⁻¹ t)ᵀ L⁻¹ Φ: the weights w of each target
+        self.evidence = ModelEvidence.empty(
+            queries, signal_features=signals, noise=prior.noise, device=terms.mean.device
+        )
+        # Standardization of the scores under a weakly informative prior: score = offset + scale · standardized.
+        self._offset, self._scale, self._lowest = zeros(1), zeros(1) + 1, zeros(1)
+        self._weights = zeros(width)  # w
+        self._prepare_means()
+        self._project_weights()
 
-    def _prepare(self) -> None:
-        """What never changes, of what is expected."""
-        heard = self.heard
-        last = heard.deviation[:, -1:]
-        # A product has the bias over the γ of others in it: with this it counts once, whatever γ is.
-        self._ground = heard.base[:, :-1] + heard.bias * (1 - heard.deviation[:, :-1] / last)
-        self._bias = heard.base.new_zeros((len(last), self._profile))
+    def _prepare_means(self) -> None:
+        """The constant parts of the posterior means.
+
+        An augmented vector holds the bias, which `query_vectors` multiplies by 1/γ of the other rows, so that their
+        mean γ · product has the bias once. A candidate's own γ differs, which `_candidate_means` corrects.
+        """
+        terms = self.retrieved.terms
+        other_gamma = terms.gamma[:, -1:]
+        self._candidate_means = terms.mean[:, :-1] + self.retrieved.bias * (1 - terms.gamma[:, :-1] / other_gamma)
+        self._bias_weights = terms.mean.new_zeros((len(other_gamma), self._vector_width))
         if self._prior.fitted:
-            self._bias[:, -1:] = 1 / last
-        self._apply()
-
-    def look(self, rows: Tensor, profiles: Tensor) -> CandidateFeatures:
-        """These rows, (queries, some), to be learned from or asked about until other scores are learned."""
-        known = rows < self.heard.items
-        places = self.heard.places(rows)
-        told = self.heard.told[self.heard.lines, places]
-        means, gamma = told[:, :, -2:].double().unbind(2)
-        if self._prior.fitted:
-            means = means + profiles[:, :, -1]
-        features = (torch.cat([profiles, told[:, :, :-2]], 2) * self._scale).mul_(known[:, :, None])
-        side = torch.bmm(features, self._solved[:, :, :-3].mT)
-        return CandidateFeatures(rows, known, places, means, gamma, features, side)
-
-    def learn(self, rows: CandidateFeatures, scores: Tensor) -> None:
-        """Correct them by the scores of these rows, 0 where there is none."""
-        lines = torch.stack([rows.known, scores, rows.means], 2) * rows.known[:, :, None]
-        fresh = torch.cat([rows.features, lines / rows.gamma[:, :, None]], 2)
-        self._lines = torch.cat([self._lines, lines], 1)
-        narrow = torch.cat([fresh[:, :, self._profile :], lines], 2)
-        self.evidence.moments.baddbmm_(narrow.mT, narrow)
-        self._append(fresh, rows)
-        if not self._prior.fitted:
-            self._take_scale()
-        self._weights = torch.bmm(self.evidence.residual[:, None], self._sums)[:, 0]
-        self._apply()
-
-    def _append(self, fresh: Tensor, rows: CandidateFeatures) -> None:
-        """Let K grow by the features of these rows, and solve for what belongs to them."""
-        corner = torch.bmm(rows.features, rows.features.mT)
-        diagonal = corner.diagonal(dim1=1, dim2=2)
-        self.evidence.squares.add_(diagonal.sum(1, keepdim=True))
-        diagonal.add_(1).add_(rows.known, alpha=self._prior.noise - 1)  # 1 where there is no row
-        factor, failed = torch.linalg.cholesky_ex(corner.baddbmm_(rows.side, rows.side.mT, alpha=-1))
-        factor.masked_fill_((failed > 0)[:, None, None], torch.nan)  # which a search refuses, so that nobody waits here
-        solved = torch.linalg.solve_triangular(factor, fresh.baddbmm_(rows.side, self._solved, alpha=-1), upper=False)
-        self._solved = torch.cat([self._solved, solved], 1)
-        goals = solved[:, :, -3:]
-        self._sums.baddbmm_(goals.mT, solved[:, :, :-3])
-        self.evidence.solved.baddbmm_(goals.mT, goals)
-        self.evidence.volume.add_(factor.diagonal(dim1=1, dim2=2).log().sum(1, keepdim=True), alpha=2)
-
-    def _take_scale(self) -> None:
-        """The level and spread of scores that are 0 and 1 to a general prior: from all scores so far."""
-        count = self.evidence.count.clamp(min=1)
-        center, mean = self.evidence.score / count, self.evidence.mean / count
-        known, scores, _ = self._lines.unbind(2)
-        off = torch.addcmul(scores, known, center, value=-1)  # 0 where there is no score
-        low, high = (center + end for end in torch.aminmax(off, dim=1, keepdim=True))
-        varies = high - low > SAME * torch.maximum(high.abs(), low.abs())
-        spread = torch.linalg.vector_norm(off, dim=1, keepdim=True) / count.sqrt()
-        self._low, self._spread = low, torch.where(varies, spread, 1.0)
-        self._level = torch.addcmul(center, self._spread, mean, value=-1)
-        self.evidence.residual[:, :2] = torch.cat([-self._level, torch.ones_like(center)], 1) / self._spread
-
-    def _apply(self) -> None:
-        """Take the weights to profiles and to what was heard."""
-        weights = (self._weights * self._scale).float()
-        self.query = weights[:, : self._profile] + self._bias
-        self._told = torch.bmm(self.heard.told[:, :, :-2], weights[:, self._profile :, None])[:, :, 0]
+            self._bias_weights[:, -1:] = 1 / other_gamma
 
     @property
-    def known(self) -> Tensor:
-        return self._lines[:, :, 0] > 0
+    def valid(self) -> Tensor:
+        """(queries, scored) False where padded."""
+        return self._observed[:, :, 0] > 0
 
     @property
     def scores(self) -> Tensor:
-        return self._lines[:, :, 1]
+        """(queries, scored) a."""
+        return self._observed[:, :, 1]
 
     @property
-    def means(self) -> Tensor:
-        return self._lines[:, :, 2]
+    def prior_means(self) -> Tensor:
+        """(queries, scored) m."""
+        return self._observed[:, :, 2]
 
-    def expect_others(self, products: Tensor) -> Tensor:
-        """The posterior mean of rows that no retriever proposes, from the products of `query` and their profiles."""
-        base, gamma = self.heard.base[:, -1:], self.heard.deviation[:, -1:]
-        return self._rescale(torch.addcmul(base, gamma, products + self._told[:, -1:]))
-
-    def expect_proposed(self, products: Tensor) -> Tensor:
-        """The same of what they propose; any value where lines are filled up."""
-        gamma = self.heard.deviation[:, :-1]
-        return self._rescale(torch.addcmul(self._ground, gamma, products + self._told[:, :-1]))
-
-    def expect(self, rows: CandidateFeatures) -> Tensor:
-        """The same of any rows."""
-        products = torch.bmm(rows.features, self._weights[:, :, None])[:, :, 0]
-        return self._rescale(torch.addcmul(rows.means, rows.gamma, products)).float()
-
-    def _rescale(self, expected: Tensor) -> Tensor:
-        """On the scale of scores."""
+    def candidate_features(self, rows: Tensor, vectors: Tensor) -> CandidateFeatures:
+        """The features of these rows, (queries, n), with their augmented vectors, (queries, n, dim)."""
+        valid = rows < self.retrieved.items
+        positions = self.retrieved.positions(rows)
+        signals, means, gamma = self.retrieved.at(positions)
         if self._prior.fitted:
-            return expected
-        return torch.addcmul(self._level.to(expected.dtype), self._spread.to(expected.dtype), expected)
+            means = means + vectors[:, :, -1]  # the bias
+        features = (torch.cat([vectors, signals], 2) * self._feature_scale).mul_(valid[:, :, None])
+        cross = torch.bmm(features, self._whitened[:, :, :-TARGETS].mT)
+        return CandidateFeatures(rows, valid, positions, means, gamma, features, cross)
 
-    def deviations(self, rows: CandidateFeatures) -> Tensor:
-        """How far the scores of these rows are expected off their posterior means; rows that they know stay unsure."""
-        whole, known = (torch.linalg.vector_norm(values, dim=2).square() for values in (rows.features, rows.side))
-        left = (whole - known).clamp(min=0) + self._prior.noise
-        off: Tensor = self._spread * rows.gamma * left.sqrt()
-        return off.float()
+    def update(self, rows: CandidateFeatures, scores: Tensor) -> None:
+        """Condition on the scores of these rows, 0 where padded."""
+        observed = torch.stack([rows.valid, scores, rows.prior_means], 2) * rows.valid[:, :, None]
+        columns = torch.cat([rows.features, observed / rows.gamma[:, :, None]], 2)  # Φ and t of the new rows
+        self._observed = torch.cat([self._observed, observed], 1)
+        statistics = torch.cat([columns[:, :, self._vector_width :], observed], 2)  # F, t and (1, a, m)
+        self.evidence.moments.baddbmm_(statistics.mT, statistics)
+        self._append_block(columns, rows)
+        if not self._prior.fitted:
+            self._standardize_scores()
+        # w = Σ coefficient · weights of the target
+        self._weights = torch.bmm(self.evidence.coefficients[:, None], self._target_weights)[:, 0]
+        self._project_weights()
 
-    def temper(self, means: Tensor, deviations: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and deviations as they are believed far from what was scored, too.
+    def _append_block(self, columns: Tensor, rows: CandidateFeatures) -> None:
+        """Extend L and the whitened columns by the new rows.
 
-        A general prior does not know how low scores go. Most items have about the lowest score that was seen, and those
-        vary less: means fall towards it ever more slowly, and variances with their slope.
+        With B their whitened cross-covariance, the new corner of L is C with C Cᵀ = Φ_new Φ_newᵀ + noise I − B Bᵀ, and
+        the new rows of L⁻¹ X are C⁻¹ (X_new − B L⁻¹ X).
+        """
+        corner = torch.bmm(rows.features, rows.features.mT)
+        diagonal = corner.diagonal(dim1=1, dim2=2)
+        self.evidence.feature_trace.add_(diagonal.sum(1, keepdim=True))
+        diagonal.add_(1).add_(rows.valid, alpha=self._prior.noise - 1)  # + noise; 1 where padded
+        cross = rows.whitened_cross
+        factor, failed = torch.linalg.cholesky_ex(corner.baddbmm_(cross, cross.mT, alpha=-1))
+        # NaN instead of an error: the search rejects it later, so that nothing waits for the device here.
+        factor.masked_fill_((failed > 0)[:, None, None], torch.nan)
+        rest = columns.baddbmm_(cross, self._whitened, alpha=-1)
+        whitened = torch.linalg.solve_triangular(factor, rest, upper=False)
+        self._whitened = torch.cat([self._whitened, whitened], 1)
+        features, targets = whitened[:, :, :-TARGETS], whitened[:, :, -TARGETS:]
+        self._target_weights.baddbmm_(targets.mT, features)
+        self.evidence.whitened_targets.baddbmm_(targets.mT, targets)
+        self.evidence.log_det.add_(factor.diagonal(dim1=1, dim2=2).log().sum(1, keepdim=True), alpha=2)
+
+    def _standardize_scores(self) -> None:
+        """Offset and scale that give the scores so far standard deviation 1 and the mean of their prior means.
+
+        The residual of a standardized score is r = ((a − offset) / scale − m) / γ.
+        """
+        count = self.evidence.count.clamp(min=1)
+        center, prior_mean = self.evidence.score_sum / count, self.evidence.mean_sum / count
+        valid, scores, _ = self._observed.unbind(2)
+        centered = torch.addcmul(scores, valid, center, value=-1)  # 0 where padded
+        lowest, highest = (center + end for end in torch.aminmax(centered, dim=1, keepdim=True))
+        varies = highest - lowest > MIN_RELATIVE_RANGE * torch.maximum(highest.abs(), lowest.abs())
+        std = torch.linalg.vector_norm(centered, dim=1, keepdim=True) / count.sqrt()
+        self._lowest, self._scale = lowest, torch.where(varies, std, 1.0)
+        self._offset = torch.addcmul(center, self._scale, prior_mean, value=-1)
+        self.evidence.coefficients[:, :2] = torch.cat([-self._offset, torch.ones_like(center)], 1) / self._scale
+
+    def _project_weights(self) -> None:
+        """Split w into query vectors and the signal part of every position, (queries, candidates + 1)."""
+        weights = (self._weights * self._feature_scale).float()
+        self.query_vectors = weights[:, : self._vector_width] + self._bias_weights
+        signal_weights = weights[:, self._vector_width :, None]
+        self._signal_part = torch.bmm(self.retrieved.terms.features, signal_weights)[:, :, 0]
+
+    def posterior_mean_of_others(self, products: Tensor) -> Tensor:
+        """Posterior means of rows that no retriever proposes, from their inner products with `query_vectors`."""
+        mean, gamma = self.retrieved.terms.mean[:, -1:], self.retrieved.terms.gamma[:, -1:]
+        return self._to_score_scale(torch.addcmul(mean, gamma, products + self._signal_part[:, -1:]))
+
+    def posterior_mean_of_candidates(self, products: Tensor) -> Tensor:
+        """Posterior means of all candidates, from their inner products; arbitrary where padded."""
+        gamma = self.retrieved.terms.gamma[:, :-1]
+        return self._to_score_scale(torch.addcmul(self._candidate_means, gamma, products + self._signal_part[:, :-1]))
+
+    def posterior_mean(self, rows: CandidateFeatures) -> Tensor:
+        """M + γ φ·w of any rows."""
+        products = torch.bmm(rows.features, self._weights[:, :, None])[:, :, 0]
+        return self._to_score_scale(torch.addcmul(rows.prior_means, rows.gamma, products)).float()
+
+    def _to_score_scale(self, means: Tensor) -> Tensor:
+        if self._prior.fitted:
+            return means
+        return torch.addcmul(self._offset.to(means.dtype), self._scale.to(means.dtype), means)
+
+    def posterior_std(self, rows: CandidateFeatures) -> Tensor:
+        """Predictive standard deviation of the scores of these rows: γ √(|φ|² − |φ Φᵀ L⁻ᵀ|² + noise)."""
+        prior, explained = (
+            torch.linalg.vector_norm(values, dim=2).square() for values in (rows.features, rows.whitened_cross)
+        )
+        variance = (prior - explained).clamp(min=0) + self._prior.noise
+        std: Tensor = self._scale * rows.gamma * variance.sqrt()
+        return std.float()
+
+    def apply_score_floor(self, means: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+        """Posterior means and standard deviations with a soft floor at the lowest score seen.
+
+        A weakly informative prior does not know that most items score about as low as the lowest score seen. With
+        z = (mean − lowest) / scale, the mean becomes lowest + scale · softplus(z), and the variance is multiplied by
+        the derivative, sigmoid(z). A fitted prior needs no floor.
         """
         if self._prior.fitted:
-            return means.double(), deviations.double()
-        above = (means.double() - self._low) / self._spread
-        slope = torch.sigmoid(above).clamp(min=FLAT)
-        soft = torch.nn.functional.softplus(above, threshold=500)
-        return torch.addcmul(self._low, self._spread, soft), slope.sqrt() * deviations
+            return means.double(), std.double()
+        z = (means.double() - self._lowest) / self._scale
+        slope = torch.sigmoid(z).clamp(min=MIN_FLOOR_SLOPE)
+        soft = torch.nn.functional.softplus(z, threshold=500)
+        return torch.addcmul(self._lowest, self._scale, soft), slope.sqrt() * std

@@ -1,7 +1,7 @@
-"""Whether a model explains scores worse than retrievers alone do, or orders them worse.
+"""Model check: marginal-likelihood ratio against a retriever-only model, and a test of rank correlations.
 
-Both come down to a few sums for each query, which are taken where the scores are; the rest is done with arrays, which
-is faster for so few numbers than to ask a GPU, or torch, for it.
+Both come down to a few sums per query, accumulated on the device of the model. The rest is numpy, which is faster for
+so few numbers than torch or a GPU.
 """
 
 from __future__ import annotations
@@ -15,125 +15,128 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Numbers = NDArray[np.float64]
+Array = NDArray[np.float64]
 
-ENOUGH: Final = 10  # scores, to tell anything
-SURE: Final = 1 - 1e-6  # the largest correlation that is told from 1
-TINY: Final = 1e-12  # the least mean square of residuals
-GOALS: Final = 3  # 1, a and m, each over γ
+MIN_SCORES: Final = 10  # for the test of rank correlations
+MAX_CORRELATION: Final = 1 - 1e-6  # keeps Fisher's z finite
+MIN_MEAN_SQUARE: Final = 1e-12  # of residuals
+TARGETS: Final = 3  # the regression targets 1/γ, a/γ and m/γ, of which the residual is a linear combination
 
 
 class ModelEvidence:
-    """What the scores of each query say about the model: sums over all of them, in views of one tensor, or array.
+    """Sufficient statistics of the model check, accumulated over the scores of each query.
 
-    A score a, of which m was expected with the deviation γ, has the residual r, a sum of the goals 1, a and m over γ.
+    A score a with prior mean m and scale γ has the residual r = c·t, with the targets t = (1, a, m) / γ and
+    coefficients c: (0, 1, −1) for a fitted prior, and others where scores are standardized. F are the retriever
+    features (signals and constant), Φ all features, and K = Φ Φᵀ + noise I. All attributes are views of one tensor.
 
-    moments   (queries, numbers, numbers) products of any two of these numbers: a row's `narrow` features, which are
-              what retrievers say and the constant; the goals; 1, a and m
-    solved    (queries, 3, 3) products of the goals, after they are multiplied with L⁻¹ (`Beliefs`)
-    residual  (queries, 3) what goals are multiplied with, to give r
-    squares   (queries, 1) of all features
-    volume    (queries, 1) the logarithm of |K|
+    Attributes:
+        moments: (queries, n, n) sums of outer products of (F, t, (1, a, m)).
+        whitened_targets: (queries, 3, 3) tᵀ K⁻¹ t.
+        coefficients: (queries, 3) c.
+        feature_trace, log_det: (queries, 1) tr(Φ Φᵀ) and log |K|.
+        count, score_sum, mean_sum: (queries, 1) number of scores, sum of a, sum of m.
     """
 
-    def __init__(self, numbers: Any, narrow: int, noise: float) -> None:
-        side = narrow + 2 * GOALS
-        ends = np.cumsum([0, *self._sizes(narrow)]).tolist()
-        parts = [numbers[:, start:end] for start, end in pairwise(ends)]
-        self.moments, self.solved = parts[0].reshape(-1, side, side), parts[1].reshape(-1, GOALS, GOALS)
-        self.residual, self.squares, self.volume = parts[2:]
-        last = self.moments[:, -3]
-        self.count, self.score, self.mean = last[:, -3:-2], last[:, -2:-1], last[:, -1:]  # (queries, 1)
-        self._numbers, self._narrow, self._noise = numbers, narrow, noise
+    def __init__(self, numbers: Any, signal_features: int, noise: float) -> None:
+        self._numbers, self._noise = numbers, noise
+        self._signals = slice(0, signal_features)
+        self._targets = slice(signal_features, signal_features + TARGETS)
+        side = signal_features + 2 * TARGETS
+        ends = np.cumsum([0, *self._sizes(signal_features)]).tolist()
+        moments, whitened, self.coefficients, self.feature_trace, self.log_det = (
+            numbers[:, start:end] for start, end in pairwise(ends)
+        )
+        self.moments = moments.reshape(-1, side, side)
+        self.whitened_targets = whitened.reshape(-1, TARGETS, TARGETS)
+        self._plain = self.moments[:, -3:, -3:]  # of (1, a, m)
+        first = self._plain[:, 0]
+        self.count, self.score_sum, self.mean_sum = first[:, 0:1], first[:, 1:2], first[:, 2:3]
 
     @classmethod
-    def none(cls, queries: int, *, narrow: int, noise: float, device: torch.device) -> ModelEvidence:
-        """Before the first score, and with r = (a − m) / γ; tensors."""
-        numbers = torch.zeros((queries, sum(cls._sizes(narrow))), dtype=torch.float64, device=device)
-        found = cls(numbers, narrow, noise)
-        found.residual[:, 1], found.residual[:, 2] = 1, -1
-        return found
+    def empty(cls, queries: int, *, signal_features: int, noise: float, device: torch.device) -> ModelEvidence:
+        """Before the first score, with the coefficients of r = (a − m) / γ; tensors."""
+        size = sum(cls._sizes(signal_features))
+        evidence = cls(torch.zeros((queries, size), dtype=torch.float64, device=device), signal_features, noise)
+        evidence.coefficients[:, 1], evidence.coefficients[:, 2] = 1, -1
+        return evidence
 
     @staticmethod
-    def _sizes(narrow: int) -> list[int]:
-        return [(narrow + 2 * GOALS) ** 2, GOALS**2, GOALS, 1, 1]
+    def _sizes(signal_features: int) -> list[int]:
+        return [(signal_features + 2 * TARGETS) ** 2, TARGETS**2, TARGETS, 1, 1]
 
-    def on_arrays(self) -> ModelEvidence:
-        """The same as arrays, moved at once."""
-        return ModelEvidence(self._numbers.cpu().numpy(), self._narrow, self._noise)
+    def to_numpy(self) -> ModelEvidence:
+        """The same as numpy arrays, copied from the device at once."""
+        return ModelEvidence(self._numbers.cpu().numpy(), self._signals.stop, self._noise)
 
-    def advantage(self) -> Numbers:
-        """(queries,) how much better scores fit than with retrievers alone: the logarithm of the ratio of likelihoods.
+    def log_likelihood_ratio(self) -> Array:
+        """(queries,) log marginal likelihood of the model minus that of the retriever-only model; numpy only.
 
-        Each of the two models is taken on the scale that suits it best. On arrays, as `agrees`.
+        Maximized over a common scale of the covariance, −2 log p(r) = n log(rᵀ K⁻¹ r / n) + log |K| + const. The
+        retriever-only model has the features F; the mean variance of the other features becomes noise.
         """
-        told, across = self.moments[:, : self._narrow, : self._narrow], self.moments[:, : self._narrow, -6:-3]
-        residual, count = self.residual[:, :, None], np.maximum(self.count, 1)
-        rest = self._noise + (self.squares - np.trace(told, axis1=1, axis2=2)[:, None]) / count
-        goals = self.moments[:, -6:-3, -6:-3]
-        whole, plain = ((residual.transpose(0, 2, 1) @ sums @ residual)[:, 0] for sums in (self.solved, goals))
-        plain, volume = _solve_narrow(told, across @ residual, rest, plain, self.count)
-        whole, plain = (np.log(np.maximum(square / count, TINY)) for square in (whole, plain))
-        ratio: Numbers = 0.5 * (self.count * (plain - whole) + volume - self.volume)
+        gram = self.moments[:, self._signals, self._signals]  # Fᵀ F
+        projected = self.moments[:, self._signals, self._targets]  # Fᵀ t
+        targets = self.moments[:, self._targets, self._targets]  # tᵀ t
+        c, count = self.coefficients[:, :, None], np.maximum(self.count, 1)
+        noise = self._noise + (self.feature_trace - np.trace(gram, axis1=1, axis2=2)[:, None]) / count
+        full, square = ((c.transpose(0, 2, 1) @ sums @ c)[:, 0] for sums in (self.whitened_targets, targets))
+        narrow, log_det = _woodbury(gram, projected @ c, noise, square, self.count)
+        full, narrow = (np.log(np.maximum(value / count, MIN_MEAN_SQUARE)) for value in (full, narrow))
+        ratio: Array = 0.5 * (self.count * (narrow - full) + log_det - self.log_det)
         return ratio[:, 0]
 
-    def agrees(self) -> NDArray[np.bool_]:
-        """(queries,) whether scores rise with what was expected before any was seen."""
-        rise: NDArray[np.bool_] = self.count * self.moments[:, -2, -1:] > self.score * self.mean
-        return rise[:, 0]
+    def correlates_with_prior(self) -> NDArray[np.bool_]:
+        """(queries,) whether scores and prior means have a positive covariance; numpy only."""
+        cross = self._plain[:, 1, 2:3]  # sum of a·m
+        positive: NDArray[np.bool_] = self.count * cross > self.score_sum * self.mean_sum
+        return positive[:, 0]
 
 
-def _solve_narrow(
-    inner: Numbers, along: Numbers, noise: Numbers, square: Numbers, count: Numbers
-) -> tuple[Numbers, Numbers]:
-    """goalᵀ K⁻¹ goal and the logarithm of |K|, of K = F Fᵀ + noise with few columns in F; (queries, 1).
+def _woodbury(gram: Array, projected: Array, noise: Array, square: Array, count: Array) -> tuple[Array, Array]:
+    """(queries, 1) rᵀ K⁻¹ r and log |K| of K = F Fᵀ + noise I with few columns in F, by the Woodbury identity.
 
-    `inner` is Fᵀ F, `along` Fᵀ goal and `square` goalᵀ goal.
+    `gram` is Fᵀ F, `projected` Fᵀ r, `square` rᵀ r, and `count` the number of rows of F.
     """
-    width = inner.shape[1]
-    factor = np.linalg.cholesky(inner + noise[:, :, None] * np.eye(width))
-    solved = np.linalg.solve(factor, along)
-    left = (square - np.square(solved).sum(1)) / noise
-    volume = 2 * np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(1, keepdims=True)
-    return left, volume + (count - width) * np.log(noise)
+    width = gram.shape[1]
+    factor = np.linalg.cholesky(gram + noise[:, :, None] * np.eye(width))
+    solved = np.linalg.solve(factor, projected)
+    quadratic = (square - np.square(solved).sum(1)) / noise
+    log_det = 2 * np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(1, keepdims=True)
+    return quadratic, log_det + (count - width) * np.log(noise)
 
 
-def rank_correlations(several: Sequence[Tensor], other: Tensor, known: Tensor) -> Numbers:
-    """(several, lines) between −1 and 1: how much each has the other's order; 0 where one of them is constant.
+def order_deficit(estimates: Tensor, baseline: Tensor, scores: Tensor, valid: Tensor) -> Array:
+    """(queries,) by how many standard errors `estimates` correlate less with the scores than `baseline` does.
 
-    Of each line, (lines, values), only what is `known` counts.
+    The difference of Fisher's z of the rank correlations; 0 for fewer than `MIN_SCORES` scores.
     """
-    return _correlate(_multiply_ranks([*several, other], known))
+    products = _rank_products([baseline, estimates, scores], valid)
+    higher, lower = np.arctanh(np.clip(_correlate(products), -MAX_CORRELATION, MAX_CORRELATION))
+    count = products[:, -1, -1]
+    errors: Array = (higher - lower) * np.sqrt(np.maximum(count - 3, 0) / 2)
+    return np.where(count < MIN_SCORES, 0, errors)
 
 
-def order_worse(estimates: Tensor, others: Tensor, scores: Tensor, known: Tensor) -> Numbers:
-    """(lines,) by how many standard errors `estimates` have less of the scores' order than `others` have."""
-    sums = _multiply_ranks([others, estimates, scores], known)
-    better, worse = np.arctanh(np.clip(_correlate(sums), -SURE, SURE))
-    count = sums[:, -1, -1]
-    errors: Numbers = (better - worse) * np.sqrt(np.maximum(count - 3, 0) / 2)
-    return np.where(count < ENOUGH, 0, errors)
-
-
-def _multiply_ranks(several: Sequence[Tensor], known: Tensor) -> Numbers:
-    """(lines, several + 1, several + 1) sums of the products of any two ranks; the last rank is 1 for all."""
-    values = torch.stack([*several], 1).masked_fill_(~known[:, None], torch.inf)
-    ranks = torch.cat([_ranks(values) * known[:, None], known[:, None]], 1).double()
+def _rank_products(variables: Sequence[Tensor], valid: Tensor) -> Array:
+    """(queries, n + 1, n + 1) sums of products of the ranks of any two variables; the last variable is constant 1."""
+    values = torch.stack([*variables], 1).masked_fill_(~valid[:, None], torch.inf)
+    ranks = torch.cat([_dense_ranks(values) * valid[:, None], valid[:, None]], 1).double()
     return np.asarray(torch.bmm(ranks, ranks.mT).cpu().numpy())
 
 
-def _correlate(sums: Numbers) -> Numbers:
-    """Of each with the last."""
-    total, count = sums[:, :-1, -1:], np.maximum(sums[:, -1:, -1:], 1)
-    shared = sums[:, :-1, :-1] - total * total.transpose(0, 2, 1) / count  # of whole numbers, so that no digit is lost
-    squares = np.diagonal(shared, axis1=1, axis2=2)
-    sizes = np.maximum(np.sqrt(squares[:, :-1] * squares[:, -1:]), 1)
-    correlations: Numbers = shared[:, :-1, -1] / sizes
+def _correlate(products: Array) -> Array:
+    """(n − 1, queries) rank correlations of each variable but the last with the last; 0 where one is constant."""
+    sums, count = products[:, :-1, -1:], np.maximum(products[:, -1:, -1:], 1)
+    covariance = products[:, :-1, :-1] - sums * sums.transpose(0, 2, 1) / count  # integers, so no digit is lost
+    variances = np.diagonal(covariance, axis1=1, axis2=2)
+    scales = np.maximum(np.sqrt(variances[:, :-1] * variances[:, -1:]), 1)
+    correlations: Array = covariance[:, :-1, -1] / scales
     return correlations.T
 
 
-def _ranks(values: Tensor) -> Tensor:
-    """The rank of each value in its line (last), from 0; equal ones have the same, and none is left out."""
-    ordered, order = values.sort(dim=-1)
-    steps = (ordered[..., 1:] > ordered[..., :-1]).cumsum(-1)
+def _dense_ranks(values: Tensor) -> Tensor:
+    """Dense ranks along the last dimension, from 0: equal values share a rank and none is skipped."""
+    ascending, order = values.sort(dim=-1)
+    steps = (ascending[..., 1:] > ascending[..., :-1]).cumsum(-1)
     return torch.zeros_like(order).scatter_(-1, order[..., 1:], steps)

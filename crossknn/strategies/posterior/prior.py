@@ -1,4 +1,4 @@
-"""What is known about a query's scores before the first call: `Prior`, fitted once per index."""
+"""Prior of posterior search: the Gaussian model of a query's scores before the first call, fitted once per index."""
 
 from __future__ import annotations
 
@@ -12,65 +12,57 @@ from numpy.typing import NDArray
 
 from crossknn.types import Proposal, Rows, Scores
 
-SIGNALS: Final = ("dense", "bm25")  # the retrievers whose evidence is used where nobody names others
-DEPTH: Final = 10_000  # rows that a retriever is asked for; those behind count as equal
-SOFT: Final = 10.0  # ranks below this differ little
-PER_SIGNAL: Final = 2  # columns
-TRAITS: Final = 16  # that are learned of every item
-VECTOR, COLUMN, CONSTANT, NOISE = 0.3, 0.1, 1.0, 0.2  # variances of a general prior, where scores have 1
-ARRAYS: Final = ("center", "spread", "weights", "variances", "inductive")
-PLAIN: Final = ("intercept", "noise", "low", "rise", "most")
+SIGNALS: Final = ("dense", "bm25")  # the retrievers whose features are used by default
+RETRIEVER_DEPTH: Final = 10_000  # rows requested from each retriever; all rows behind them have the same features
+RANK_OFFSET: Final = 10.0  # in the feature −log(rank + offset), so that the very first ranks differ little
+FEATURES_PER_SIGNAL: Final = 2  # asinh(estimate) and −log(rank + offset)
+LATENT_FACTORS: Final = 16  # learned per item
+# Variances of the weakly informative prior, for scores standardized to variance 1.
+VECTOR_VARIANCE, SIGNAL_VARIANCE, CONSTANT_VARIANCE, NOISE_VARIANCE = 0.3, 0.1, 1.0, 0.2
+ARRAY_FIELDS: Final = ("center", "spread", "weights", "variances", "bias_weights")
+FLOAT_FIELDS: Final = ("intercept", "noise", "gamma_start", "gamma_slope", "gamma_max")
 
-Columns = NDArray[np.float32]  # (rows, signals × 2)
+SignalFeatures = NDArray[np.float32]  # (rows, signals × FEATURES_PER_SIGNAL)
 
 
 @dataclass(frozen=True)
 class Prior:
-    """A model of scores: `f(q, i) = m_q(i) + γ_q(i) (w·φ_q(i) + ε)`, with `w ~ N(0, I)` and `ε ~ N(0, noise)`.
+    """Gaussian prior of a Bayesian linear model of the scores.
 
-    The mean m is linear in what retrievers say (`weights`, of columns brought to mean 0 and deviation 1) and has each
-    item's own `bias`. The features φ are the item's vector, those columns, the bias and a constant, each with the
-    variance that its weight has from query to query, and the item's `traits`. γ is how much further scores of items
-    that retrievers find good lie from the mean than those of others: it grows with what they say, from 1.
+        f(q, i) = m(q, i) + γ(q, i) (w·φ(q, i) + ε),   w ~ N(0, I),   ε ~ N(0, noise)
 
-    signals    the retrievers' names
-    center     (columns,) and `spread`: mean and deviation of the columns
-    weights    (columns,)
-    intercept  the score where all columns are at their mean
-    bias       (items,) by how much an item's scores are above what retrievers say, on average over queries
-    traits     (items, TRAITS) float16: what some queries like more than others, as train queries' scores told, in
-               units in which a query's weights have variance 1; (items, 0) where nothing was learned
-    inductive  (dim + 1,) the bias of an item that was never scored, from its vector and a constant
-    variances  (columns + 3,) of the vector, of each column, of the bias (brought to deviation 1), of the constant
-    noise      variance of what the model cannot explain
-    low        γ begins to grow where the retrievers say more than this, as a score,
-    rise       by so much for every unit of score,
-    most       up to this
-    fitted     whether it is on the scale of scores; else on that of scores less their mean, over their deviation
+    The prior mean m is linear in the standardized signal features x, plus the item's bias:
+    `m = intercept + weights·x + bias`. The features φ are the item vector, the item's latent factors and bias, the
+    signal features and a constant, each scaled by its prior standard deviation. The scale
+    `γ = min(1 + gamma_slope · max(intercept + weights·x − gamma_start, 0), gamma_max)` makes the model heteroscedastic:
+    scores vary more among items that retrievers rank high.
+
+    The latent factors are probabilistic principal components of the residuals, scaled so that a query's weights have
+    variance 1.
     """
 
-    signals: tuple[str, ...]
-    center: NDArray[np.float64]
-    spread: NDArray[np.float64]
-    weights: NDArray[np.float64]
-    intercept: float
-    bias: Scores
-    traits: NDArray[Any]
-    inductive: NDArray[np.float64]
-    variances: NDArray[np.float64]
-    noise: float
-    low: float
-    rise: float
-    most: float
-    fitted: bool = True
+    signals: tuple[str, ...]  # names of the retrievers
+    center: NDArray[np.float64]  # (features,) mean of each signal feature
+    spread: NDArray[np.float64]  # (features,) standard deviation of each signal feature
+    weights: NDArray[np.float64]  # (features,) of the standardized signal features in the mean
+    intercept: float  # the mean where all signal features are average
+    bias: Scores  # (items,) mean residual of each item over queries
+    latent_factors: NDArray[Any]  # (items, LATENT_FACTORS) float16; (items, 0) where none were learned
+    bias_weights: NDArray[np.float64]  # (dim + 1,) regression of the bias on item vector and constant, for new items
+    variances: NDArray[np.float64]  # (features + 3,) of the item vector, each signal feature, bias and constant
+    noise: float  # variance of ε
+    gamma_start: float
+    gamma_slope: float
+    gamma_max: float
+    fitted: bool = True  # on the scale of the scores; a weakly informative prior is for standardized scores
 
     @classmethod
-    def general(cls, signals: Sequence[str]) -> Self:
-        """What may be believed of any cross-encoder without a score: retrievers are right on average.
+    def weakly_informative(cls, signals: Sequence[str]) -> Self:
+        """The prior without an index: all signals count the same, there are no biases, and γ is 1.
 
-        Columns are brought to mean 0 and deviation 1 for each query (`strategies.heard`).
+        It is for scores standardized by the query's own, and signal features standardized per query.
         """
-        width = PER_SIGNAL * len(signals)
+        width = FEATURES_PER_SIGNAL * len(signals)
         return cls(
             signals=tuple(signals),
             center=np.zeros(width),
@@ -78,13 +70,13 @@ class Prior:
             weights=np.full(width, 1 / width),
             intercept=0.0,
             bias=np.empty(0, np.float32),
-            traits=np.empty((0, 0), np.float16),
-            inductive=np.zeros(0),
-            variances=np.array([VECTOR, *[COLUMN] * width, 0.0, CONSTANT]),
-            noise=NOISE,
-            low=0.0,
-            rise=0.0,
-            most=1.0,
+            latent_factors=np.empty((0, 0), np.float16),
+            bias_weights=np.zeros(0),
+            variances=np.array([VECTOR_VARIANCE, *[SIGNAL_VARIANCE] * width, 0.0, CONSTANT_VARIANCE]),
+            noise=NOISE_VARIANCE,
+            gamma_start=0.0,
+            gamma_slope=0.0,
+            gamma_max=1.0,
             fitted=False,
         )
 
@@ -93,69 +85,76 @@ class Prior:
         return float(self.variances[0])
 
     @property
-    def beside(self) -> tuple[NDArray[Any], Columns]:
-        """What it knows of every item beside its vector: (items, TRAITS) and (items, 1), traits and biases."""
-        return self.traits, self.bias[:, None]
+    def signal_variances(self) -> NDArray[np.float64]:
+        return self.variances[1:-2]
+
+    @property
+    def bias_variance(self) -> float:
+        return float(self.variances[-2])
+
+    @property
+    def constant_variance(self) -> float:
+        return float(self.variances[-1])
+
+    @property
+    def item_columns(self) -> tuple[NDArray[Any], NDArray[np.float32]]:
+        """The columns that extend the item vectors: (items, LATENT_FACTORS) latent factors and (items, 1) bias."""
+        return self.latent_factors, self.bias[:, None]
 
     @cached_property
     def bias_scale(self) -> float:
-        """By which a bias becomes a feature."""
-        return float(np.sqrt(self.variances[-2]) / (self.bias.std() or 1.0)) if len(self.bias) else 0.0
-
-    @property
-    def constant(self) -> float:
-        """The feature that all items have alike."""
-        return float(np.sqrt(self.variances[-1]))
+        """The factor that turns a bias into a feature: √variance over the standard deviation of the biases."""
+        return float(np.sqrt(self.bias_variance) / (self.bias.std() or 1.0)) if len(self.bias) else 0.0
 
     def take(self, rows: Rows) -> Self:
-        """The same prior for these items only."""
-        return replace(self, bias=self.bias[rows], traits=self.traits[rows])
+        """The prior of these items only."""
+        return replace(self, bias=self.bias[rows], latent_factors=self.latent_factors[rows])
 
     def add(self, vectors: NDArray[Any]) -> Self:
-        """The same prior for further items, too: they have the bias that their vectors let expect, and no traits."""
-        bias = vectors.astype(np.float32) @ self.inductive[:-1].astype(np.float32) + np.float32(self.inductive[-1])
-        blank = np.zeros((len(vectors), self.traits.shape[1]), self.traits.dtype)
-        return replace(self, bias=np.append(self.bias, bias), traits=np.concatenate([self.traits, blank]))
+        """The prior with new items appended: their bias is predicted from the item vector, their factors are zero."""
+        slope, intercept = self.bias_weights[:-1].astype(np.float32), np.float32(self.bias_weights[-1])
+        bias = vectors.astype(np.float32) @ slope + intercept
+        zeros = np.zeros((len(vectors), self.latent_factors.shape[1]), self.latent_factors.dtype)
+        factors = np.concatenate([self.latent_factors, zeros])
+        return replace(self, bias=np.append(self.bias, bias), latent_factors=factors)
 
-    def facts(self) -> dict[str, Any]:
-        """All but bias and traits, as JSON can hold it."""
-        numbers = {name: getattr(self, name).tolist() for name in ARRAYS}
-        plain = {name: getattr(self, name) for name in PLAIN}
-        return {"signals": list(self.signals), **plain, **numbers}
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the per-item arrays, as JSON."""
+        arrays = {name: getattr(self, name).tolist() for name in ARRAY_FIELDS}
+        floats = {name: getattr(self, name) for name in FLOAT_FIELDS}
+        return {"signals": list(self.signals), **floats, **arrays}
 
     @classmethod
-    def load(cls, bias: NDArray[Any], traits: NDArray[Any], facts: Mapping[str, Any]) -> Self:
-        """What `facts` was taken from; arrays that are mapped stay so."""
-        arrays = {name: np.array(facts[name], np.float64) for name in ARRAYS}
-        plain = {name: float(facts[name]) for name in PLAIN}
-        values: dict[str, Any] = {**arrays, **plain}
-        values |= {"bias": np.asarray(bias, np.float32), "traits": np.asarray(traits, np.float16)}
-        return cls(signals=tuple(facts["signals"]), **values)
+    def from_dict(cls, data: Mapping[str, Any], *, bias: NDArray[Any], latent_factors: NDArray[Any]) -> Self:
+        """The prior that `to_dict` described; memory-mapped arrays stay mapped."""
+        values: dict[str, Any] = {name: np.array(data[name], np.float64) for name in ARRAY_FIELDS}
+        values |= {name: float(data[name]) for name in FLOAT_FIELDS}
+        values |= {"bias": np.asarray(bias, np.float32), "latent_factors": np.asarray(latent_factors, np.float16)}
+        return cls(signals=tuple(data["signals"]), **values)
 
 
-def grow(said: NDArray[Any], *, low: float, rise: float, most: float) -> NDArray[Any]:
-    """γ: 1 up to `low`, then rising, up to `most`."""
-    return np.minimum(1 + rise * np.maximum(said - low, 0), most)
+def gamma_at(signal_mean: NDArray[Any], *, gamma_start: float, gamma_slope: float, gamma_max: float) -> NDArray[Any]:
+    """γ, the scale of the residuals: 1 up to `gamma_start`, then linear, at most `gamma_max`."""
+    return np.minimum(1 + gamma_slope * np.maximum(signal_mean - gamma_start, 0), gamma_max)
 
 
-def columns_at(proposals: Sequence[Proposal], ranks: Sequence[Rows]) -> Columns:
-    """(rows, signals × 2): what each retriever's proposal says about rows with these places in it.
+def signal_features(proposals: Sequence[Proposal], ranks: Sequence[Rows]) -> SignalFeatures:
+    """(rows, signals × 2) features of rows at these ranks of each retriever's proposal: asinh(estimate), −log rank.
 
-    By retriever its estimate, where large ones count as their logarithm, and how early it comes. What was not
-    proposed, and has its length for a place (`ranking.places_in`), counts as the last that was.
+    A row that was not proposed has the proposal's length as its rank (`ranking.ranks_in`) and the last estimate.
     """
-    return np.concatenate([_columns(*both) for both in zip(proposals, ranks, strict=True)], axis=1)
+    return np.concatenate([_features_of(*pair) for pair in zip(proposals, ranks, strict=True)], axis=1)
 
 
-def estimates_at(proposal: Proposal, places: Rows) -> Scores:
-    """What the proposer says of the rows at these places; of those it did not propose, what it says of its last."""
+def estimates_at(proposal: Proposal, ranks: Rows) -> Scores:
+    """The retriever's estimates of the rows at these ranks; rows that were not proposed have the last estimate."""
     if not len(proposal):
-        return np.zeros(len(places), np.float32)
-    return np.append(proposal.estimates, proposal.estimates[-1])[places]
+        return np.zeros(len(ranks), np.float32)
+    return np.append(proposal.estimates, proposal.estimates[-1])[ranks]
 
 
-def _columns(proposal: Proposal, ranks: Rows) -> Columns:
+def _features_of(proposal: Proposal, ranks: Rows) -> SignalFeatures:
     if not len(proposal):
-        return np.zeros((len(ranks), PER_SIGNAL), np.float32)
+        return np.zeros((len(ranks), FEATURES_PER_SIGNAL), np.float32)
     estimates = estimates_at(proposal, ranks)
-    return np.column_stack([np.arcsinh(estimates), -np.log(ranks + SOFT)]).astype(np.float32)
+    return np.column_stack([np.arcsinh(estimates), -np.log(ranks + RANK_OFFSET)]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Posterior search: a linear model of a query's scores, corrected by every score that is seen."""
+"""Posterior search: a Bayesian linear model of each query's scores, with greedy batches by posterior mean."""
 
 from __future__ import annotations
 
@@ -11,141 +11,152 @@ import numpy as np
 
 from crossknn._checks import check_fraction
 from crossknn.errors import InputError
-from crossknn.strategies.base import Flow, Requirement, Round, SearchContext, Settings
-from crossknn.strategies.posterior.prior import DEPTH, Prior
-from crossknn.strategies.rounds import check_rounds, run_rounds, share_of_round
+from crossknn.strategies.base import Flow, FlowResult, Requirement, Round, SearchContext
+from crossknn.strategies.posterior.prior import RETRIEVER_DEPTH, Prior
+from crossknn.strategies.rounds import MultiRound, run_rounds
 from crossknn.types import Proposal, Scores
 from crossknn.vectors.device import as_device_search
 
 if TYPE_CHECKING:
-    from crossknn.strategies.posterior.session import Expected, PosteriorSession
+    from crossknn.strategies.posterior.session import PosteriorMeans, PosteriorSession
 
-NEAR: Final = 1_000  # of a retriever's best, that a general prior takes its scale from
-HEDGE: Final = 0.1  # of every round but the first goes, with a fitted prior, to what retrievers find best:
-BEST: Final = 10  # so many rows by reciprocal rank,
-CONSTANT: Final = 60  # plus which a rank counts
+STANDARDIZATION_DEPTH: Final = 1_000  # first rows of a retriever that standardize the signal features without an index
+HEDGE_SHARE: Final = 0.1  # of every round but the first, with a fitted prior, for the best rows by
+HEDGE_ROWS: Final = 10  # reciprocal rank fusion: this many,
+HEDGE_DEPTH: Final = 1_000  # from the first rows of each retriever,
+RANK_CONSTANT: Final = 60  # with this constant
 
 
 @dataclass(frozen=True, repr=False)
-class Posterior(Settings):
-    """Takes the rows of largest expected score, given a prior and all scores of the query so far.
+class Posterior(MultiRound):
+    """Bayesian linear regression of each query's scores; every round takes the rows of largest posterior mean.
 
-    The prior is that of an index built with `prior=True`, whose order the first round takes; a tenth of each later
-    round goes to what retrievers find best together, should the prior have put it low. Without one, the first round is
-    that of a retriever, and a general prior on the scale of the query's own scores takes over. Where a query's scores
-    so far fit what retrievers say clearly better than they fit the model, its next round takes the best of the
-    searcher's default retriever instead.
+    This is pure exploitation. The prior is that of an index built with `prior=True`: the first round follows its mean,
+    and a tenth of each later round hedges with the reciprocal rank fusion of the retrievers. Without one, the first
+    round is a retriever's, and a weakly informative prior on the scale of the query's own scores takes over. Where
+    retrievers alone explain a query's scores clearly better than the model, its next round falls back to the searcher's
+    default retriever.
 
-    budget      calls per query, spread evenly over the rounds
-    rounds      how often the expectation is corrected
-    first       without a prior, the name of the first round's retriever; None is the searcher's default
-    estimates   also return the expected score of every item
-    stop_at     a query's search ends as soon as so much of its true top k is expected to be found: 0.95 of it, say
+    Args:
+        budget: Calls per query, spread evenly over the rounds.
+        rounds: How often the posterior is updated.
+        first: Without a fitted prior, the name of the first round's retriever; None is the searcher's default.
+        estimates: Also return the posterior mean of every item.
+        stop_at: Stop a query's search as soon as its expected recall reaches this, such as 0.95.
     """
 
     requires: ClassVar[frozenset[Requirement]] = frozenset({"query_vectors"})
 
-    budget: int = 100
-    rounds: int = 10
     first: str | None = None
     estimates: bool = False
     stop_at: float | None = None
 
     def __post_init__(self) -> None:
-        check_rounds(self.budget, self.rounds)
+        super().__post_init__()
         if self.stop_at is not None:
             check_fraction("stop_at", self.stop_at)
 
-    def flow(self, space: SearchContext) -> Flow:
-        if self.stop_at is not None and space.k is None:
-            raise InputError("stop_at needs to know how many items are wanted: search with k.")
-        first, quests = self._begin(space)
+    def flow(self, context: SearchContext) -> Flow:
+        if self.stop_at is not None and context.k is None:
+            raise InputError("`stop_at` needs the number of hits: search with `k`.")
+        first, session = self._start(context)
 
-        def choose(number: int) -> Round:
-            shares = self._shares(number, quests)
-            expected = _expect(space, quests, 2 * max(shares), recall=self.stop_at is not None)
-            return self._ask(space, quests, expected, self._shares(number, quests))
+        def next_round(number: int) -> Round:
+            n = 2 * max(self._counts(number, session))
+            means = _posterior_means(context, session, n, recall=self.stop_at is not None)
+            return self._choose_rows(context, session, means, self._counts(number, session))
 
-        yield from run_rounds(first, quests.scored, self.rounds, choose)
-        if space.k is not None:
-            _expect(space, quests, 0, recall=True)
-        return _expect_all(space, quests) if self.estimates else None
+        yield from run_rounds(first, session.observations, self.rounds, next_round)
+        if context.k is not None:
+            _posterior_means(context, session, 0, recall=True)
+        return FlowResult(_all_estimates(context, session) if self.estimates else None, _recall(session))
 
-    def _begin(self, space: SearchContext) -> tuple[Round, PosteriorSession]:
-        """The first round, and the searches with what is believed before it."""
-        share = share_of_round(1, budget=self.budget, rounds=self.rounds, spent=0)
-        names = space.signals if space.prior is None else space.prior.signals
-        lists = [space.propose(name, min(DEPTH, space.items))[1] for name in names]
-        if space.prior is not None:
-            quests = _make_quests(space, lists, space.prior)
-            quests.hedge = quests.beliefs.heard.best_together(BEST, near=NEAR, constant=CONSTANT)
-            return Round(quests.begin(_expect(space, quests, share), share), "prior"), quests
-        name, found = space.propose(self.first, max(NEAR, share))
+    def _start(self, context: SearchContext) -> tuple[Round, PosteriorSession]:
+        """The first round, and the session with the prior."""
+        share = self._share(1, 0)
+        names = context.signals if context.prior is None else context.prior.signals
+        lists = [context.propose(name, min(RETRIEVER_DEPTH, context.items))[1] for name in names]
+        if context.prior is not None:
+            session = _make_session(context, lists, context.prior)
+            session.hedge_rows = session.model.retrieved.reciprocal_rank_fusion(
+                HEDGE_ROWS, depth=HEDGE_DEPTH, constant=RANK_CONSTANT
+            )
+            means = _posterior_means(context, session, share)
+            return Round(session.propose_first(means, share), "prior"), session
+        name, found = context.propose(self.first, max(STANDARDIZATION_DEPTH, share))
         first = Round([proposal.first(share) for proposal in found], name)
-        return first, _make_quests(space, lists, Prior.general(names), near=found)
+        return first, _make_session(context, lists, Prior.weakly_informative(names), near=found)
 
-    def _shares(self, number: int, quests: PosteriorSession) -> list[int]:
-        """How many rows a round asks for: none where nothing was found before, or enough is expected to be."""
-        enough = quests.recall is not None and self.stop_at is not None and quests.recall >= self.stop_at
-        done = np.broadcast_to(enough, len(quests)).tolist()
-        spent = [len(one.rows) for one in quests.scored]
-        return [
-            0 if not calls or stop else share_of_round(number, budget=self.budget, rounds=self.rounds, spent=calls)
-            for calls, stop in zip(spent, done, strict=True)
-        ]
+    def _counts(self, number: int, session: PosteriorSession) -> list[int]:
+        """Rows per query in this round: none where the first round found nothing, or `stop_at` is reached."""
+        recall = session.expected_recall
+        reached = recall is not None and self.stop_at is not None and recall >= self.stop_at
+        done = np.broadcast_to(reached, len(session)).tolist()
+        spent = [len(observed.rows) for observed in session.observations]
+        return [0 if not calls or stop else self._share(number, calls) for calls, stop in zip(spent, done, strict=True)]
 
-    def _ask(self, space: SearchContext, quests: PosteriorSession, expected: Expected, shares: list[int]) -> Round:
-        """The best of the model for every query, or of the default retriever where the model does not fit."""
-        names, before = ["posterior"] * len(quests), quests.hedge_with([ceil(HEDGE * share) for share in shares])
-        unfit = np.flatnonzero(quests.unfit() & (np.array(shares) > 0))
-        if len(unfit):
-            name, lists = space.propose(None, self.budget)
-            for line in unfit.tolist():
-                names[line], before[line] = name, lists[line].rows.tolist()
-        return Round(quests.ask(expected, shares, before), names)
+    def _choose_rows(
+        self, context: SearchContext, session: PosteriorSession, means: PosteriorMeans, counts: list[int]
+    ) -> Round:
+        """The best rows of the model for every query, or of the default retriever where the model does not fit."""
+        names = ["posterior"] * len(session)
+        before = session.unscored_hedge_rows([ceil(HEDGE_SHARE * count) for count in counts])
+        misfits = np.flatnonzero(session.misfits() & (np.array(counts) > 0))
+        if len(misfits):
+            name, lists = context.propose(None, self.budget)
+            for query in misfits.tolist():
+                names[query], before[query] = name, lists[query].rows.tolist()
+        return Round(session.propose(means, counts, before), names, _recall(session))
 
 
-def _make_quests(
-    space: SearchContext, lists: list[list[Proposal]], prior: Prior, near: Sequence[Proposal] = ()
+def _make_session(
+    context: SearchContext, lists: list[list[Proposal]], prior: Prior, near: Sequence[Proposal] = ()
 ) -> PosteriorSession:
-    from crossknn.strategies.posterior.features import RetrieverFeatures
-    from crossknn.strategies.posterior.model import BayesianLinearModel  # import torch
+    from crossknn.strategies.posterior.features import RetrieverFeatures  # imports torch
+    from crossknn.strategies.posterior.model import BayesianLinearModel
     from crossknn.strategies.posterior.session import PosteriorSession
 
-    items = as_device_search(space.item_profiles())
-    heard = RetrieverFeatures(lists, prior, items=space.items, device=items.device, near=near)
-    return PosteriorSession(BayesianLinearModel(prior, heard, space.item_vectors().dim), items)
+    vectors = as_device_search(context.augmented_vectors())
+    retrieved = RetrieverFeatures(lists, prior, items=context.items, device=vectors.device, near=near)
+    return PosteriorSession(BayesianLinearModel(prior, retrieved, context.item_vectors().dim), vectors)
 
 
-def _expect(space: SearchContext, quests: PosteriorSession, n: int, *, recall: bool = False) -> Expected:
-    """What is expected of every query's scores, after those so far: of the best `n` rows at least.
+def _posterior_means(
+    context: SearchContext, session: PosteriorSession, n: int, *, recall: bool = False
+) -> PosteriorMeans:
+    """Update the model; the posterior means of all candidates and of at least the best `n` other rows.
 
-    With `recall` the space is told how much of each query's top k is expected to be found.
+    With `recall` the session's expected recall is updated, too.
     """
-    from crossknn.strategies.posterior.session import shortlist  # imports torch
+    from crossknn.strategies.posterior.session import shortlist_size  # imports torch
 
-    with space.solving:
-        quests.learn()
-    if recall and space.k is not None:
-        n = max(n, shortlist(min(space.k, space.reachable)))
-    expected = quests.expect(n, space.allowed)
-    if recall and space.k is not None:
-        with space.solving:
-            space.expected_recall[:] = quests.expect_recall(space.k, space.reachable, expected).tolist()
-    return expected
+    with context.solving:
+        session.update()
+    if recall and context.k is not None:
+        n = max(n, shortlist_size(min(context.k, context.reachable)))
+    means = session.posterior_means(n, context.allowed)
+    if recall and context.k is not None:
+        with context.solving:
+            session.estimate_recall(context.k, context.reachable, means)
+    return means
 
 
-def _expect_all(space: SearchContext, quests: PosteriorSession) -> list[Scores]:
-    """The expected scores of all items for every query."""
+def _recall(session: PosteriorSession) -> list[float] | None:
+    return None if session.expected_recall is None else session.expected_recall.tolist()
+
+
+def _all_estimates(context: SearchContext, session: PosteriorSession) -> list[Scores]:
+    """The posterior means of all items for every query."""
     import torch
 
-    with space.solving:
-        quests.learn()
-    beliefs = quests.beliefs
-    products = torch.from_numpy(space.item_profiles().estimates(beliefs.query.cpu().numpy())).to(quests.items.device)
-    rows = beliefs.heard.rows.clamp(max=space.items - 1)
-    proposed = beliefs.expect_proposed(products.gather(1, rows))
-    expected = beliefs.expect_others(products)
-    for line, mine, told, filled in zip(expected, rows, proposed, beliefs.heard.filled, strict=True):
-        line[mine[~filled]] = told[~filled]
-    return list(expected.cpu().numpy())
+    with context.solving:
+        session.update()
+    model, retrieved = session.model, session.model.retrieved
+    products = torch.from_numpy(context.augmented_vectors().estimates(model.query_vectors.cpu().numpy()))
+    products = products.to(session.vectors.device)
+    rows = retrieved.rows.clamp(max=context.items - 1)
+    candidates = model.posterior_mean_of_candidates(products.gather(1, rows))
+    means = model.posterior_mean_of_others(products)
+    for mean, query_rows, values, padding in zip(means, rows, candidates, retrieved.padding, strict=True):
+        mean[query_rows[~padding]] = values[~padding]
+    return list(means.cpu().numpy())

@@ -1,4 +1,4 @@
-"""The table in a terminal: what stands where, in which colour, and within which width."""
+"""The table in a terminal: what stands where, in which color, and within which width."""
 
 import pytest
 from rich.console import Console
@@ -10,8 +10,8 @@ LONG = {"scorer": 90.0, "solve": 0.25, "search": 0.75}
 GREEN, DIM_RED = "\x1b[32m", "\x1b[2;31m"
 
 
-def printed(comparison, *, width=100, colour=False, **options):
-    console = Console(width=width, record=True, force_terminal=colour, color_system="standard" if colour else None)
+def printed(comparison, *, width=100, color=False, **options):
+    console = Console(width=width, record=True, force_terminal=color, color_system="standard" if color else None)
     with console.capture() as capture:
         console.print(table(comparison, **options))
     return capture.get()
@@ -20,7 +20,7 @@ def printed(comparison, *, width=100, colour=False, **options):
 def test_a_section_per_budget_with_each_adaptive_row_below_its_baseline(comparison):
     lines = [line.strip() for line in printed(comparison).splitlines() if line.strip()]
     assert lines[0] == "Tiny items"
-    assert lines[1].split("  ")[0] == "found, % of the true"
+    assert lines[1].split("  ")[0] == "recall, % of the true"
     at = lines.index("budget 100")
     assert [" ".join(line.split()) for line in lines[at + 1 : at + 6]] == [
         "Rerank, BM25 100 80.0 70.0 50.0 24",
@@ -33,13 +33,13 @@ def test_a_section_per_budget_with_each_adaptive_row_below_its_baseline(comparis
 
 
 def test_better_is_green_worse_is_dim_red_and_baselines_are_plain(comparison):
-    lines = printed(comparison, colour=True).splitlines()
-    colours = {name: [line for line in lines if name in line] for name in ("Axn, dense", "Axn, BM25", "Rerank")}
-    assert all(line.count(GREEN) == 3 and DIM_RED not in line for line in colours["Axn, dense"])
-    assert all(line.count(DIM_RED) == 3 and GREEN not in line for line in colours["Axn, BM25"])
-    assert not any(GREEN in line or DIM_RED in line for line in colours["Rerank"])
+    lines = printed(comparison, color=True).splitlines()
+    colors = {name: [line for line in lines if name in line] for name in ("Axn, dense", "Axn, BM25", "Rerank")}
+    assert all(line.count(GREEN) == 3 and DIM_RED not in line for line in colors["Axn, dense"])
+    assert all(line.count(DIM_RED) == 3 and GREEN not in line for line in colors["Axn, BM25"])
+    assert not any(GREEN in line or DIM_RED in line for line in colors["Rerank"])
     level = made_by_hand(results=[result("a", 9, 1, 0.50001), result("b", 9, 1, 0.49999, baseline="a")])
-    assert not any(colour in printed(level, colour=True) for colour in (GREEN, DIM_RED, "\x1b[31m"))
+    assert not any(color in printed(level, color=True) for color in (GREEN, DIM_RED, "\x1b[31m"))
 
 
 @pytest.mark.parametrize("width", [80, 100, 300])

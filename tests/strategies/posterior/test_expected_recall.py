@@ -1,4 +1,4 @@
-"""How sure posterior search is, how much it expects to have found, and a search that ends when that is enough."""
+"""Predictive standard deviations, expected recall and early stopping of posterior search."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import torch
 
 from crossknn.errors import InputError
 from crossknn.strategies.base import RoundScores, drive
-from crossknn.strategies.posterior import expected_recall as many
+from crossknn.strategies.posterior import expected_recall as module
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import EMPTY_PROPOSAL
@@ -16,12 +16,12 @@ from tests.strategies.posterior.test_strategy import features_of, make_prior
 from tests.worlds import World, all_rows
 
 
-def make_world(queries: int = 4, items: int = 300, dim: int = 16, seed: int = 3, traits: float = 0.0) -> World:
-    """Scores drawn from the prior itself, so that all it says is true."""
+def make_world(queries: int = 4, items: int = 300, dim: int = 16, seed: int = 3, factors: float = 0.0) -> World:
+    """Scores drawn from the prior itself, so that the model is true."""
     world = World.low_rank(queries=queries, items=items, dim=dim, seed=seed)
     world.vectors /= np.linalg.norm(world.vectors, axis=1, keepdims=True)
     world.prior = make_prior(items, variances=np.array([2.0, 0.2, 0.1, 0.1, 0.4]), noise=0.3)
-    world.prior = replace(world.prior, traits=np.float32(traits) * world.prior.traits)
+    world.prior = replace(world.prior, latent_factors=np.float32(factors) * world.prior.latent_factors)
     rng = np.random.default_rng(seed)
     for query in range(queries):
         mean, gamma, phi = features_of(world, query)
@@ -31,7 +31,7 @@ def make_world(queries: int = 4, items: int = 300, dim: int = 16, seed: int = 3,
 
 
 def search(world: World, strategy: Posterior, k: int | None, *, only: slice = slice(None)):
-    return world.run(strategy, only=only, space=replace(world.space(only=only), k=k))
+    return world.run(strategy, only=only, context=replace(world.context(only=only), k=k))
 
 
 def measure(world: World, found, k: int) -> np.ndarray:
@@ -40,7 +40,7 @@ def measure(world: World, found, k: int) -> np.ndarray:
 
 
 def test_deviations_equal_a_plain_reading_of_the_formula():
-    world = make_world(traits=1.0)
+    world = make_world(factors=1.0)
     for query, found in enumerate(world.run(Posterior(40, 4))):
         _, gamma, phi = features_of(world, query)
         known = phi[[]]
@@ -81,22 +81,22 @@ def test_expected_recall_is_not_too_high_and_little_too_low_where_the_prior_is_r
     assert measured.min() == 1 or k == 1 or measured[sure].mean() > measured[~sure].mean()
 
 
-def expected_recall(best, wanted, means, deviations, each=1) -> float:
-    """Of one query, beside another that has scored fewer and knows of fewer others."""
+def expected_recall(best, k, means, deviations, stride=1) -> float:
+    """Of one query, in a batch with one that has fewer scores and fewer unscored rows."""
     best, means, deviations = (torch.from_numpy(np.stack([line, line])) for line in (best, means, deviations))
     best[1, 1:] = -torch.inf
     means[1, 1:] = -torch.inf
-    found = many.expected_recall(best, wanted, means, deviations, each=each)
-    alone = many.expected_recall(best[1:, :1], wanted, means[1:, :1], deviations[1:, :1], each=each)
+    found = module.expected_recall(best, k, means, deviations, stride=stride)
+    alone = module.expected_recall(best[1:, :1], k, means[1:, :1], deviations[1:, :1], stride=stride)
     assert found[1].item() == pytest.approx(alone.item())
     return float(found[0])
 
 
-def scale_errors(rounds) -> float:
-    """Of one query, beside another without errors."""
+def error_scale(rounds) -> float:
+    """Of one query, in a batch with one without errors."""
     known = torch.tensor([[True], [False]])
     errors = torch.from_numpy(np.concatenate([np.empty(0), *rounds])).expand(2, -1)
-    one, other = many.scale_errors(errors, known.expand(errors.shape), [len(one) for one in rounds])[:, 0]
+    one, other = module.error_scale(errors, known.expand(errors.shape), [len(one) for one in rounds])[:, 0]
     assert other == 1
     return float(one)
 
@@ -106,13 +106,13 @@ def test_expected_recall_is_what_drawing_the_others_gives():
     best, means, deviations = np.array([3.0, 2.0, 1.5, 1.0, 0.5], np.float32), rng.normal(-2, 1, 400), np.full(400, 0.8)
     drawn = means + deviations * rng.logistic(scale=np.sqrt(3) / np.pi, size=(4000, 400))
     above = (drawn[:, :, None] > best).sum(1)
-    wanted = (above <= 4 - np.arange(5)).mean(0).sum() / 5
-    assert expected_recall(best, 5, means, deviations) == pytest.approx(wanted, abs=0.01)
-    assert expected_recall(best, 5, means[::2], deviations[::2], each=2) == pytest.approx(wanted, abs=0.05)
+    recall = (above <= 4 - np.arange(5)).mean(0).sum() / 5
+    assert expected_recall(best, 5, means, deviations) == pytest.approx(recall, abs=0.01)
+    assert expected_recall(best, 5, means[::2], deviations[::2], stride=2) == pytest.approx(recall, abs=0.05)
 
 
 @pytest.mark.parametrize(
-    ("best", "wanted", "means", "recall"),
+    ("best", "k", "means", "recall"),
     [
         ([2.0, 1.0], 2, [], 1.0),  # nothing else is there
         ([2.0, 1.0], 4, [], 0.5),
@@ -121,8 +121,8 @@ def test_expected_recall_is_what_drawing_the_others_gives():
         ([2.0], 1, [2.0], np.exp(-0.5)),
     ],
 )
-def test_expected_recall_of_cases_that_can_be_told(best, wanted, means, recall):
-    found = expected_recall(np.array(best, np.float32), wanted, np.array(means), np.ones(len(means)))
+def test_expected_recall_of_cases_that_can_be_told(best, k, means, recall):
+    found = expected_recall(np.array(best, np.float32), k, np.array(means), np.ones(len(means)))
     assert found == pytest.approx(recall, abs=1e-9)
 
 
@@ -136,12 +136,12 @@ def test_expected_recall_of_many_is_interpolated_between_levels():
 
 def test_larger_errors_make_it_less_sure_and_late_ones_count_more():
     small, large = np.full(10, 0.5), np.full(10, 3.0)
-    assert scale_errors([]) == 1
-    assert scale_errors([small]) < 1 < scale_errors([large])
-    assert scale_errors([small, large]) > scale_errors([large, small])
+    assert error_scale([]) == 1
+    assert error_scale([small]) < 1 < error_scale([large])
+    assert error_scale([small, large]) > error_scale([large, small])
 
 
-def test_nobody_is_told_where_nobody_knows():
+def test_expected_recall_is_none_without_k_or_without_a_model():
     world = make_world()
     assert all(found.expected_recall is None for found in search(world, Posterior(20, 2), None))
     assert all(found.expected_recall is None for found in search(world, Rerank(20, "dense"), 5))
@@ -176,19 +176,19 @@ def test_it_ends_no_later_with_less_to_find():
 
 
 @pytest.mark.parametrize("stop_at", [0, -0.5, 1.01, float("nan"), True, "0.9"])
-def test_a_share_that_cannot_be(stop_at):
-    with pytest.raises(InputError, match="stop_at must be above 0 and at most 1"):
+def test_an_invalid_stop_at_is_rejected(stop_at):
+    with pytest.raises(InputError, match="`stop_at` must be greater than 0 and at most 1"):
         Posterior(100, 10, stop_at=stop_at)
 
 
-def test_stopping_without_knowing_what_is_wanted():
-    with pytest.raises(InputError, match="stop_at needs to know how many items are wanted"):
+def test_stop_at_needs_k():
+    with pytest.raises(InputError, match="search with `k`"):
         make_world().run(Posterior(20, 2, stop_at=0.9))
 
 
 def test_a_deadline_leaves_what_was_known_last_and_a_query_that_was_done():
     world = make_world(queries=30)
-    strategy, space, asks = Posterior(100, 10, stop_at=0.9), replace(world.space(), k=5), []
+    strategy, context, asks = Posterior(100, 10, stop_at=0.9), replace(world.context(), k=5), []
 
     def answer(rows):
         asks.append(rows)
@@ -196,7 +196,7 @@ def test_a_deadline_leaves_what_was_known_last_and_a_query_that_was_done():
             return RoundScores([np.empty(0, np.float32)] * 30, "deadline")
         return RoundScores([line[mine].astype(np.float32) for line, mine in zip(world.scores, rows, strict=True)])
 
-    found = drive(strategy, space, answer)
+    found = drive(strategy, context, answer)
     for one, rows in zip(found, asks[-1], strict=True):
         assert one.stopped == ("deadline" if len(rows) else None)
         assert (one.expected_recall < 0.9) == bool(len(rows))
@@ -240,14 +240,14 @@ def test_one_item():
 def test_a_query_that_finds_nothing_expects_nothing_and_leaves_the_others_alone():
     world = make_world(queries=3)
     world.prior = None
-    space = replace(world.space(), k=5)
+    context = replace(world.context(), k=5)
 
     def propose(name, n):
-        found, (_, *others) = space.propose(name, n)
+        found, (_, *others) = context.propose(name, n)
         return found, [EMPTY_PROPOSAL, *others]
 
-    silent, *others = world.run(Posterior(20, 4), space=replace(space, propose=propose))
+    silent, *others = world.run(Posterior(20, 4), context=replace(context, propose=propose))
     assert (silent.calls, silent.expected_recall) == (0, 0)
-    for one, same in zip(others, world.run(Posterior(20, 4), space=space)[1:], strict=True):
+    for one, same in zip(others, world.run(Posterior(20, 4), context=context)[1:], strict=True):
         assert all_rows(one) == all_rows(same)
         assert one.expected_recall == pytest.approx(same.expected_recall)

@@ -1,4 +1,4 @@
-"""Posterior search where its model does not fit: it follows a retriever, and does not where the model does fit."""
+"""Model check of posterior search: a fallback to the retriever where the model does not fit, and only there."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ import torch
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.posterior.features import RetrieverFeatures
 from crossknn.strategies.posterior.model import BayesianLinearModel
-from crossknn.strategies.posterior.model_check import order_worse, rank_correlations
+from crossknn.strategies.posterior.model_check import _correlate, _rank_products, order_deficit
 from crossknn.strategies.posterior.prior import Prior
 from crossknn.strategies.posterior.session import PosteriorSession
 from crossknn.strategies.posterior.strategy import Posterior
@@ -19,7 +19,7 @@ from tests.worlds import World, all_rows
 
 
 def make_world(kind: str, items: int = 2000, dim: int = 64) -> World:
-    """Item vectors that tell nothing but what the dual encoder knows already, or everything."""
+    """Scores that item vectors explain no better than the dual encoder does, or completely."""
     rng = np.random.default_rng(0)
     world = World.low_rank(queries=20, items=items, dim=dim, seed=1)
     world.vectors /= np.linalg.norm(world.vectors, axis=1, keepdims=True)
@@ -35,7 +35,7 @@ def make_world(kind: str, items: int = 2000, dim: int = 64) -> World:
     return world
 
 
-def share_followed(found) -> float:
+def fallback_share(found) -> float:
     return float(np.mean([name == "dense" for one in found for name in one.proposed_by[1:]]))
 
 
@@ -44,35 +44,35 @@ def recall(world: World, found, k: int = 100) -> np.ndarray:
     return np.array([np.isin(best, all_rows(one)).mean() for best, one in zip(truth, found, strict=True)])
 
 
-def lines(*values: np.ndarray) -> list[torch.Tensor]:
-    """As two lines each, of which the second has the first half of the values only."""
+def as_batch(*values: np.ndarray) -> list[torch.Tensor]:
+    """A batch of two queries, the second with the first half of the values only, and the mask."""
     count = len(values[0])
-    known = np.stack([np.ones(count, bool), np.arange(count) < count // 2])
-    return [torch.from_numpy(array) for array in (*(np.stack([value, value]) for value in values), known)]
+    valid = np.stack([np.ones(count, bool), np.arange(count) < count // 2])
+    return [torch.from_numpy(array) for array in (*(np.stack([value, value]) for value in values), valid)]
 
 
-def test_order_worse_in_standard_errors():
+def test_order_deficit_in_standard_errors():
     scores = np.arange(50, dtype=np.float32)
     noise = np.random.default_rng(0).normal(size=50).astype(np.float32)
-    assert (order_worse(*lines(noise, scores, scores)) > [10, 7]).all()
-    assert (order_worse(*lines(scores, noise, scores)) < [-10, -7]).all()
-    assert order_worse(*lines(noise, noise, scores)).tolist() == [0, 0]
-    assert order_worse(*lines(noise, scores, np.zeros(50, np.float32))).tolist() == [0, 0]
-    assert order_worse(*lines(noise[:18], scores[:18], scores[:18]))[1] == 0  # too few to tell
+    assert (order_deficit(*as_batch(noise, scores, scores)) > [10, 7]).all()
+    assert (order_deficit(*as_batch(scores, noise, scores)) < [-10, -7]).all()
+    assert order_deficit(*as_batch(noise, noise, scores)).tolist() == [0, 0]
+    assert order_deficit(*as_batch(noise, scores, np.zeros(50, np.float32))).tolist() == [0, 0]
+    assert order_deficit(*as_batch(noise[:18], scores[:18], scores[:18]))[1] == 0  # too few to tell
 
 
-def rank_correlation(one: torch.Tensor, other: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-    """Beside another that has no order."""
-    found, nothing = rank_correlations([one, torch.zeros_like(one)], other, known)
+def rank_correlation(one: torch.Tensor, other: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """In a batch with a constant variable."""
+    found, nothing = _correlate(_rank_products([one, torch.zeros_like(one), other], valid))
     assert not nothing.any()
     return found
 
 
-def test_only_what_is_known_is_ordered():
+def test_rank_correlation_ignores_padding():
     rng = np.random.default_rng(0)
     one, other = rng.normal(size=(2, 60)).astype(np.float32)
-    both, half = rank_correlation(*lines(one, other))
-    assert half == pytest.approx(float(rank_correlation(*lines(one[:30], other[:30]))[0]))
+    both, half = rank_correlation(*as_batch(one, other))
+    assert half == pytest.approx(float(rank_correlation(*as_batch(one[:30], other[:30]))[0]))
     assert half != pytest.approx(float(both))
 
 
@@ -80,63 +80,63 @@ def test_only_what_is_known_is_ordered():
 def test_rank_correlation_looks_at_the_order_only(steps):
     rng = np.random.default_rng(0)
     one, other = rng.normal(size=(2, 30)).astype(np.float32)
-    assert rank_correlation(*lines(one, steps(one))).tolist() == pytest.approx([1, 1])
-    assert rank_correlation(*lines(one, -steps(one))).tolist() == pytest.approx([-1, -1])
-    plain = rank_correlation(*lines(one, other))
-    assert rank_correlation(*lines(one, steps(other))).tolist() == pytest.approx(plain.tolist())
-    assert rank_correlation(*lines(one, np.ones(30, np.float32))).tolist() == [0, 0]
+    assert rank_correlation(*as_batch(one, steps(one))).tolist() == pytest.approx([1, 1])
+    assert rank_correlation(*as_batch(one, -steps(one))).tolist() == pytest.approx([-1, -1])
+    plain = rank_correlation(*as_batch(one, other))
+    assert rank_correlation(*as_batch(one, steps(other))).tolist() == pytest.approx(plain.tolist())
+    assert rank_correlation(*as_batch(one, np.ones(30, np.float32))).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("kind", ["retriever", "wide"])
-def test_it_follows_the_retriever_where_vectors_tell_nothing_more(kind, monkeypatch):
+def test_falls_back_to_the_retriever_where_vectors_explain_nothing_more(kind, monkeypatch):
     world = make_world(kind)
-    guarded = world.run(Posterior(200, 10))
-    monkeypatch.setattr(PosteriorSession, "unfit", lambda quests: np.zeros(len(quests), bool))
+    checked = world.run(Posterior(200, 10))
+    monkeypatch.setattr(PosteriorSession, "misfits", lambda session: np.zeros(len(session), bool))
     alone = world.run(Posterior(200, 10))
-    assert share_followed(guarded) > 0.5
-    assert share_followed(alone) == 0
+    assert fallback_share(checked) > 0.5
+    assert fallback_share(alone) == 0
     rerank = recall(world, world.run(Rerank(200, "dense"))).mean()
-    assert recall(world, guarded).mean() > rerank - 0.01
+    assert recall(world, checked).mean() > rerank - 0.01
     assert recall(world, alone).mean() < rerank - 0.025
 
 
-def test_it_does_not_where_they_explain_the_scores():
+def test_does_not_fall_back_where_vectors_explain_the_scores():
     world = make_world("linear")
     found = world.run(Posterior(200, 10))
-    assert share_followed(found) < 0.02
+    assert fallback_share(found) < 0.02
     assert recall(world, found).mean() > recall(world, world.run(Rerank(200, "dense"))).mean() + 0.3
 
 
-def test_it_does_not_follow_a_retriever_that_is_wrong():
+def test_does_not_fall_back_to_a_retriever_that_is_wrong():
     world = make_world("flipped")
     found = world.run(Posterior(200, 10))
-    assert share_followed(found) < 0.1
+    assert fallback_share(found) < 0.1
     assert recall(world, found).mean() > recall(world, world.run(Rerank(200, "dense"))).mean()
 
 
-def test_each_query_by_itself():
+def test_the_fallback_is_decided_for_each_query():
     world, other = make_world("retriever"), make_world("linear")
     world.scores[::2] = other.scores[::2]
     found = world.run(Posterior(200, 10))
-    assert share_followed(found[1::2]) > 0.5
-    assert share_followed(found[::2]) < 0.02
+    assert fallback_share(found[1::2]) > 0.5
+    assert fallback_share(found[::2]) < 0.02
     for query, one in enumerate(found):
         (alone,) = world.run(Posterior(200, 10), only=slice(query, query + 1))
         assert all_rows(alone) == all_rows(one)
         assert alone.proposed_by == one.proposed_by
 
 
-def test_a_retriever_that_proposes_few_is_filled_up():
+def test_a_short_list_of_the_retriever_is_completed_by_the_model():
     world = make_world("retriever", items=120)
-    space = world.space()
+    context = world.context()
 
     def propose(name, n):
-        found, proposals = space.propose(name, n)
+        found, proposals = context.propose(name, n)
         few = 30 if name is None else n
         return found, [Proposal(one.rows[:few], one.estimates[:few]) for one in proposals]
 
-    found = world.run(Posterior(120, 6), space=replace(space, propose=propose))
-    assert share_followed(found) > 0
+    found = world.run(Posterior(120, 6), context=replace(context, propose=propose))
+    assert fallback_share(found) > 0
     for exact, one in zip(world.run(Exact()), found, strict=True):
         assert sorted(all_rows(one)) == sorted(all_rows(exact))
 
@@ -148,25 +148,25 @@ def test_rows_of_a_retriever_have_estimates_of_their_scores():
         assert not errors or np.abs(np.concatenate(errors)).mean() < 2
 
 
-def test_the_advantage_is_the_ratio_of_two_likelihoods_on_their_best_scales():
-    """Also of a query that knows fewer scores than the one beside it, and of one that learns in several rounds."""
+def test_the_log_likelihood_ratio_equals_that_of_two_gaussians_on_their_best_scales():
+    """Also for a query with fewer scores than the other of the batch, and over several updates."""
     rng = np.random.default_rng(2)
     world = make_world("linear", items=300, dim=8)
-    proposals = world.space().propose("dense", 300)[1][:2]
-    prior = Prior.general(["dense"])
-    heard = RetrieverFeatures([proposals], prior, items=300, device=torch.device("cpu"), near=proposals)
-    beliefs = BayesianLinearModel(prior, heard, 8)
+    proposals = world.context().propose("dense", 300)[1][:2]
+    prior = Prior.weakly_informative(["dense"])
+    retrieved = RetrieverFeatures([proposals], prior, items=300, device=torch.device("cpu"), near=proposals)
+    model = BayesianLinearModel(prior, retrieved, 8)
     rows = np.stack([rng.permutation(300)[:40] for _ in proposals])
-    known = torch.from_numpy(np.arange(40) < np.array([[40], [25]]))
+    valid = torch.from_numpy(np.arange(40) < np.array([[40], [25]]))
     for part in (slice(10), slice(10, 40)):
-        some = torch.from_numpy(rows[:, part]).masked_fill(~known[:, part], 300)
+        some = torch.from_numpy(rows[:, part]).masked_fill(~valid[:, part], 300)
         scores = torch.from_numpy(np.take_along_axis(world.scores[:2], rows, 1)[:, part])
-        beliefs.learn(beliefs.look(some, torch.from_numpy(world.vectors[rows[:, part]])), scores)
+        model.update(model.candidate_features(some, torch.from_numpy(world.vectors[rows[:, part]])), scores)
     for query, count in enumerate((40, 25)):
-        mine = rows[query, :count]
-        columns = np.column_stack([heard.shown[query, mine], np.ones(count)])
-        vectors = 0.3**0.5 * world.vectors[mine]
-        scores, mean = world.scores[query, mine].astype(np.float64), heard.base[query, mine].double().numpy()
+        own = rows[query, :count]
+        columns = retrieved.terms.features[query, own].double().numpy()
+        vectors = 0.3**0.5 * world.vectors[own]
+        scores, mean = world.scores[query, own].astype(np.float64), retrieved.terms.mean[query, own].double().numpy()
         residuals = (scores - scores.mean()) / scores.std() - (mean - mean.mean())
 
         def likelihood(covariance, residuals=residuals, count=count):
@@ -177,6 +177,6 @@ def test_the_advantage_is_the_ratio_of_two_likelihoods_on_their_best_scales():
 
         whole = columns @ columns.T + vectors @ vectors.T + 0.2 * np.eye(count)
         plain = columns @ columns.T + (0.2 + (vectors**2).sum(1).mean()) * np.eye(count)
-        advantage = float(beliefs.evidence.on_arrays().advantage()[query])
-        assert advantage == pytest.approx(likelihood(whole) - likelihood(plain), abs=1e-3)
-        assert advantage > 5
+        ratio = float(model.evidence.to_numpy().log_likelihood_ratio()[query])
+        assert ratio == pytest.approx(likelihood(whole) - likelihood(plain), abs=1e-3)
+        assert ratio > 5

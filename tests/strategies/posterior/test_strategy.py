@@ -1,4 +1,4 @@
-"""Posterior search against a plain reading of its formula, its equalities, and data that would break a careless one."""
+"""Posterior search against plain numpy formulas, its equalities with other strategies, and degenerate data."""
 
 from dataclasses import replace
 from math import ceil
@@ -6,13 +6,12 @@ from math import ceil
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from crossknn.errors import InputError
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.posterior import strategy as posterior
 from crossknn.strategies.posterior.features import RetrieverFeatures
-from crossknn.strategies.posterior.prior import Prior, columns_at
+from crossknn.strategies.posterior.prior import Prior, signal_features
 from crossknn.strategies.posterior.session import PosteriorSession
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
@@ -33,13 +32,13 @@ def make_prior(items: int, **changes) -> Prior:
         "weights": np.array([1.0, 0.7]),
         "intercept": 0.3,
         "bias": np.random.default_rng(5).normal(size=items).astype(np.float32),
-        "traits": 0.5 * np.random.default_rng(6).normal(size=(items, 3)).astype(np.float32),
-        "inductive": np.zeros(17),
+        "latent_factors": 0.5 * np.random.default_rng(6).normal(size=(items, 3)).astype(np.float32),
+        "bias_weights": np.zeros(17),
         "variances": np.array([0.5, 0.2, 0.1, 0.3, 0.4]),
         "noise": 0.2,
-        "low": 0.0,
-        "rise": 0.5,
-        "most": 3.0,
+        "gamma_start": 0.0,
+        "gamma_slope": 0.5,
+        "gamma_max": 3.0,
     }
     return Prior(**{**values, **changes})
 
@@ -51,24 +50,24 @@ def make_world(items: int = 300, **changes) -> World:
 
 
 def features_of(world: World, query: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """m, γ and φ of the world's prior for every item, as plainly as numpy says it."""
+    """m, γ and φ of the world's prior for every item, in plain numpy."""
     prior = world.prior
     dense = world.vectors @ world.query_vectors[query]
     order, ranks = np.argsort(-dense, kind="stable"), np.empty(len(dense))
-    ranks[order] = np.minimum(np.arange(len(dense)), posterior.DEPTH)
-    dense[order[posterior.DEPTH :]] = dense[order[: posterior.DEPTH]].min()
+    ranks[order] = np.minimum(np.arange(len(dense)), posterior.RETRIEVER_DEPTH)
+    dense[order[posterior.RETRIEVER_DEPTH :]] = dense[order[: posterior.RETRIEVER_DEPTH]].min()
     columns = (np.column_stack([np.arcsinh(dense), -np.log(ranks + 10)]) - prior.center) / prior.spread
-    said = columns @ prior.weights + prior.intercept
-    gamma = np.clip(1 + prior.rise * (said - prior.low), 1, prior.most)
+    signal_mean = columns @ prior.weights + prior.intercept
+    gamma = np.clip(1 + prior.gamma_slope * (signal_mean - prior.gamma_start), 1, prior.gamma_max)
     parts = np.column_stack([columns, prior.bias / prior.bias.std(), np.ones(len(dense))])
     phi = np.concatenate(
-        [world.vectors * prior.variances[0] ** 0.5, parts * prior.variances[1:] ** 0.5, prior.traits], axis=1
+        [world.vectors * prior.variances[0] ** 0.5, parts * prior.variances[1:] ** 0.5, prior.latent_factors], axis=1
     )
-    return said + prior.bias, gamma, phi
+    return signal_mean + prior.bias, gamma, phi
 
 
 def expected_scores(world: World, query: int, rows: list[int]) -> np.ndarray:
-    """The formula `m + γ φ Φᵀ (Φ Φᵀ + noise)⁻¹ r`, as plainly as numpy says it."""
+    """The formula `m + γ φ Φᵀ (Φ Φᵀ + noise)⁻¹ r`, in plain numpy."""
     mean, gamma, phi = features_of(world, query)
     known = phi[rows]
     residuals = (world.scores[query, rows] - mean[rows]) / gamma[rows]
@@ -81,13 +80,13 @@ def expected_scores(world: World, query: int, rows: list[int]) -> np.ndarray:
 @pytest.mark.parametrize(("budget", "rounds"), [(30, 3), (60, 6), (8, 4)])
 def test_equals_a_plain_reading_of_the_formula(budget, rounds, depth, search, monkeypatch):
     """Also where retrievers propose few rows, and with a search that has no `search_with_candidates`."""
-    monkeypatch.setattr(posterior, "DEPTH", depth)
+    monkeypatch.setattr(posterior, "RETRIEVER_DEPTH", depth)
     world, share = make_world(), budget // rounds
-    space = world.space()
+    context = world.context()
     if search == "plain":
-        wide = AugmentedSearch(space.item_vectors(), *world.prior.beside)
-        space = replace(space, item_profiles=lambda: wide)
-    for query, found in enumerate(world.run(Posterior(budget, rounds), space=space)):
+        wide = AugmentedSearch(context.item_vectors(), *world.prior.item_columns)
+        context = replace(context, augmented_vectors=lambda: wide)
+    for query, found in enumerate(world.run(Posterior(budget, rounds), context=context)):
         hedge = np.argsort(-world.vectors @ world.query_vectors[query], kind="stable")[: min(10, depth)].tolist()
         scored: list[int] = []
         for number in range(rounds):
@@ -109,8 +108,8 @@ def test_one_of_what_the_retriever_finds_best_is_scored_in_every_round_after_the
 def test_estimates_are_the_posterior_mean_of_every_item():
     world = make_world()
     for query, found in enumerate(world.run(Posterior(20, 4, estimates=True))):
-        wanted = expected_scores(world, query, all_rows(found))
-        np.testing.assert_allclose(found.all_estimates, wanted, atol=2e-4)
+        expected = expected_scores(world, query, all_rows(found))
+        np.testing.assert_allclose(found.all_estimates, expected, atol=2e-4)
 
 
 def test_one_round_reranks_the_priors_own_order():
@@ -153,7 +152,9 @@ def test_a_filter_holds_in_every_round():
 def test_finds_more_than_the_prior_alone_where_the_dual_encoder_is_off():
     world = World.low_rank(queries=20, items=2000, dim=16, noise=1.0)
     flat = {"center": np.array([0.0, 0.0]), "weights": np.array([2.0, 0.0]), "bias": np.zeros(2000, np.float32)}
-    world.prior = make_prior(2000, variances=np.array([1.0, 0.1, 0.1, 0.1, 0.1]), rise=0.0, most=1.0, **flat)
+    world.prior = make_prior(
+        2000, variances=np.array([1.0, 0.1, 0.1, 0.1, 0.1]), gamma_slope=0.0, gamma_max=1.0, **flat
+    )
     truth = np.argsort(-world.scores, axis=1)[:, :50]
 
     def recall(rounds):
@@ -178,8 +179,8 @@ def test_odd_scores_and_items_that_are_all_the_same(scores):
         assert np.isfinite(found.all_estimates).all()
 
 
-def general_search(world: World, query: int, budget: int, rounds: int) -> list[int]:
-    """Posterior search without a fitted prior for one query, as plainly as numpy says it."""
+def search_without_prior(world: World, query: int, budget: int, rounds: int) -> list[int]:
+    """Posterior search without a fitted prior for one query, in plain numpy."""
     dense = world.vectors @ world.query_vectors[query]
     order = np.argsort(-dense, kind="stable")
     ranks = np.empty(len(dense))
@@ -199,12 +200,12 @@ def general_search(world: World, query: int, budget: int, rounds: int) -> list[i
 
 
 @pytest.mark.parametrize(("budget", "rounds"), [(30, 3), (60, 6)])
-def test_without_a_prior_a_general_one_is_on_the_scale_of_the_querys_own_scores(budget, rounds, monkeypatch):
-    monkeypatch.setattr(PosteriorSession, "unfit", lambda quests: np.zeros(len(quests), bool))
+def test_without_a_prior_it_equals_a_plain_reading_on_standardized_scores(budget, rounds, monkeypatch):
+    monkeypatch.setattr(PosteriorSession, "misfits", lambda session: np.zeros(len(session), bool))
     world = make_world()
     world.prior = None
     for query, found in enumerate(world.run(Posterior(budget, rounds))):
-        assert all_rows(found) == general_search(world, query, budget, rounds)
+        assert all_rows(found) == search_without_prior(world, query, budget, rounds)
         assert found.proposed_by == ["dense", *["posterior"] * (rounds - 1)]
 
 
@@ -238,9 +239,11 @@ def test_without_a_prior_one_round_is_rerank():
 def test_without_a_prior_a_first_round_that_proposes_nothing_finds_nothing():
     world = make_world()
     world.prior = None
-    space = world.space()
-    silent = replace(space, propose=lambda name, n: space.propose(name, n) if name else ("none", [EMPTY_PROPOSAL] * 4))
-    for found in world.run(Posterior(20, 4), space=silent):
+    context = world.context()
+    silent = replace(
+        context, propose=lambda name, n: context.propose(name, n) if name else ("none", [EMPTY_PROPOSAL] * 4)
+    )
+    for found in world.run(Posterior(20, 4), context=silent):
         assert found.calls == 0
 
 
@@ -254,74 +257,47 @@ def test_without_a_prior_scores_may_all_be_the_same(value):
         assert np.isfinite(found.all_estimates).all()
 
 
-class Waits(TorchDispatchMode):
-    """Counts how often a GPU would have to be waited for, but for its tensors that become arrays (`Tensor.cpu`)."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("prior", [True, False])
-def test_a_round_waits_for_a_gpu_five_times_at_most(prior, monkeypatch):
-    """Twice to see that there are no ties, twice to see whether the model fits, and for the rows that are asked for."""
-    world, fetched = make_world(items=1000), []
-    world.prior = world.prior if prior else None
-    to_cpu = torch.Tensor.cpu
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: (fetched.append(tensor), to_cpu(tensor))[1])
-
-    def count(rounds: int) -> int:
-        fetched.clear()
-        with Waits() as waits:
-            world.run(Posterior(10 * rounds, rounds))
-        return waits.count + len(fetched)
-
-    assert count(8) - count(4) <= 4 * 5
-
-
 @pytest.mark.parametrize(("budget", "rounds"), [(0, 1), (5, 6), (5, 0)])
-def test_settings_that_cannot_be(budget, rounds):
+def test_invalid_settings_are_rejected(budget, rounds):
     with pytest.raises(InputError):
         Posterior(budget, rounds)
 
 
-def hear(world: World, depth: int, prior: Prior | None = None) -> tuple[list[list[Proposal]], RetrieverFeatures]:
-    """What two retrievers say, of which the second has half as many rows, and none for the last query."""
-    dense, other = (world.space().propose(name, depth)[1] for name in ("dense", "random"))
+def merge(world: World, depth: int, prior: Prior | None = None) -> tuple[list[list[Proposal]], RetrieverFeatures]:
+    """Features of two retrievers, of which the second has half as many rows, and none for the last query."""
+    dense, other = (world.context().propose(name, depth)[1] for name in ("dense", "random"))
     lists = [dense, [*(one.first(depth // 2) for one in other[:-1]), EMPTY_PROPOSAL]]
-    return lists, RetrieverFeatures(
-        lists, prior or Prior.general(["dense", "random"]), items=300, device=CPU, near=dense
-    )
+    prior = prior or Prior.weakly_informative(["dense", "random"])
+    return lists, RetrieverFeatures(lists, prior, items=300, device=CPU, near=dense)
 
 
-def test_what_retrievers_say_is_side_by_side_what_it_is_for_each_query():
-    lists, heard = hear(make_world(), 30)
+def test_batched_retriever_features_equal_those_of_each_query():
+    lists, retrieved = merge(make_world(), 30)
     for query, proposals in enumerate(zip(*lists, strict=True)):
         rows = np.unique(np.concatenate([one.rows for one in proposals]))
-        assert heard.rows[query][~heard.filled[query]].tolist() == rows.tolist()
+        assert retrieved.rows[query][~retrieved.padding[query]].tolist() == rows.tolist()
         everything = torch.arange(300).expand(4, 300)
-        columns = columns_at(proposals, [ranks_in(one, np.arange(300)) for one in proposals])
-        told = heard.columns[query, heard.places(everything)[query]]
-        np.testing.assert_allclose(told, columns, atol=1e-6)
+        expected = signal_features(proposals, [ranks_in(one, np.arange(300)) for one in proposals])
+        raw = retrieved.raw[query, retrieved.positions(everything)[query]]
+        np.testing.assert_allclose(raw, expected, atol=1e-6)
         fused = reciprocal_rank_fusion([one.first(20) for one in proposals], constant=60).rows[:7]
-        assert heard.best_together(7, near=20, constant=60)[query] == fused.tolist()
+        assert retrieved.reciprocal_rank_fusion(7, depth=20, constant=60)[query] == fused.tolist()
 
 
-def test_a_general_prior_is_on_the_scale_of_what_is_near():
-    lists, heard = hear(make_world(), 30)
-    near = heard.columns[torch.arange(4)[:, None], heard.places(torch.tensor(np.stack([one.rows for one in lists[0]])))]
+def test_a_weakly_informative_prior_standardizes_features_by_the_first_rows():
+    lists, retrieved = merge(make_world(), 30)
+    positions = retrieved.positions(torch.tensor(np.stack([one.rows for one in lists[0]])))
+    near = retrieved.raw[torch.arange(4)[:, None], positions]
     spread = near.double().std(1, correction=0, keepdim=True)
-    wanted = (heard.columns - near.mean(1, keepdim=True)) / torch.where(spread < 1e-6, 1, spread)
-    np.testing.assert_allclose(heard.base, wanted.mean(2), atol=1e-5)
-    np.testing.assert_allclose(heard.shown, 0.1**0.5 * wanted, atol=1e-5)
+    expected = (retrieved.raw - near.mean(1, keepdim=True)) / torch.where(spread < 1e-6, 1, spread)
+    np.testing.assert_allclose(retrieved.terms.mean, expected.mean(2), atol=1e-5)
+    np.testing.assert_allclose(retrieved.terms.features[:, :, :-1], 0.1**0.5 * expected, atol=1e-5)
 
 
-def test_what_was_not_proposed_counts_as_the_last_that_was():
-    (dense, _), heard = hear(make_world(), 30)
+def test_rows_that_were_not_proposed_have_the_last_estimate():
+    (dense, _), retrieved = merge(make_world(), 30)
     for query, proposal in enumerate(dense):
-        rows = torch.tensor([[proposal.rows[-1], np.setdiff1d(np.arange(300), heard.rows[query])[0]]] * 4)
-        last, other = heard.columns[query, heard.places(rows)[query]]
+        rows = torch.tensor([[proposal.rows[-1], np.setdiff1d(np.arange(300), retrieved.rows[query])[0]]] * 4)
+        last, other = retrieved.raw[query, retrieved.positions(rows)[query]]
         assert other[0] == last[0]
-        assert other[1] < heard.columns[query, :-1, 1].min() or heard.rows.shape[1] > 30
+        assert other[1] < retrieved.raw[query, :-1, 1].min() or retrieved.rows.shape[1] > 30

@@ -39,7 +39,7 @@ def test_ranks_are_places_in_what_each_retriever_proposed():
     setup = Setup()
     hits = setup.searcher.search(setup.queries[1], k=5, strategy=Posterior(budget=30, rounds=3))
     lists = {
-        name: setup.searcher._retriever(name).retrieve([setup.queries[1]], 120)[0].rows.tolist()
+        name: setup.searcher._resources.retriever(name).retrieve([setup.queries[1]], 120)[0].rows.tolist()
         for name in ("dense", "bm25", "fused")
     }
     for hit in hits.trace:
@@ -72,12 +72,12 @@ def test_a_retriever_is_asked_once_for_the_same_rows():
     class AsksTwice(Settings):
         budget = 3
 
-        def flow(self, space):
-            space.propose("given", 5)
-            name, proposals = space.propose("given", 3)
+        def flow(self, context):
+            context.propose("given", 5)
+            name, proposals = context.propose("given", 3)
             assert [len(proposal) for proposal in proposals] == [3]
             yield Round(proposals, name)
-            space.propose("given", 6)
+            context.propose("given", 6)
 
         __repr__ = object.__repr__
 
@@ -97,11 +97,11 @@ class Told(Settings):
 
     budget = 2
 
-    def flow(self, space):
+    def flow(self, context):
         nothing = np.array([np.nan], np.float32)
-        yield Round([Proposal(np.array([7]), nothing)] * space.queries, "guess")
+        yield Round([Proposal(np.array([7]), nothing)] * context.queries, "guess")
         sure = Proposal(np.array([5]), np.array([1.5], np.float32), np.array([0.25], np.float32))
-        yield Round([sure] * space.queries, "guess")
+        yield Round([sure] * context.queries, "guess")
 
     __repr__ = object.__repr__
 

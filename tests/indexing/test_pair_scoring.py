@@ -1,4 +1,4 @@
-"""What was scored is kept, whatever happens, and a build run again ends with the same scores bit for bit."""
+"""Stored scores survive interruptions, and a build that is run again ends with the same scores bit for bit."""
 
 import errno
 import json
@@ -8,7 +8,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from multiprocessing import get_context
@@ -22,12 +22,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossknn.errors import InputError, ScorerError
-from crossknn.indexing.score_log import LogSize, ScoreLog, hash_texts, score_pairs_into
+from crossknn.indexing.pair_scoring import open_score_log, score_pairs_into
 from crossknn.indexing.score_matrix import Pairs, SparseScores
 from crossknn.items.items import Items
 from crossknn.scorers.function import function_scorer
-from crossknn.storage import atomic as files
-from crossknn.storage.score_chunks import Chunk, write_chunk
+from crossknn.storage import atomic
+from crossknn.storage.score_chunks import Chunk, hash_texts, write_chunk
+from crossknn.storage.score_log import LogSize, ScoreLog
 from tests.kills import die_at, forking
 
 QUERIES = [f"query {number}" for number in range(7)]
@@ -44,7 +45,7 @@ def scores_of(pairs: list[tuple[str, str]]) -> list[float]:
 
 
 class World:
-    """A scorer that remembers what it was asked, and fails at the calls it is told to."""
+    """A scorer that remembers its pairs, and fails at given calls."""
 
     def __init__(self, *, name: str = "salted") -> None:
         self.batches: list[list[tuple[str, str]]] = []
@@ -58,7 +59,7 @@ class World:
         return scores_of(pairs)
 
     @property
-    def asked(self) -> list[tuple[str, str]]:
+    def scored(self) -> list[tuple[str, str]]:
         return [pair for batch in self.batches for pair in batch]
 
 
@@ -78,6 +79,16 @@ def build(folder: Path, world: World | None = None, pairs: Pairs | None = None, 
     return score_pairs_into(log, pairs, QUERIES, ITEMS, world.scorer, **{"chunk": 8, **options})  # type: ignore[arg-type]
 
 
+def logged(log: ScoreLog, queries: Sequence[str], items: Sequence[str]) -> dict[tuple[str, str], float]:
+    """The score of every pair of these texts in the log; the first by name of its chunk counts."""
+    texts = [{key.tobytes(): text for key, text in zip(hash_texts(of), of, strict=True)} for of in (queries, items)]
+    found: dict[tuple[str, str], float] = {}
+    for chunk in map(log.read, log.chunks):
+        for query, item, score in zip(chunk.queries, chunk.items, chunk.scores.tolist(), strict=True):
+            found.setdefault((texts[0][query.tobytes()], texts[1][item.tobytes()]), score)
+    return found
+
+
 def chunk_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.parquet"))
 
@@ -87,20 +98,20 @@ def assert_same(left: SparseScores, right: SparseScores) -> None:
     assert left.scores.tobytes() == right.scores.tobytes()
 
 
-def test_pairs_are_scored_in_their_order_and_kept(tmp_path: Path) -> None:
+def test_pairs_are_scored_in_their_order_and_stored(tmp_path: Path) -> None:
     world, pairs = World(), draw_pairs()
     entries = build(tmp_path / "new" / "log", world, pairs)
     texts = texts_of(pairs)
     assert entries.pairs is pairs
     assert world.batches == [texts[start : start + 8] for start in range(0, 50, 8)]
-    wanted = np.array([score for batch in world.batches for score in scores_of(batch)], np.float32)
-    assert entries.scores.tobytes() == wanted.tobytes()
+    expected = np.array([score for batch in world.batches for score in scores_of(batch)], np.float32)
+    assert entries.scores.tobytes() == expected.tobytes()
     again = World()
     assert_same(build(tmp_path / "new" / "log", again, pairs), entries)
     assert again.batches == []
 
 
-def test_what_lies_in_the_folder(tmp_path: Path) -> None:
+def test_files_in_the_folder(tmp_path: Path) -> None:
     build(tmp_path)
     log = ScoreLog.open(tmp_path, scorer="salted")
     assert log.chunks == [path.name for path in chunk_files(tmp_path)]
@@ -115,11 +126,10 @@ def test_no_pairs(tmp_path: Path) -> None:
     assert len(build(tmp_path, world, nothing)) == 0
     build(tmp_path, world, draw_pairs(5))
     assert len(build(tmp_path, world, nothing, chunk=9)) == 0  # a new plan, beside chunks of another
-    assert len(world.asked) == 5
+    assert len(world.scored) == 5
     empty = Pairs(nothing.queries, nothing.rows, 0, 20)
     log = ScoreLog.open(tmp_path, scorer="salted")
     assert len(score_pairs_into(log, empty, [], ITEMS, world.scorer)) == 0
-    assert len(log.known(hash_texts([]), hash_texts(ITEMS.texts))) == 0
     assert ScoreLog.open(tmp_path / "none", scorer="salted").verify() == LogSize(0, 0, 0)
 
 
@@ -134,11 +144,11 @@ def test_another_plan_scores_only_what_is_new(tmp_path: Path) -> None:
     first = build(tmp_path, pairs=draw_pairs(30))
     world, pairs = World(), draw_pairs(60)  # the same 30, and 30 more
     second = build(tmp_path, world, pairs, chunk=11)
-    assert world.asked == texts_of(pairs)[30:]
+    assert world.scored == texts_of(pairs)[30:]
     assert second.scores[:30].tobytes() == first.scores.tobytes()
     other = World()
     backwards = build(tmp_path, other, pairs.take(np.arange(60)[::-1].copy()))
-    assert other.asked == []
+    assert other.scored == []
     assert backwards.scores.tobytes() == second.scores[::-1].tobytes()
 
 
@@ -148,17 +158,17 @@ def test_chunks_of_another_log_can_be_copied_in(tmp_path: Path) -> None:
     for path in chunk_files(tmp_path / "one"):
         shutil.copy(path, tmp_path / "two")
     assert_same(build(tmp_path / "two", world), entries)
-    assert world.asked == []
+    assert world.scored == []
 
 
-def test_a_pair_is_known_by_its_texts(tmp_path: Path) -> None:
+def test_a_pair_is_identified_by_its_texts(tmp_path: Path) -> None:
     entries, world = build(tmp_path), World()
     log, pairs = ScoreLog.open(tmp_path, scorer="salted"), draw_pairs()
     shuffled = np.random.default_rng(1).permutation(20)  # the same items in other rows
     items, rows = Items(ITEMS.texts_of(shuffled)), np.argsort(shuffled).astype(np.int32)[pairs.rows]
     moved = Pairs(pairs.queries, rows, 7, 20)
     assert_same(score_pairs_into(log, moved, QUERIES, items, world.scorer), SparseScores(moved, entries.scores))
-    assert world.asked == []
+    assert world.scored == []
 
 
 def test_equal_texts_are_scored_once(tmp_path: Path) -> None:
@@ -171,16 +181,13 @@ def test_equal_texts_are_scored_once(tmp_path: Path) -> None:
     entries = score_pairs_into(
         log, pairs, queries, items, world.scorer, chunk=4, progress=lambda *step: seen.append(step)
     )
-    assert world.asked == [(query, item) for query in "xy" for item in "abc"]
+    assert world.scored == [(query, item) for query in "xy" for item in "abc"]
     matrix = entries.scores.reshape(3, 5)
     assert np.array_equal(matrix[0], matrix[2])
     assert np.array_equal(matrix[:, 0], matrix[:, 2])
     assert np.array_equal(matrix[:, 0], matrix[:, 4])
     assert seen[-1] == ("scoring", 15, 15)
-    assert_same(log.known(hash_texts(queries), hash_texts(items.texts)), entries)
-    some = log.known(hash_texts(["y", "z"]), hash_texts(["c", "d", "a", "c"]))
-    assert (some.pairs.queries.tolist(), some.pairs.rows.tolist()) == ([0, 0, 0], [0, 2, 3])
-    assert some.scores.tolist() == [matrix[1, 3], matrix[1, 0], matrix[1, 3]]
+    assert len(logged(log, queries, items.texts)) == 6
 
 
 def test_any_text(tmp_path: Path) -> None:
@@ -191,8 +198,8 @@ def test_any_text(tmp_path: Path) -> None:
     log = ScoreLog.open(tmp_path, scorer="salted")
     entries = score_pairs_into(log, pairs, queries, items, world.scorer, chunk=5)
     assert_same(score_pairs_into(log, pairs, queries, items, world.scorer, chunk=5), entries)
-    assert_same(log.known(hash_texts(queries), hash_texts(items.texts)), entries)
-    assert len(world.asked) == 24
+    assert list(logged(log, queries, items.texts).values()) == entries.scores.tolist()
+    assert len(world.scored) == 24
 
 
 def test_the_first_of_two_chunks_with_a_pair_counts(tmp_path: Path) -> None:
@@ -202,12 +209,11 @@ def test_the_first_of_two_chunks_with_a_pair_counts(tmp_path: Path) -> None:
         write_chunk(
             tmp_path, Chunk(queries, items, np.array([score], np.float32)), plan=plan, number=0, scorer="salted"
         )
-    assert log.known(queries, items).scores.tolist() == [1]
-    assert log.known(queries, items, chunks=log.chunks[1:]).scores.tolist() == [2]
+    assert len(log.chunks) == 3
     world = World()
     pairs = Pairs(np.zeros(1, np.int32), np.zeros(1, np.int32), 7, 20)
     assert build(tmp_path, world, pairs).scores.tolist() == [1]
-    assert world.asked == []
+    assert world.scored == []
 
 
 def test_of_two_copies_of_a_chunk_the_first_counts(tmp_path: Path) -> None:
@@ -221,8 +227,7 @@ def test_of_two_copies_of_a_chunk_the_first_counts(tmp_path: Path) -> None:
         write_chunk(tmp_path, copy, plan=first[:16], number=0, scorer="salted")
     assert build(tmp_path).scores[:8].tobytes() == log.read(log.chunks[0]).scores.tobytes()
     assert len(log.chunks) == 11
-    known = log.known(hash_texts(QUERIES), hash_texts(ITEMS.texts))
-    assert sorted(known.scores.tolist()) == sorted(build(tmp_path).scores.tolist())
+    assert sorted(logged(log, QUERIES, ITEMS.texts).values()) == sorted(build(tmp_path).scores.tolist())
 
 
 # --- interruptions
@@ -231,7 +236,7 @@ def test_of_two_copies_of_a_chunk_the_first_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error", [ConnectionError("gone"), KeyboardInterrupt(), ScorerError("bad"), OSError(28, "full")]
 )
-def test_an_error_of_the_scorer_passes_and_a_second_run_goes_on(tmp_path: Path, error: BaseException) -> None:
+def test_an_error_of_the_scorer_passes_and_a_second_run_resumes(tmp_path: Path, error: BaseException) -> None:
     whole, failing, world = build(tmp_path / "whole"), World(), World()
     failing.errors[3] = error
     with pytest.raises(type(error)) as raised:
@@ -240,7 +245,7 @@ def test_an_error_of_the_scorer_passes_and_a_second_run_goes_on(tmp_path: Path, 
     assert ScoreLog.open(tmp_path / "log", scorer="salted").verify().scores == 24
     assert_same(build(tmp_path / "log", world), whole)
     assert world.batches[0] == failing.batches[3]
-    assert len(world.asked) == 50 - 24
+    assert len(world.scored) == 50 - 24
 
 
 @mock.patch("os.fsync", mock.Mock())  # it guards against power cuts only, and is slow on a busy disk
@@ -271,23 +276,23 @@ def test_any_interruptions_end_with_the_same_entries(
 
 
 def test_workers_make_the_chunks_of_one(tmp_path: Path) -> None:
-    whole, asked, parts = build(tmp_path / "one"), [], []
+    whole, scored, parts = build(tmp_path / "one"), [], []
     for worker in (2, 0, 1):
         world = World()
         seen: list[tuple[str, int, int]] = []
         parts.append(build(tmp_path / "log", world, part=(worker, 3), progress=lambda *step, to=seen: to.append(step)))
-        asked += world.asked
-        assert seen[-1][1:] == (len(world.asked), len(world.asked))
-        assert len(parts[-1]) == len(world.asked)
-    assert sorted(asked) == sorted(texts_of(draw_pairs()))
+        scored += world.scored
+        assert seen[-1][1:] == (len(world.scored), len(world.scored))
+        assert len(parts[-1]) == len(world.scored)
+    assert sorted(scored) == sorted(texts_of(draw_pairs()))
     last = World()
     assert_same(build(tmp_path / "log", last), whole)
-    assert last.asked == []
+    assert last.scored == []
     keys = np.concatenate([part.pairs.keys() for part in parts])
     assert sorted(keys.tolist()) == sorted(whole.pairs.keys().tolist())
 
 
-def test_what_a_worker_left_out_is_scored_at_the_end(tmp_path: Path) -> None:
+def test_chunks_that_a_worker_left_out_are_scored_at_the_end(tmp_path: Path) -> None:
     whole, world = build(tmp_path / "one"), World()
     build(tmp_path / "log", part=(0, 2))
     assert_same(build(tmp_path / "log", world), whole)
@@ -309,20 +314,20 @@ def test_a_chunk_that_another_worker_writes_meanwhile_is_read(tmp_path: Path) ->
 
 def test_of_two_plans_at_once_the_first_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(tmp_path, pairs=draw_pairs(20))
-    claim, raced = files._claim, World()
+    claim, raced = atomic._claim, World()
 
-    def race(unfinished: Path, path: Path) -> None:
-        monkeypatch.setattr(files, "_claim", claim)
+    def race(temporary: Path, path: Path) -> None:
+        monkeypatch.setattr(atomic, "_claim", claim)
         chunk_files(tmp_path)[0].unlink()  # the other worker sees other chunks, and plans otherwise
         build(tmp_path, raced)
-        claim(unfinished, path)
+        claim(temporary, path)
 
-    monkeypatch.setattr(files, "_claim", race)
+    monkeypatch.setattr(atomic, "_claim", race)
     world = World()
     late = build(tmp_path, world)
-    assert world.asked == []
+    assert world.scored == []
     assert_same(late, build(tmp_path))
-    assert len(raced.asked) == 38
+    assert len(raced.scored) == 38
 
 
 def test_without_links_plans_are_still_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,22 +363,19 @@ def test_a_damaged_chunk_is_named_and_can_be_deleted(tmp_path: Path, damage: Cal
     path = chunk_files(tmp_path)[2]
     damage(path)
     log, failing = ScoreLog.open(tmp_path, scorer="salted"), World()
-    words = (
-        rf"{path.name}: damaged: wanted bytes whose hash is \w+, got (an empty|\d+ bytes).*Delete this file: .*scores"
-    )
+    words = rf"{path.name}: damaged: its \d+ bytes have the digest .*Delete this file"
     for read in (
         lambda: build(tmp_path, failing),
         lambda: build(tmp_path, failing, chunk=9),
         log.verify,
-        lambda: log.known(hash_texts(QUERIES), hash_texts(ITEMS.texts)),
     ):
         with pytest.raises(InputError, match=words):
             read()
-    assert failing.asked == []
+    assert failing.scored == []
     path.unlink()
     world = World()
     assert_same(build(tmp_path, world), whole)
-    assert len(world.asked) == 8
+    assert len(world.scored) == 8
 
 
 def test_a_reused_chunk_that_is_gone_is_scored_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -383,11 +385,11 @@ def test_a_reused_chunk_that_is_gone_is_scored_again(tmp_path: Path, caplog: pyt
     reused.unlink()
     after = build(tmp_path, world)
     assert world.batches == [texts_of(draw_pairs())[:8]]
-    assert "is gone; what it held is scored again" in caplog.text
+    assert "is gone; its pairs are scored again" in caplog.text
     assert after.scores[8:].tobytes() == before.scores[8:].tobytes()
     again = World()
     assert_same(build(tmp_path, again), after)
-    assert again.asked == []
+    assert again.scored == []
 
 
 def test_foreign_files(tmp_path: Path) -> None:
@@ -398,21 +400,21 @@ def test_foreign_files(tmp_path: Path) -> None:
     ITEMS.to_parquet(tmp_path / "items.parquet")
     log = ScoreLog.open(tmp_path, scorer="salted")
     for read in (lambda: log.chunks, log.verify, lambda: build(tmp_path)):
-        with pytest.raises(InputError, match=r"items\.parquet: wanted only chunks of scores here, .*Move it away"):
+        with pytest.raises(InputError, match=r"items\.parquet: not named like a chunk .*Move it away"):
             read()
     (tmp_path / "items.parquet").unlink()
     content = b"not parquet"
     digest = blake2b(content, digest_size=8).hexdigest()
     odd = tmp_path / f"{'0' * 16}-000000-{digest}.parquet"
     odd.write_bytes(content)
-    with pytest.raises(InputError, match=r"got another file \(.*Delete"):
+    with pytest.raises(InputError, match=r"not a chunk of scores \(.*Delete"):
         log.verify()
     odd.unlink()
     buffer = tmp_path / "buffer"
     ITEMS.to_parquet(buffer)
     digest = blake2b(buffer.read_bytes(), digest_size=8).hexdigest()
     buffer.rename(tmp_path / f"{'0' * 16}-000000-{digest}.parquet")
-    with pytest.raises(InputError, match="got another file"):
+    with pytest.raises(InputError, match="not a chunk of scores"):
         log.verify()
 
 
@@ -421,12 +423,12 @@ def test_a_renamed_chunk_and_one_of_another_scorer_are_refused(tmp_path: Path) -
     path = chunk_files(tmp_path / "log")[1]
     renamed = path.with_name(path.name.replace("-000001-", "-000017-"))
     path.rename(renamed)
-    with pytest.raises(InputError, match=r"wanted a chunk with number '17', got '1'\. Move it away"):
+    with pytest.raises(InputError, match=r"the number of this chunk must be '17', got '1'\. Move it away"):
         ScoreLog.open(tmp_path / "log", scorer="salted").verify()
     renamed.unlink()
     build(tmp_path / "other", World(name="other"))
     shutil.copy(chunk_files(tmp_path / "other")[0], tmp_path / "log")
-    with pytest.raises(InputError, match="wanted a chunk with scorer 'salted', got 'other'"):
+    with pytest.raises(InputError, match="the scorer of this chunk must be 'salted', got 'other'"):
         ScoreLog.open(tmp_path / "log", scorer="salted").verify()
 
 
@@ -438,17 +440,17 @@ def test_a_chunk_with_pairs_of_another_plan_is_refused(tmp_path: Path) -> None:
     path.unlink()
     other = Chunk(chunk.queries, chunk.items[::-1].copy(), chunk.scores)
     write_chunk(tmp_path, other, plan=path.name[:16], number=0, scorer="salted")
-    with pytest.raises(InputError, match=r"wanted the pairs of its plan, got others. Delete this file"):
+    with pytest.raises(InputError, match=r"its pairs are not those of its plan. Delete this file"):
         build(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", r"plan-.*json: damaged: wanted JSON, got 0 bytes"),
-        ('{"format": 1}', r"plan-.*json: damaged: KeyError"),
-        ("[]", r"plan-.*json: damaged: wanted an object"),
-        (None, r"plan-.*json: damaged: its content is not what its hash or its name says"),
+        ("", r"plan-.*json: damaged: not JSON"),
+        ('{"format": 1}', r"plan-.*json: damaged \(KeyError"),
+        ("[]", r"plan-.*json: damaged: an object"),
+        (None, r"plan-.*json: damaged: its content does not match its digest or its name"),
     ],
 )
 def test_a_damaged_plan_is_named_and_can_be_deleted(tmp_path: Path, content: str | None, words: str) -> None:
@@ -461,43 +463,45 @@ def test_a_damaged_plan_is_named_and_can_be_deleted(tmp_path: Path, content: str
     path.unlink()
     world = World()
     assert_same(build(tmp_path, world), whole)
-    assert world.asked == []
+    assert world.scored == []
 
 
 def test_the_log_of_another_scorer(tmp_path: Path) -> None:
     build(tmp_path)
-    with pytest.raises(InputError, match=r"log\.json: wanted the scores of scorer 'new', got those of 'salted'"):
+    with pytest.raises(InputError, match=r"log\.json: holds the scores of 'salted', not of 'new'"):
         ScoreLog.open(tmp_path, scorer="new")
     log = ScoreLog.open(tmp_path, scorer="salted")
-    with pytest.raises(InputError, match=r"scorer must be the one of the log .* 'salted'. Got 'new' instead"):
+    with pytest.raises(InputError, match=r"`scorer` must be the one of the log .* 'salted', got 'new'"):
         score_pairs_into(log, draw_pairs(), QUERIES, ITEMS, World(name="new").scorer)
-    with pytest.raises(InputError, match=r"a function without a name.*function_scorer\(fn, fingerprint="):
-        ScoreLog.open(tmp_path, scorer=function_scorer(scores_of).fingerprint)
+    with pytest.raises(InputError, match=r"without a fingerprint.*function_scorer\(fn, fingerprint="):
+        open_score_log(tmp_path, function_scorer(scores_of))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"scorer": "salted"}', '"log"', "\0\0\0"])
 def test_a_damaged_log_file_is_named_and_can_be_deleted(tmp_path: Path, content: str) -> None:
     build(tmp_path)
     (tmp_path / "log.json").write_text(content)
-    with pytest.raises(InputError, match=r"log\.json: damaged: wanted .*, got .*Delete this file: it is written anew"):
+    with pytest.raises(InputError, match=r"log\.json: damaged: .*Delete this file: it is written again"):
         ScoreLog.open(tmp_path, scorer="salted")
     (tmp_path / "log.json").unlink()
     world = World()
     build(tmp_path, world)
-    assert world.asked == []
+    assert world.scored == []
 
 
 def test_a_newer_log_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "log.json").write_text('{"format": 2, "scorer": "salted"}')
-    with pytest.raises(InputError, match=r"log\.json: wanted format 1, got 2, .*Upgrade crossknn"):
+    with pytest.raises(InputError, match=r"log\.json: written by a newer crossknn \(format 2, .*Upgrade crossknn"):
         ScoreLog.open(tmp_path, scorer="salted")
 
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(errno.ENOSPC, "the disk is full. Free some space and run again"), (errno.EROFS, "cannot be read or written")],
+    [(errno.ENOSPC, "The disk is full: free some space and run again"), (errno.EROFS, "Change the permissions")],
 )
-def test_a_disk_that_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str) -> None:
+def test_a_disk_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
     whole, calls, sync = build(tmp_path / "whole"), 0, os.fsync
 
     def full(handle: int) -> None:
@@ -515,17 +519,17 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert ScoreLog.open(tmp_path / "log", scorer="salted").verify().chunks == 2
     world = World()
     assert_same(build(tmp_path / "log", world), whole)
-    assert len(world.asked) == 50 - 16
+    assert len(world.scored) == 50 - 16
 
 
-def test_places_that_cannot_be_used(tmp_path: Path) -> None:
+def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     for folder in (tmp_path / "file", tmp_path / "file" / "log"):
-        with pytest.raises(InputError, match=r"a file is where a folder is wanted. Give another folder"):
+        with pytest.raises(InputError, match="A file is where a folder should be"):
             ScoreLog.open(folder, scorer="salted")
     log = ScoreLog.open(tmp_path / "log", scorer="salted")
     shutil.rmtree(tmp_path / "log")
-    with pytest.raises(InputError, match="it is gone"):
+    with pytest.raises(InputError, match="does not exist"):
         log.verify()
 
 
@@ -535,13 +539,13 @@ def test_a_folder_that_cannot_be_written_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "log").chmod(0o500)
     try:
         assert_same(build(tmp_path / "log"), whole)
-        with pytest.raises(InputError, match="cannot be read or written"):
+        with pytest.raises(InputError, match="Change the permissions"):
             build(tmp_path / "log", pairs=draw_pairs(60))
     finally:
         (tmp_path / "log").chmod(0o700)
 
 
-def test_what_killed_writers_left_is_removed_after_a_day(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_writers_are_removed_after_a_day(tmp_path: Path) -> None:
     build(tmp_path)
     old, new = tmp_path / ".x.parquet.0.tmp", tmp_path / ".x.parquet.1.tmp"
     for path in (old, new):
@@ -554,16 +558,16 @@ def test_what_killed_writers_left_is_removed_after_a_day(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"chunk": 0}, "chunk must be a whole number of at least 1. Got 0"),
-        ({"chunk": True}, "chunk must be"),
-        ({"chunk": 2.5}, "chunk must be"),
-        ({"part": (3, 3)}, r"part must be \(worker, workers\).*Got \(3, 3\)"),
-        ({"part": (-1, 3)}, "part must be"),
+        ({"chunk": 0}, "`chunk` must be a positive integer, got 0"),
+        ({"chunk": True}, "`chunk` must be"),
+        ({"chunk": 2.5}, "`chunk` must be"),
+        ({"part": (3, 3)}, r"`part` must be \(worker, workers\).*got \(3, 3\)"),
+        ({"part": (-1, 3)}, "`part` must be"),
         (
             {"pairs": draw_pairs(n_items=19)},
-            r"pairs must be of these queries \(7\) and items \(20\). Got pairs of 7 and 19",
+            r"`pairs` must be of these queries \(7\) and items \(20\), got \(7, 19\)",
         ),
-        ({"pairs": draw_pairs(n_queries=6)}, "Got pairs of 6 and 20"),
+        ({"pairs": draw_pairs(n_queries=6)}, r"got \(6, 20\)"),
     ],
 )
 def test_arguments_are_checked(tmp_path: Path, options: dict[str, object], words: str) -> None:
@@ -571,12 +575,12 @@ def test_arguments_are_checked(tmp_path: Path, options: dict[str, object], words
         build(tmp_path, **options)  # type: ignore[arg-type]
 
 
-# --- real processes, really killed
+# --- processes that are killed
 
 
-def work(folder: Path, asked: Path, pause: float, part: tuple[int, int]) -> None:
+def work(folder: Path, scored: Path, pause: float, part: tuple[int, int]) -> None:
     def score(pairs: list[tuple[str, str]]) -> list[float]:
-        with asked.open("a") as out:
+        with scored.open("a") as out:
             out.write("".join(f"{query}|{item}\n" for query, item in pairs))
         time.sleep(pause)
         return scores_of(pairs)
@@ -586,8 +590,8 @@ def work(folder: Path, asked: Path, pause: float, part: tuple[int, int]) -> None
     score_pairs_into(log, draw_pairs(140), QUERIES, ITEMS, scorer, chunk=3, part=part)
 
 
-def start(folder: Path, asked: str, pause: float, *, part: tuple[int, int] = (0, 1)) -> ForkProcess:
-    process = get_context("fork").Process(target=work, args=(folder / "log", folder / asked, pause, part))
+def start(folder: Path, scored: str, pause: float, *, part: tuple[int, int] = (0, 1)) -> ForkProcess:
+    process = get_context("fork").Process(target=work, args=(folder / "log", folder / scored, pause, part))
     process.start()
     return process
 
@@ -597,7 +601,7 @@ def wait(process: ForkProcess) -> int | None:
     return process.exitcode
 
 
-def asked_in(path: Path) -> list[tuple[str, ...]]:
+def scored_in(path: Path) -> list[tuple[str, ...]]:
     lines = path.read_text().splitlines() if path.exists() else []
     return [tuple(line.split("|")) for line in lines]
 
@@ -607,43 +611,43 @@ def finished(folder: Path) -> set[tuple[str, str]]:
         return set()
     log = ScoreLog.open(folder / "log", scorer="salted")
     log.verify()
-    return set(texts_of(log.known(hash_texts(QUERIES), hash_texts(ITEMS.texts)).pairs))
+    return set(logged(log, QUERIES, ITEMS.texts))
 
 
 @forking
-def test_killed_again_and_again_it_ends_with_the_same_scores(tmp_path: Path) -> None:
+def test_after_several_kills_the_scores_are_the_same(tmp_path: Path) -> None:
     """A pair is scored twice only if its chunk was not yet in the log when the process was killed."""
     moments = random.Random(4)
     whole = build(tmp_path / "whole", pairs=draw_pairs(140), chunk=3)
     repeated = 0
     for kill in range(9):
-        before, done = asked_in(tmp_path / "asked"), finished(tmp_path)
-        worker = start(tmp_path, "asked", 0.01 if kill < 8 else 0)
+        before, done = scored_in(tmp_path / "scored"), finished(tmp_path)
+        worker = start(tmp_path, "scored", 0.01 if kill < 8 else 0)
         if kill < 8:
-            wanted, deadline = len(before) + 3 * moments.randint(0, 5), time.monotonic() + 30
-            while len(asked_in(tmp_path / "asked")) <= wanted and time.monotonic() < deadline:
+            expected, deadline = len(before) + 3 * moments.randint(0, 5), time.monotonic() + 30
+            while len(scored_in(tmp_path / "scored")) <= expected and time.monotonic() < deadline:
                 time.sleep(0.001)
             time.sleep(moments.uniform(0, 0.02))
             worker.kill()
         assert wait(worker) == (-signal.SIGKILL if kill < 8 else 0)
-        now = asked_in(tmp_path / "asked")[len(before) :]
+        now = scored_in(tmp_path / "scored")[len(before) :]
         assert not done & set(now)  # nothing that was finished is scored again
         repeated += len(set(before) & set(now))
     assert repeated <= 8 * 3  # the chunk in flight at each kill
-    assert set(asked_in(tmp_path / "asked")) == set(texts_of(draw_pairs(140)))
+    assert set(scored_in(tmp_path / "scored")) == set(texts_of(draw_pairs(140)))
     world = World()
     assert_same(build(tmp_path / "log", world, draw_pairs(140), chunk=3), whole)
-    assert world.asked == []
+    assert world.scored == []
 
 
 @forking
 @mock.patch("os.fsync", mock.Mock())
-def test_killed_before_each_use_of_a_file_it_goes_on(tmp_path: Path) -> None:
+def test_a_build_killed_before_any_use_of_a_file_is_resumed(tmp_path: Path) -> None:
     """SIGKILL at the first open, rename, link, listing or removal, at the second, and so on to the last."""
     pairs, whole = draw_pairs(25), build(tmp_path / "whole", pairs=draw_pairs(25), chunk=10)
     build(tmp_path / "before", pairs=pairs.take(slice(0, 5)))
     reference = build(shutil.copytree(tmp_path / "before", tmp_path / "reused"), pairs=pairs, chunk=10)
-    for start, wanted in ((None, whole), (tmp_path / "before", reference)):
+    for start, expected in ((None, whole), (tmp_path / "before", reference)):
         for step in range(1, 200):
             folder = tmp_path / f"{start is None}-{step}"
             if start is not None:
@@ -654,7 +658,7 @@ def test_killed_before_each_use_of_a_file_it_goes_on(tmp_path: Path) -> None:
                 build(folder, pairs=pairs, chunk=10)
                 os._exit(0)
             _, status = os.waitpid(child, 0)
-            assert_same(build(folder, pairs=pairs, chunk=10), wanted)
+            assert_same(build(folder, pairs=pairs, chunk=10), expected)
             if os.waitstatus_to_exitcode(status) == 0:
                 break
             assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
@@ -664,10 +668,10 @@ def test_killed_before_each_use_of_a_file_it_goes_on(tmp_path: Path) -> None:
 @forking
 def test_several_processes_write_at_once(tmp_path: Path) -> None:
     whole = build(tmp_path / "whole", pairs=draw_pairs(140), chunk=3)
-    workers = [start(tmp_path, f"asked{n}", 0.002, part=(n, 3)) for n in range(3)]
+    workers = [start(tmp_path, f"scored{n}", 0.002, part=(n, 3)) for n in range(3)]
     assert [wait(worker) for worker in workers] == [0, 0, 0]
-    asked = [pair for n in range(3) for pair in asked_in(tmp_path / f"asked{n}")]
-    assert sorted(asked) == sorted(texts_of(draw_pairs(140)))
+    scored = [pair for n in range(3) for pair in scored_in(tmp_path / f"scored{n}")]
+    assert sorted(scored) == sorted(texts_of(draw_pairs(140)))
     world = World()
     assert_same(build(tmp_path / "log", world, draw_pairs(140), chunk=3), whole)
-    assert world.asked == []
+    assert world.scored == []

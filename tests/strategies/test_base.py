@@ -1,4 +1,4 @@
-"""The driver: budgets are hard, promises are checked before they cost a call, early stops keep what was scored."""
+"""The driver: hard budgets, rounds checked before they cost a call, and results kept on early stops."""
 
 from dataclasses import dataclass, field
 from itertools import count
@@ -23,16 +23,18 @@ from tests.worlds import World, all_rows
 
 @dataclass(frozen=True)
 class Scripted:
-    """Asks for the given rows, round by round, for every query."""
+    """Proposes the given rows, round by round, for every query."""
 
     script: list[list[int]]
     budget: int | None = 5
     closed: list[bool] = field(default_factory=list)
 
-    def flow(self, space):
+    def flow(self, context):
         try:
             for rows in self.script:
-                yield Round([Proposal(np.array(rows, np.int64), np.zeros(len(rows), np.float32))] * space.queries, "me")
+                yield Round(
+                    [Proposal(np.array(rows, np.int64), np.zeros(len(rows), np.float32))] * context.queries, "me"
+                )
         except GeneratorExit:
             self.closed.append(True)
             raise
@@ -42,20 +44,19 @@ class Scripted:
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ([[1, 2], [3, 4, 5, 6]], "'me' asked for call 6 of query 0; its budget is 5."),
-        ([[1, 2], [2]], "'me' asked to score a row of query 0 twice."),
-        ([[1, 1]], "'me' asked to score a row of query 0 twice."),
-        ([[-1]], "rows must be between 0 and 199. 'me' asked for -1 to -1 instead."),
-        ([[200]], "rows must be between 0 and 199. 'me' asked for 200 to 200 instead."),
-        ([[0]], "'me' asked for a row outside the filter."),
+        ([[1, 2], [3, 4, 5, 6]], "budget of query 0"),
+        ([[1, 2], [2]], "'me' proposed a row of query 0 twice"),
+        ([[1, 1]], "'me' proposed a row of query 0 twice"),
+        ([[-1]], "'me' proposed -1 to -1"),
+        ([[200]], "'me' proposed 200 to 200"),
+        ([[0]], "outside the filter"),
     ],
 )
-def test_a_broken_promise_is_refused_before_it_costs_a_call(script, message):
+def test_a_round_that_breaks_the_protocol_is_rejected_before_it_costs_a_call(script, message):
     world = World.low_rank()
     allowed = np.arange(200) != 0
-    with pytest.raises(StrategyError) as error:
+    with pytest.raises(StrategyError, match=message):
         world.run(Scripted(script), allowed=allowed)
-    assert str(error.value) == message
     assert sum(sum(asked) for asked in world.asked) == 5 * sum(len(rows) for rows in script[:-1])
 
 
@@ -73,22 +74,22 @@ def test_a_broken_promise_is_refused_before_it_costs_a_call(script, message):
     ],
     ids=repr,
 )
-def test_what_a_strategy_makes_of_scores_is_timed_and_nothing_else(strategy, solves, monkeypatch):
-    """A clock that is a second later whenever somebody looks."""
+def test_only_learning_from_scores_is_timed(strategy, solves, monkeypatch):
+    """With a clock that advances one second per reading."""
     world, seconds = World.low_rank(), count()
     monkeypatch.setattr("crossknn.strategies.base.time.monotonic", lambda: float(next(seconds)))
-    space = world.space()
-    world.run(strategy, space=space)
-    assert space.solving.seconds == solves
+    context = world.context()
+    world.run(strategy, context=context)
+    assert context.solving.seconds == solves
 
 
-def test_the_wrong_number_of_queries_is_refused():
+def test_the_wrong_number_of_proposals_is_rejected():
     class OneQuery(Scripted):
-        def flow(self, space):
+        def flow(self, context):
             yield Round([Proposal(np.array([0]), np.zeros(1, np.float32))], "me")
             return None
 
-    with pytest.raises(StrategyError, match=r"a round must ask for 5 queries. Got 1 instead."):
+    with pytest.raises(StrategyError, match=r"must have 5 proposals, one per query, got 1"):
         World.low_rank().run(OneQuery([]))
 
 
@@ -101,7 +102,7 @@ def test_an_early_stop_keeps_what_was_scored_and_closes_the_strategy():
         scores = [line[rows][:keep].astype(np.float32) for line, rows in zip(world.scores, asks, strict=True)]
         return RoundScores(scores, None if keep == 2 else "deadline")
 
-    found = drive(strategy, world.space(), answer)
+    found = drive(strategy, world.context(), answer)
     assert [all_rows(one) for one in found] == [[1, 2, 3]] * 5
     assert {one.stopped for one in found} == {"deadline"}
     assert strategy.closed == [True]

@@ -1,0 +1,63 @@
+"""Options that several commands share, and progress on the console."""
+
+import re
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+import crossknn as ck
+from crossknn.cli.console import ProgressBars
+from crossknn.cli.options import EngineName, make_engine
+from crossknn.engines.local import LOCAL
+
+PLAIN = {"address": None, "workers": None, "scorer": "my-model", "device": None}
+
+
+def test_the_engine_that_the_options_name():
+    assert make_engine(EngineName.local, **PLAIN) is LOCAL
+    made = make_engine(EngineName.ray, **{**PLAIN, "address": "head:6379", "workers": 3})
+    assert made == ck.engines.RayEngine(address="head:6379", workers=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("local", {"address": "head:6379"}, "--address applies to --engine ray only"),
+        ("local", {"workers": 2}, "--workers applies to --engine ray only"),
+        ("ray", {"scorer": "http://127.0.0.1:80/rerank"}, "--engine ray runs local models"),
+        ("ray", {"device": "cuda:1"}, "--device must be cuda"),
+    ],
+)
+def test_options_that_contradict_the_engine_are_refused(name, options, message):
+    with pytest.raises(ck.InputError, match=message):
+        make_engine(EngineName(name), **{**PLAIN, **options})
+
+
+def test_progress_without_a_terminal_is_logged_or_silent(capsys):
+    for bars in (ProgressBars(), ProgressBars(log=True)):
+        bars("before", 1, 2)
+        with bars:
+            for done in (400, 1000, 2000, 2000):
+                bars("[b]score[/b]", done, 2000)
+        with bars:
+            bars.from_zero("again", 1, 3)
+    said = capsys.readouterr().err.splitlines()
+    assert [re.sub(r"\d\.\d", "0.0", line) for line in said] == [
+        "[b]score[/b]: 2,000 (400 done before) …",
+        "[b]score[/b]: 2,000 done in 0.0 s",
+        "again: 3 …",
+    ]
+
+
+def test_progress_bars_start_at_what_an_earlier_run_has_done(monkeypatch):
+    terminal = Console(file=StringIO(), force_terminal=True, width=100, color_system=None)
+    monkeypatch.setattr("crossknn.cli.console.err", terminal)
+    bars = ProgressBars(keep=True, log=True)
+    with bars:
+        bars("exact search", 400, 2000)
+        (task,) = bars._bars.tasks
+        assert (task.completed, task.speed) == (400, None)
+        bars("exact search", 2000, 2000)
+    last = [line for line in terminal.file.getvalue().splitlines() if "exact search" in line][-1]
+    assert "2000/2000" in last
