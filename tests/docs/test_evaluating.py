@@ -49,8 +49,8 @@ def test_the_code_of_the_page(tmp_path, monkeypatch, capsys):
     assert names["results"][0].seconds["scorer"] == pytest.approx(names["speed"].seconds([50]))
     assert Path("report/report.html").is_file()
     printed = capsys.readouterr().out
-    assert "↳ Axn, fused first" in printed
+    assert "↳ Posterior" in printed
     assert [hits.query for hits in names["truth"]] == list(names["test"].texts)
     assert len(list(Path("truth").glob("*.npy"))) == 1
-    assert "Axn nDCG@10 " in printed
+    assert "Posterior nDCG@10 " in printed
     assert f"nDCG@10: {names['difference'].mean:+.3f}, 95 % between" in printed
