@@ -53,7 +53,7 @@ class World:
             propose=propose,
             query_vectors=lambda: query_vectors,
             item_vectors=lambda: ExactSearch(self.vectors, device=DEVICE),
-            augmented_vectors=lambda: ExactSearch(self.vectors, device=DEVICE).beside(
+            augmented_vectors=lambda: ExactSearch(self.vectors, device=DEVICE).with_columns(
                 *(self.prior.item_columns if self.prior else ())
             ),
             allowed=allowed,

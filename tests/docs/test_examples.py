@@ -47,11 +47,9 @@ def test_the_readmes_code(bert_folder, tmp_path):
     code = code.replace("sentence-transformers/all-MiniLM-L6-v2", ENCODER)
     records = [{"_id": f"d{row}", "text": tiny.words(row, 12)} for row in range(120)]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    code += "\nassert hits.calls == 100 and len(many) == 2 and set(only.ids) == {'d1', 'd2', 'd3'}"
-    code += "\nassert abs(again.score(['a'], ['b'])[0] - scorer.score(['a'], ['b'])[0]) < 1e-4"
-    code += "\nassert mine.score(['a b'], ['b'])[0] == 1"
+    code += "\nassert hits.calls == 100 and searcher.search(train[0], k=10).expected_recall is not None"
     output = run(sys.executable, "-c", code, cwd=tmp_path)
-    assert output.splitlines()[10] == "100 calls"
+    assert len(output.splitlines()) == 10
 
 
 def test_the_demo_pages_code():

@@ -1,6 +1,7 @@
 """The code of docs/vector-stores.md runs as it stands, but for the address of the database."""
 
 from tests.docs.doc_pages import code_of, move_into_world
+from tests.vectors.conftest import postgres as postgres
 
 PAGE, ADDRESS = "docs/vector-stores.md", "postgresql://user@localhost/corpus"
 

@@ -236,7 +236,7 @@ def test_precomputed_scores_and_rankings_keep_their_contracts(folder):
     check_retriever(PrecomputedRetriever(lines, name="known").fit(task.items), task.queries[:3], len(task.items))
     items = Items(["ice and snow", "rivers of water", "a quick brown fox"])
     check_retriever(SharedRetriever(Bm25()).fit(items), ["ice", "brown water"], len(items))
-    with pytest.raises(InputError, match="no scores of the text 'elsewhere'"):
+    with pytest.raises(InputError, match="no scores for the text 'elsewhere'"):
         task.scorer.score(["elsewhere"], ["item 0"])
     with pytest.raises(InputError, match="'test 0' must have 3 scores, got 60"):
         PrecomputedRetriever(lines, name="known").fit(items)

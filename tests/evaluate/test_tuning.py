@@ -100,7 +100,7 @@ def test_nothing_is_learned_from_dev_queries(tmp_path, vectors):
     assert learned[0][0] == learned[1][0]
     assert np.array_equal(learned[0][1], learned[1][1])
     assert len(learned[0][2]) == 16
-    with pytest.raises(InputError, match="no scores of the text 'dev 0'"):
+    with pytest.raises(InputError, match="no scores for the text 'dev 0'"):
         task.train_scorer.score(["dev 0"], ["item 0"])
     assert task.scorer.score(["dev 3"], ["item 0"]) == pytest.approx(scores[-1, 0] / -3, rel=1e-2)
 

@@ -90,9 +90,9 @@ def test_remove_drops_biases_and_latent_factors(index):
 def test_added_items_have_the_bias_predicted_from_their_vectors_and_are_found(setup, index):
     more = setup.add(index)
     np.testing.assert_array_equal(more.prior.bias[:-3], index.prior.bias)
-    predicted = more.vectors[-3:].astype(np.float64) @ index.prior.inductive[:-1] + index.prior.inductive[-1]
+    predicted = more.vectors[-3:].astype(np.float64) @ index.prior.bias_weights[:-1] + index.prior.bias_weights[-1]
     np.testing.assert_allclose(more.prior.bias[-3:], predicted, rtol=1e-4)
-    assert not more.prior.traits[-3:].any()
+    assert not more.prior.latent_factors[-3:].any()
     hits = setup.searcher(more).search(setup.new_items.texts[0], k=60, strategy=Posterior(60, 6))
     assert "new-0" in hits.ids
 

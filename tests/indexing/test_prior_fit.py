@@ -59,7 +59,7 @@ def test_recovers_the_parameters():
     assert np.corrcoef(prior.bias, BIAS)[0, 1] > 0.85
     assert 0.25 < prior.vector_variance < 1.0
     assert 0.2 < prior.noise < 0.45
-    assert prior.most < 1.5  # residuals have the same deviation everywhere
+    assert prior.gamma_max < 1.5  # residuals have the same deviation everywhere
 
 
 def test_gamma_grows_where_top_items_have_larger_residuals():
@@ -93,10 +93,10 @@ def test_recovers_latent_factors_that_are_not_in_the_vectors():
     loadings = RNG.normal(size=(QUERIES, 3))
     plain = make_scores(bias=0.0)
     prior, without = fit(plain + loadings @ hidden.T, per_item=20), fit(plain, per_item=20)
-    traits = prior.traits.astype(np.float32)
-    explained = np.linalg.lstsq(traits, hidden, rcond=None)[0]
-    assert np.corrcoef((traits @ explained).ravel(), hidden.ravel())[0, 1] > 0.85
-    assert (traits**2).sum(1).mean() > 1.5  # of 3
+    factors = prior.latent_factors.astype(np.float32)
+    explained = np.linalg.lstsq(factors, hidden, rcond=None)[0]
+    assert np.corrcoef((factors @ explained).ravel(), hidden.ravel())[0, 1] > 0.85
+    assert (factors**2).sum(1).mean() > 1.5  # of 3
     assert (without.latent_factors**2).sum(1).mean() < 0.1
     assert prior.noise < 0.8
 
@@ -143,13 +143,13 @@ def test_the_same_seed_gives_the_same_prior():
 
 def test_loaded_from_its_facts_and_arrays():
     prior = fit(make_scores())
-    back = Prior.load(prior.bias, prior.traits, prior.facts())
+    back = Prior.from_dict(prior.to_dict(), bias=prior.bias, latent_factors=prior.latent_factors)
     features, same = (
         RetrieverFeatures([PROPOSED[:3]], one, items=ITEMS, device=torch.device("cpu")) for one in (prior, back)
     )
-    for name in ("base", "deviation", "shown", "bias"):
-        np.testing.assert_array_equal(getattr(features, name), getattr(same, name))
-    assert replace(back, bias=prior.bias).facts() == prior.facts()
+    for one, other in zip((*features.terms, features.bias), (*same.terms, same.bias), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert replace(back, bias=prior.bias).to_dict() == prior.to_dict()
 
 
 def test_a_prior_needs_scores():

@@ -182,7 +182,7 @@ def test_a_weight_of_a_retriever_that_does_not_exist_is_refused_before_a_call():
         ([], [], "there must be a query"),
         (["query 0"], [], "got 0 lists for 1 queries"),
         (["query 0"], ["id-1"], "got a string"),
-        (["query 0"], [["nobody"]], "wanted the id of an item, got 'nobody'"),
+        (["query 0"], [["nobody"]], "has the id 'nobody'"),
         ("query 0", [["id-1"]], "must be a list of strings"),
     ],
 )

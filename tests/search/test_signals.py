@@ -74,7 +74,7 @@ def test_a_searcher_without_the_retriever_of_a_prior_says_so_before_a_call(setup
     for options in ({}, {"strategy": SEARCH}, {"strategy": Rerank(30, "dense"), "rank_by": "fused"}):
         with pytest.raises(InputError, match="no retriever named 'mine', which the prior of the index needs"):
             searcher.search(setup.new_queries[0], **options)
-    assert not setup.asked
+    assert not setup.scored
     assert len(searcher.search(setup.new_queries[0], strategy=Rerank(30, "dense"))) == 10
 
 

@@ -87,7 +87,7 @@ def test_on_the_command_line(corpus, bert_folder):
     assert part["calls"] < whole["calls"] == 30
     assert part["expected_recall"] >= 0.3
     assert part["stopped"] is None
-    assert "% of the top 2 are expected to be found" in " ".join(invoke(*search).stdout.split())
+    assert "expected recall of the top 2" in " ".join(invoke(*search).stdout.split())
 
 
 def test_what_the_command_line_refuses(corpus, bert_folder, monkeypatch, capsys):

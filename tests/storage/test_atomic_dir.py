@@ -141,7 +141,7 @@ def damage_json(folder, **changes):
         (lambda f: (f / MANIFEST).write_text("[]"), "index.json: damaged"),
         (lambda f: damage_json(f, files=None), "index.json: damaged"),
         (lambda f: damage_json(f, facts={"scorer": "b"}), "index.json: damaged: its content does not match its hash"),
-        (lambda f: damage_json(f, format=99), "newer crossknn .format 99, this one reads 1.. Upgrade"),
+        (lambda f: damage_json(f, format=99), "newer crossknn .format 99, this one reads 2.. Upgrade"),
         (
             lambda f: damage_json(f, files={"a": {"file": "../../etc/passwd", "bytes": 1, "hash": ""}}),
             "lists '../../etc/passwd', which is not a file of an index",

@@ -106,5 +106,5 @@ def ids_of(hits):
 
 
 def test_a_store_must_make_a_search(setup):
-    with pytest.raises(InputError, match=r"store must make a VectorSearch of an array. It made ndarray instead."):
+    with pytest.raises(InputError, match=r"must make a VectorSearch from an array, it made ndarray"):
         setup.searcher(setup.items, vectors=np.ones((len(setup.items), 6), np.float32), store=np.asarray)

@@ -363,7 +363,7 @@ def test_an_existing_folder_raises_before_any_work(small, tmp_path, monkeypatch)
         (QUERIES, ITEMS[2:], "`items` must be the 20 .* got 18"),
         ("a query", ITEMS, "`queries` must be a list of strings"),
         ([*QUERIES[1:], 7], ITEMS, "`queries` must be a list of strings, got .*7"),
-        (QUERIES, "an item", r"texts must be a sequence of strings"),
+        (QUERIES, "an item", r"must be a sequence of strings"),
     ],
 )
 def test_texts_that_do_not_match_the_entries_raise(small, tmp_path, monkeypatch, queries, items, message):
