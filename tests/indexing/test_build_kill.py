@@ -37,7 +37,7 @@ CHUNK = 400
 QUERIES = [f"query {number}" for number in range(12)]
 ITEMS = Items([f"item {row}" for row in range(2600)])  # three blocks of the encoder
 FILES = ("items.arrow", "queries.arrow", "vectors.safetensors")
-PHASES = ("encode items", "scoring", "factorising", "saving")
+PHASES = ("encode items", "scoring", "factorizing", "saving")
 
 # Children are forked from a process that has imported this module and nothing has run in: no threads, no waiting.
 server = get_context("forkserver")
