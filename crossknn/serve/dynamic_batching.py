@@ -6,7 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,7 +40,7 @@ class BatchingScorer:
 
     Args:
         scorer: Any scorer.
-        max_pairs: Maximum number of pairs in a batch.
+        max_pairs: At most so many in a batch.
         timeout: Seconds after which a scorer that does not answer counts as stalled: queued and new calls fail with
             `ScorerUnavailable` until it answers.
         on_batch: Called after each batch with its pairs, the number of callers they belong to, and its seconds.
@@ -113,16 +115,15 @@ class BatchingScorer:
             self._queue.append(call)
             self._changed.notify()
         try:
-            while not call.done.wait(WAIT_CHECK_SECONDS):
+            while True:
+                with suppress(TimeoutError):
+                    return call.future.result(WAIT_CHECK_SECONDS)
                 self._check_waiting(cancelled, ends)
         finally:
             with self._changed:
                 if call in self._queue:
                     self._queue.remove(call)
             self._on_wait(time.monotonic() - call.start)
-        if call.error is not None:
-            raise call.error
-        return call.scores
 
     def close(self) -> None:
         """Stop scoring; queued calls fail."""
@@ -146,7 +147,7 @@ class BatchingScorer:
             except BaseException as error:
                 self._score_individually(batch, error)
             with self._changed:
-                self._queue = [call for call in self._queue if not call.done.is_set()]
+                self._queue = [call for call in self._queue if not call.future.done()]
 
     def _next_batch(self) -> Batch:
         """A fair share of every queued call; empty after `close`."""
@@ -200,39 +201,32 @@ def fair_shares(capacity: int, demands: Sequence[int]) -> list[int]:
     return shares
 
 
-@dataclass(eq=False, slots=True)
 class _Call:
     """A queued call of `score`; `scored` counts its pairs that have a score, in order."""
 
-    queries: Sequence[str]
-    items: Sequence[str]
-    scores: Scores = field(init=False)
-    scored: int = 0
-    error: Exception | None = None
-    done: threading.Event = field(default_factory=threading.Event)
-    start: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self.scores = np.empty(len(self.queries), np.float32)
+    def __init__(self, queries: Sequence[str], items: Sequence[str]) -> None:
+        self.queries, self.items = queries, items
+        self.start = time.monotonic()
+        self.future: Future[Scores] = Future()
+        self.scored = 0
+        self._scores = np.empty(len(queries), np.float32)
 
     @property
     def unscored(self) -> int:
         return len(self.queries) - self.scored
 
     def add_scores(self, scores: Scores) -> None:
-        self.scores[self.scored : self.scored + len(scores)] = scores
+        self._scores[self.scored : self.scored + len(scores)] = scores
         self.scored += len(scores)
         if not self.unscored:
-            self.done.set()
+            self.future.set_result(self._scores)
 
     def fail(self, error: BaseException) -> None:
         """Errors other than `ScorerError` lose their message, which may contain anything."""
-        if isinstance(error, ScorerError):
-            self.error = error
-        else:
-            self.error = ScorerError(f"the scorer raised {type(error).__name__}.")
-            self.error.__cause__ = error
-        self.done.set()
+        if not isinstance(error, ScorerError):
+            cause, error = error, ScorerError(f"the scorer raised {type(error).__name__}.")
+            error.__cause__ = cause
+        self.future.set_exception(error)
 
 
 Batch = list[tuple[_Call, int]]
