@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from threading import Condition, Event, Thread
 
 import numpy as np
 
@@ -63,12 +63,12 @@ class BatchingScorer:
         self.timeout = timeout
         self._on_batch = on_batch
         self._on_wait = on_wait
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._queue: list[_Call] = []  # oldest first
         self._batch_start: float | None = None  # of the batch in flight
         self._closed = False
         # A daemon, so that a program can exit although its scorer never answers.
-        self._worker = threading.Thread(target=self._score_batches, name="scorer", daemon=True)
+        self._worker = Thread(target=self._score_batches, name="scorer", daemon=True)
         self._worker.start()
 
     @property
@@ -92,17 +92,12 @@ class BatchingScorer:
             return f"the scorer has not answered for more than {self.timeout:g} seconds."
         return None
 
-    def for_caller(self, cancelled: threading.Event | None = None, ends: float | None = None) -> Scorer:
+    def for_caller(self, cancelled: Event | None = None, ends: float | None = None) -> Scorer:
         """A scorer whose pairs leave the queue once `cancelled` is set, or soon after the deadline `ends`."""
         return _CallerScorer(self, cancelled, ends)
 
     def score(
-        self,
-        queries: Sequence[str],
-        items: Sequence[str],
-        *,
-        cancelled: threading.Event | None = None,
-        ends: float | None = None,
+        self, queries: Sequence[str], items: Sequence[str], *, cancelled: Event | None = None, ends: float | None = None
     ) -> Scores:
         """Queue the pairs and wait for their scores."""
         if len(queries) != len(items):
@@ -131,7 +126,7 @@ class BatchingScorer:
             self._closed = True
             self._changed.notify()
 
-    def _check_waiting(self, cancelled: threading.Event | None, ends: float | None) -> None:
+    def _check_waiting(self, cancelled: Event | None, ends: float | None) -> None:
         """Raise the error of a call that should not wait for its scores (any longer)."""
         if cancelled is not None and cancelled.is_set():
             raise CallCancelled("the call was cancelled.")
@@ -238,7 +233,7 @@ class _CallerScorer:
     """A `BatchingScorer` with the cancellation and deadline of one caller."""
 
     batching: BatchingScorer
-    cancelled: threading.Event | None
+    cancelled: Event | None
     ends: float | None
 
     @property

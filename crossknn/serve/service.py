@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, Final
 
 from crossknn import __version__
@@ -103,9 +103,7 @@ class Service:
         if (reason := self.scorer.unavailable) is not None:
             raise not_ready(reason)
 
-    def search(
-        self, request: SearchRequest, *, request_id: str, start: float, cancelled: threading.Event
-    ) -> SearchResponse:
+    def search(self, request: SearchRequest, *, request_id: str, start: float, cancelled: Event) -> SearchResponse:
         """Search for a request that arrived at `start` (of `time.monotonic`)."""
         self._check_limits(request)
         index = self.live_index.current
@@ -127,7 +125,7 @@ class Service:
         results = [query_response(hits, items, explain=request.explain, texts=request.texts) for hits in found]
         return {"results": results, "strategy": repr(strategy), "index": index.identity, "request_id": request_id}
 
-    def score(self, queries: Sequence[str], items: Sequence[str], *, cancelled: threading.Event) -> Scores:
+    def score(self, queries: Sequence[str], items: Sequence[str], *, cancelled: Event) -> Scores:
         """The raw scores of pairs."""
         check_size("a request for scores", len(items), self.settings.limits.pairs, "pairs")
         self._check_texts("query", queries)
