@@ -147,7 +147,7 @@ def _open_example(settings: Settings, *, device: str | None, progress: Progress)
 
 def _run(service: Service, bound: socket.socket) -> None:
     from crossknn.serve import server
-    from crossknn.serve.logs import log_to
+    from crossknn.serve.monitoring import log_to_stderr
 
     url = server.url_of(bound)
     if not server.is_loopback(bound) and service.settings.api_key is None:
@@ -156,5 +156,5 @@ def _run(service: Service, bound: socket.socket) -> None:
     def announce() -> None:
         say(f"serving {len(service.live_index.current.searcher.items):,} items at {url} (Ctrl-C to stop)")
 
-    log_to()
+    log_to_stderr()
     server.run(service, bound, on_start=announce)

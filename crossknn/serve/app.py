@@ -1,11 +1,12 @@
-"""The HTTP API of a service, as a FastAPI app."""
+"""The HTTP API of a service as a FastAPI app, its reference page /docs, and the files of the search page."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from html import escape
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Any, Final
@@ -17,13 +18,12 @@ from starlette.exceptions import HTTPException
 
 from crossknn import __version__
 from crossknn.serve import schemas
-from crossknn.serve.docs_page import docs_html
 from crossknn.serve.http_errors import HttpError
 from crossknn.serve.middleware import Exchange, RequestMiddleware
 from crossknn.serve.service import Service
 from crossknn.types import Scores
 
-PAGE: Final = Path(__file__).parent / "page"
+PAGE: Final = Path(__file__).parent / "page"  # the search page
 PAGE_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 PROMETHEUS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {
@@ -39,6 +39,24 @@ ERRORS: Final[dict[int | str, dict[str, Any]]] = {
         503: "Not ready. Retry after Retry-After seconds.",
     }.items()
 }
+DOCS_PAGE: Final = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}: HTTP API</title>
+<link rel="icon" href="/page/icon.svg">
+<link rel="stylesheet" href="/page/page.css">
+</head>
+<body>
+<main>
+<h1>{title}: HTTP API</h1>
+<p>{description} <a href="/openapi.json">OpenAPI schema</a>, <a href="/">search page</a>.</p>
+{routes}
+</main>
+</body>
+</html>
+"""
 
 
 def make_app(service: Service) -> FastAPI:
@@ -84,15 +102,10 @@ def _add_search(app: FastAPI, service: Service) -> None:
         exchange.private_log_fields["queries"] = body.all_queries
 
         def work(cancelled: Event) -> schemas.SearchResponse:
-            results, strategy, index = service.search(body, start=start, cancelled=cancelled)
-            exchange.log_fields["calls"] = sum(result["calls"] for result in results)
-            exchange.log_fields["stopped"] = results[0]["stopped"]
-            return {
-                "results": results,
-                "strategy": repr(strategy),
-                "index": index.identity,
-                "request_id": exchange.request_id,
-            }
+            response = service.search(body, request_id=exchange.request_id, start=start, cancelled=cancelled)
+            exchange.log_fields["calls"] = sum(result["calls"] for result in response["results"])
+            exchange.log_fields["stopped"] = response["results"][0]["stopped"]
+            return response
 
         return await _respond(service, request, work)
 
@@ -185,3 +198,28 @@ async def _respond(service: Service, request: Request, work: Callable[[Event], A
         return json.dumps(work(cancelled), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
     return Response(await service.queue.run(write, disconnected), media_type="application/json")
+
+
+def docs_html(schema: Mapping[str, Any]) -> str:
+    """Every route of an OpenAPI schema with its description, example requests and responses, as an HTML page."""
+    info = schema["info"]
+    routes = "\n".join(
+        part
+        for path, methods in schema["paths"].items()
+        for method, route in methods.items()
+        for part in _route_html(method.upper(), path, route)
+    )
+    return DOCS_PAGE.format(title=escape(info["title"]), description=escape(info["description"]), routes=routes)
+
+
+def _route_html(method: str, path: str, route: Mapping[str, Any]) -> Iterator[str]:
+    yield f"<section>\n<h2><code>{method} {escape(path)}</code></h2>\n<p>{escape(route.get('description', ''))}</p>"
+    content = route.get("requestBody", {}).get("content", {}).get("application/json", {})
+    for name, example in content.get("examples", {}).items():
+        body = json.dumps(example["value"], indent=2, ensure_ascii=False)
+        yield f"<h3>{escape(name)}</h3>\n<pre><code>{escape(body)}</code></pre>"
+    responses = "".join(
+        f"<dt>{status}</dt><dd>{escape(response['description'])}</dd>"
+        for status, response in route["responses"].items()
+    )
+    yield f"<dl>{responses}</dl>\n</section>"

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from crossknn.serve.http_errors import HttpError
@@ -42,16 +42,20 @@ class RequestQueue:
         return max(0, self._admitted - self._max_running)
 
     async def run(self, work: Work[T], disconnected: Callable[[], Awaitable[None]]) -> T:
-        """Run `work` in a thread and return its result; cancel it where `disconnected` returns first.
+        """The result of `work`, from a thread.
 
-        Raises:
-            HttpError: 429, where the queue is full.
-            ClientDisconnected: The client did not wait for the result.
+        Raises `HttpError` 429 where the queue is full. Where `disconnected` returns first, `work` is cancelled and
+        `ClientDisconnected` raised.
         """
-        self._admit()
+        with self._lock:
+            if self._admitted >= self._max_running + self._max_queued:
+                message = f"Too many requests: {self._max_running} running, {self._max_queued} queued. Retry later."
+                retry_after = self._mean_seconds * self._admitted / self.running
+                raise HttpError(429, "busy", message, retry_after=retry_after)
+            self._admitted += 1
         cancelled = threading.Event()
         future = self._threads.submit(self._run_timed, work, cancelled)
-        future.add_done_callback(lambda _: self._release())
+        future.add_done_callback(self._release)
         result, disconnect = asyncio.wrap_future(future), asyncio.ensure_future(disconnected())
         both: set[asyncio.Future[Any]] = {result, disconnect}
         try:
@@ -68,15 +72,7 @@ class RequestQueue:
         """Admit no more requests; does not wait for those that run."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _admit(self) -> None:
-        with self._lock:
-            if self._admitted >= self._max_running + self._max_queued:
-                message = f"Too many requests: {self._max_running} running, {self._max_queued} queued. Retry later."
-                retry_after = self._mean_seconds * self._admitted / self.running
-                raise HttpError(429, "busy", message, retry_after=retry_after)
-            self._admitted += 1
-
-    def _release(self) -> None:
+    def _release(self, _: Future[Any]) -> None:
         with self._lock:
             self._admitted -= 1
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Condition, Event, Thread
 
 import numpy as np
 
@@ -38,7 +40,7 @@ class BatchingScorer:
 
     Args:
         scorer: Any scorer.
-        max_pairs: Maximum number of pairs in a batch.
+        max_pairs: At most so many in a batch.
         timeout: Seconds after which a scorer that does not answer counts as stalled: queued and new calls fail with
             `ScorerUnavailable` until it answers.
         on_batch: Called after each batch with its pairs, the number of callers they belong to, and its seconds.
@@ -61,12 +63,12 @@ class BatchingScorer:
         self.timeout = timeout
         self._on_batch = on_batch
         self._on_wait = on_wait
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._queue: list[_Call] = []  # oldest first
         self._batch_start: float | None = None  # of the batch in flight
         self._closed = False
         # A daemon, so that a program can exit although its scorer never answers.
-        self._worker = threading.Thread(target=self._score_batches, name="scorer", daemon=True)
+        self._worker = Thread(target=self._score_batches, name="scorer", daemon=True)
         self._worker.start()
 
     @property
@@ -90,17 +92,12 @@ class BatchingScorer:
             return f"the scorer has not answered for more than {self.timeout:g} seconds."
         return None
 
-    def for_caller(self, cancelled: threading.Event | None = None, ends: float | None = None) -> Scorer:
+    def for_caller(self, cancelled: Event | None = None, ends: float | None = None) -> Scorer:
         """A scorer whose pairs leave the queue once `cancelled` is set, or soon after the deadline `ends`."""
         return _CallerScorer(self, cancelled, ends)
 
     def score(
-        self,
-        queries: Sequence[str],
-        items: Sequence[str],
-        *,
-        cancelled: threading.Event | None = None,
-        ends: float | None = None,
+        self, queries: Sequence[str], items: Sequence[str], *, cancelled: Event | None = None, ends: float | None = None
     ) -> Scores:
         """Queue the pairs and wait for their scores."""
         if len(queries) != len(items):
@@ -113,16 +110,15 @@ class BatchingScorer:
             self._queue.append(call)
             self._changed.notify()
         try:
-            while not call.done.wait(WAIT_CHECK_SECONDS):
+            while True:
+                with suppress(TimeoutError):
+                    return call.future.result(WAIT_CHECK_SECONDS)
                 self._check_waiting(cancelled, ends)
         finally:
             with self._changed:
                 if call in self._queue:
                     self._queue.remove(call)
             self._on_wait(time.monotonic() - call.start)
-        if call.error is not None:
-            raise call.error
-        return call.scores
 
     def close(self) -> None:
         """Stop scoring; queued calls fail."""
@@ -130,7 +126,7 @@ class BatchingScorer:
             self._closed = True
             self._changed.notify()
 
-    def _check_waiting(self, cancelled: threading.Event | None, ends: float | None) -> None:
+    def _check_waiting(self, cancelled: Event | None, ends: float | None) -> None:
         """Raise the error of a call that should not wait for its scores (any longer)."""
         if cancelled is not None and cancelled.is_set():
             raise CallCancelled("the call was cancelled.")
@@ -146,7 +142,7 @@ class BatchingScorer:
             except BaseException as error:
                 self._score_individually(batch, error)
             with self._changed:
-                self._queue = [call for call in self._queue if not call.done.is_set()]
+                self._queue = [call for call in self._queue if not call.future.done()]
 
     def _next_batch(self) -> Batch:
         """A fair share of every queued call; empty after `close`."""
@@ -200,39 +196,32 @@ def fair_shares(capacity: int, demands: Sequence[int]) -> list[int]:
     return shares
 
 
-@dataclass(eq=False, slots=True)
 class _Call:
     """A queued call of `score`; `scored` counts its pairs that have a score, in order."""
 
-    queries: Sequence[str]
-    items: Sequence[str]
-    scores: Scores = field(init=False)
-    scored: int = 0
-    error: Exception | None = None
-    done: threading.Event = field(default_factory=threading.Event)
-    start: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self.scores = np.empty(len(self.queries), np.float32)
+    def __init__(self, queries: Sequence[str], items: Sequence[str]) -> None:
+        self.queries, self.items = queries, items
+        self.start = time.monotonic()
+        self.future: Future[Scores] = Future()
+        self.scored = 0
+        self._scores = np.empty(len(queries), np.float32)
 
     @property
     def unscored(self) -> int:
         return len(self.queries) - self.scored
 
     def add_scores(self, scores: Scores) -> None:
-        self.scores[self.scored : self.scored + len(scores)] = scores
+        self._scores[self.scored : self.scored + len(scores)] = scores
         self.scored += len(scores)
         if not self.unscored:
-            self.done.set()
+            self.future.set_result(self._scores)
 
     def fail(self, error: BaseException) -> None:
         """Errors other than `ScorerError` lose their message, which may contain anything."""
-        if isinstance(error, ScorerError):
-            self.error = error
-        else:
-            self.error = ScorerError(f"the scorer raised {type(error).__name__}.")
-            self.error.__cause__ = error
-        self.done.set()
+        if not isinstance(error, ScorerError):
+            cause, error = error, ScorerError(f"the scorer raised {type(error).__name__}.")
+            error.__cause__ = cause
+        self.future.set_exception(error)
 
 
 Batch = list[tuple[_Call, int]]
@@ -244,7 +233,7 @@ class _CallerScorer:
     """A `BatchingScorer` with the cancellation and deadline of one caller."""
 
     batching: BatchingScorer
-    cancelled: threading.Event | None
+    cancelled: Event | None
     ends: float | None
 
     @property

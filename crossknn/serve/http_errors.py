@@ -14,29 +14,22 @@ from crossknn.serve.dynamic_batching import ScorerUnavailable
 ERROR_TYPES: Final = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
 
 
-class HttpError(Exception):
+class HttpError(HTTPException):
     """A request that fails with this status; `retry_after` is in seconds, where a retry may succeed."""
 
     def __init__(self, status: int, type_: str, message: str, *, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.status = status
+        retry = {} if retry_after is None else {"Retry-After": str(max(1, math.ceil(retry_after)))}
+        super().__init__(status, message, retry | ({"WWW-Authenticate": "Bearer"} if status == 401 else {}))
         self.type = type_
-        self.message = message
-        self.retry_after = retry_after
 
-    @property
-    def headers(self) -> dict[str, str]:
-        retry = {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
-        return retry | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
-
-    def body(self, request_id: str) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.type, "request_id": request_id}}
+    def __str__(self) -> str:
+        return self.detail
 
 
-def too_large(what: str, limit: int, unit: str = "bytes", *, size: int | None = None) -> HttpError:
-    """The error for a body, text or list above its limit."""
-    found = "" if size is None else f", got {size:,}"
-    return HttpError(413, "too_large", f"{what} must have at most {limit:,} {unit}{found}.")
+def check_size(what: str, size: int, limit: int, unit: str = "bytes") -> None:
+    """Raise `HttpError` 413 for a body, text or list above its limit."""
+    if size > limit:
+        raise HttpError(413, "too_large", f"{what} must have at most {limit:,} {unit}, got {size:,}.")
 
 
 def not_ready(reason: str) -> HttpError:

@@ -28,9 +28,7 @@ class LoadedIndex:
 class LiveIndex:
     """Holds the index of now. Read `current` once per request: the next request may get another one.
 
-    Args:
-        source: The folder of an index, which is reloaded when it is replaced; or an `Index` or `Items`.
-        open: Makes a searcher of an index or items.
+    The folder of an index is reloaded when it is replaced; `open` makes a searcher of an index or items.
     """
 
     def __init__(self, source: Path | Index | Items, open: Callable[[Index | Items], Searcher]) -> None:
@@ -85,28 +83,26 @@ def _manifest_stamp(folder: Path) -> tuple[int, int]:
     return status.st_ino, status.st_mtime_ns
 
 
-class IndexWatcher:
-    """A thread that reloads a live index every `seconds` where it has changed, and immediately after `wake`."""
+class IndexWatcher(threading.Thread):
+    """Reloads a live index every `seconds` where it has changed, and immediately after `wake`."""
 
     def __init__(self, live_index: LiveIndex, seconds: float) -> None:
+        super().__init__(name="index watcher", daemon=True)
         self._live_index = live_index
         self._seconds = seconds
         self._woken = threading.Event()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._watch, name="index watcher", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        self._ended = False
 
     def wake(self) -> None:
         self._woken.set()
 
     def stop(self) -> None:
-        self._stopped = True
+        self._ended = True
         self.wake()
 
-    def _watch(self) -> None:
-        while not self._stopped:
+    def run(self) -> None:
+        """What the thread does until `stop`."""
+        while not self._ended:
             woken = self._woken.wait(self._seconds)
             self._woken.clear()
             try:

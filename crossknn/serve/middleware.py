@@ -11,14 +11,12 @@ import uuid
 from typing import Any, Final
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from crossknn.serve.backpressure import ClientDisconnected
-from crossknn.serve.http_errors import HttpError, http_error_of, not_ready, too_large
-from crossknn.serve.logs import error_location
-from crossknn.serve.metrics import Metrics
+from crossknn.serve.http_errors import HttpError, check_size, http_error_of, not_ready
+from crossknn.serve.monitoring import Metrics, error_location
 from crossknn.serve.settings import Settings
 
 VALID_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -77,8 +75,8 @@ class RequestMiddleware:
         """`receive` with an error where the body exceeds its limit, whatever its Content-Length says."""
         limit = self._settings.limits.body_bytes
         declared = headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > limit:
-            raise too_large("the body", limit, size=int(declared))
+        if declared.isdecimal():
+            check_size("the body", int(declared), limit)
         received = 0
 
         async def receive_limited() -> Message:
@@ -86,7 +84,7 @@ class RequestMiddleware:
             message = await receive()
             received += len(message.get("body", b""))
             if received > limit:
-                raise HTTPException(413, too_large("the body", limit).message)  # FastAPI replaces other exceptions
+                raise HttpError(413, "too_large", f"the body must have at most {limit:,} bytes.")
             return message
 
         return receive_limited
@@ -109,21 +107,14 @@ class RequestMiddleware:
 
 
 class Exchange:
-    """One request and its response.
-
-    Attributes:
-        request_id: The client's own, or a new one.
-        status: Of the response; 0 before it.
-        log_fields: Written to the log.
-        private_log_fields: Written to the log only where it may contain queries.
-    """
+    """One request and its response."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
         self.request_id = request_id
-        self.status = 0
+        self.status = 0  # of the response; 0 before it
         self.log_fields: dict[str, Any] = {}
-        self.private_log_fields: dict[str, Any] = {}
+        self.private_log_fields: dict[str, Any] = {}  # logged only where the log may contain queries
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -137,12 +128,12 @@ class Exchange:
     async def send_error(self, error: Exception, scope: Scope, receive: Receive) -> None:
         """Respond with an error, unless the response has begun; errors of the server are logged."""
         failure = http_error_of(error)
-        if self.status or failure.status >= 500:
+        if self.status or failure.status_code >= 500:
             self.log_fields["error"] = error_location(error)
             self.private_log_fields["detail"] = str(error)
         if not self.status:
-            response = JSONResponse(failure.body(self.request_id), failure.status, failure.headers)
-            await response(scope, receive, self.send)
+            detail = {"message": failure.detail, "type": failure.type, "request_id": self.request_id}
+            await JSONResponse({"error": detail}, failure.status_code, failure.headers)(scope, receive, self.send)
 
 
 def _request_id(headers: Headers) -> str:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self
 
 import numpy as np
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    FiniteFloat,
-    JsonValue,
-    Tag,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, FiniteFloat, JsonValue, Tag, model_validator
 from typing_extensions import TypedDict  # pydantic accepts typing's only from Python 3.12
 
 from crossknn.items.items import Items
@@ -63,10 +54,9 @@ def _require_one_group(schema: dict[str, Any], model: type[Any]) -> None:
         schema["oneOf"] = [{"required": list(group)} for group in model.one_of]
 
 
-class RequestModel(BaseModel):
+class RequestModel(BaseModel, strict=True, json_schema_extra=_require_one_group):
     """No type conversion; unknown fields are ignored; exactly one of the groups of fields in `one_of` must be given."""
 
-    model_config = ConfigDict(strict=True, json_schema_extra=_require_one_group)
     one_of: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     @model_validator(mode="after")
@@ -77,16 +67,9 @@ class RequestModel(BaseModel):
         return self
 
 
-class StrictModel(RequestModel):
-    """No type conversion; an unknown field is an error."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class StrategyWithSettings(StrictModel):
+class StrategyWithSettings(RequestModel, extra="allow"):
     """A strategy and its settings, as /info lists them."""
 
-    model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, JsonValue]
 
     name: StrategyName
@@ -98,7 +81,7 @@ StrategyChoice = Annotated[
 ]
 
 
-class FilterRequest(StrictModel):
+class FilterRequest(RequestModel, extra="forbid"):
     """Only items with these ids, or whose ids begin with the prefix, are found."""
 
     one_of = (("ids",), ("prefix",))
@@ -107,7 +90,7 @@ class FilterRequest(StrictModel):
     prefix: str | None = None
 
 
-class SearchRequest(StrictModel):
+class SearchRequest(RequestModel, extra="forbid"):
     """One query, or several that are searched together."""
 
     one_of = (("query",), ("queries",))
@@ -138,7 +121,7 @@ class SearchRequest(StrictModel):
         return self.strategy.name, dict(self.strategy.__pydantic_extra__)
 
 
-class ScoreRequest(StrictModel):
+class ScoreRequest(RequestModel, extra="forbid"):
     """A query and items, or pairs."""
 
     one_of = (("query", "items"), ("pairs",))
@@ -187,21 +170,18 @@ class RerankRequest(RequestModel):
 
     def response(self, scores: Scores, *, request_id: str, model: str) -> list[RankedText] | RankedDocuments:
         """The ranking by score, highest first, in the dialect of the request."""
-        order = np.argsort(-scores, kind="stable")[: self.top_n]
+        order = np.argsort(-scores, kind="stable")[: self.top_n].tolist()
         logits = self.raw_scores or self.use_activation is False
-        values = scores if logits else 1 / (1 + np.exp(-scores.astype(np.float64)))
-        ranked = [(int(place), float(values[place])) for place in order]
+        values = (scores if logits else 1 / (1 + np.exp(-scores.astype(np.float64)))).tolist()
         items = self.items
         if self.texts is not None:
-            texts: list[RankedText] = [{"index": place, "score": score} for place, score in ranked]
-            if self.return_text:
-                for text in texts:
-                    text["text"] = items[text["index"]]
+            texts = [RankedText(index=place, score=values[place]) for place in order]
+            for text in texts if self.return_text else ():
+                text["text"] = items[text["index"]]
             return texts
-        documents: list[RankedDocument] = [{"index": place, "relevance_score": score} for place, score in ranked]
-        if self.return_documents:
-            for document in documents:
-                document["document"] = {"text": items[document["index"]]}
+        documents = [RankedDocument(index=place, relevance_score=values[place]) for place in order]
+        for document in documents if self.return_documents else ():
+            document["document"] = {"text": items[document["index"]]}
         return {"id": request_id, "model": self.model or model, "results": documents, "usage": {"calls": len(scores)}}
 
 
@@ -300,11 +280,11 @@ def query_response(hits: Hits, items: Items, *, explain: bool, texts: bool) -> Q
     """The hits of one query, with every scored item where `explain` is set."""
     response: QueryResponse = {
         "query": hits.query,
-        "hits": _hit_responses(list(hits), items, texts=texts),
+        "hits": _hit_responses(hits, items, texts=texts),
         "calls": hits.calls,
         "rounds": hits.rounds,
         "stopped": hits.stopped,
-        "expected_recall": None if hits.expected_recall is None else float(hits.expected_recall),
+        "expected_recall": hits.expected_recall,
         "seconds": hits.seconds,
         "score_seconds": hits.score_seconds,
         "solve_seconds": hits.solve_seconds,
@@ -318,15 +298,9 @@ def query_response(hits: Hits, items: Items, *, explain: bool, texts: bool) -> Q
     return response
 
 
-def _hit_responses(hits: list[Hit], items: Items, *, texts: bool) -> list[HitResponse]:
-    responses: list[HitResponse] = [
-        {
-            "id": hit.id,
-            "score": hit.score,
-            "round": hit.round,
-            "proposed_by": hit.proposed_by,
-            "ranks": dict(hit.ranks),
-        }
+def _hit_responses(hits: Sequence[Hit], items: Items, *, texts: bool) -> list[HitResponse]:
+    responses = [
+        HitResponse(id=hit.id, score=hit.score, round=hit.round, proposed_by=hit.proposed_by, ranks=dict(hit.ranks))
         for hit in hits
     ]
     if texts and hits:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from threading import Event
+from typing import Any, Final
 
 from crossknn import __version__
 from crossknn._checks import invalid
@@ -15,35 +16,40 @@ from crossknn.encoders.cached import CachedEncoder
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
+from crossknn.scorers.cached import Cached
 from crossknn.search.searcher import Filter, Searcher
 from crossknn.serve.backpressure import RequestQueue
 from crossknn.serve.dynamic_batching import BatchingScorer
-from crossknn.serve.http_errors import not_ready, too_large
-from crossknn.serve.live_index import IndexWatcher, LiveIndex, LoadedIndex
-from crossknn.serve.metrics import Metrics
-from crossknn.serve.schemas import Info, QueryResponse, SearchRequest, query_response
+from crossknn.serve.http_errors import check_size, not_ready
+from crossknn.serve.live_index import IndexWatcher, LiveIndex
+from crossknn.serve.monitoring import Metrics
+from crossknn.serve.schemas import Info, SearchRequest, SearchResponse, query_response
 from crossknn.serve.settings import Settings
-from crossknn.serve.strategies import offered_strategies, requested_strategy
 from crossknn.strategies.base import Strategy
-from crossknn.strategies.registry import strategy_to_dict
+from crossknn.strategies.registry import (
+    STRATEGIES,
+    Setting,
+    make_strategy,
+    requirements_of,
+    settings_of,
+    strategy_to_dict,
+)
 from crossknn.types import Encoder, Progress, Scorer, Scores, Vectors
 
 DEFAULT_K, DEFAULT_BUDGET = 10, 100
 MIN_DEADLINE = 1e-6  # seconds for a search whose deadline passed while it was queued
+# Requests have fields of their own for budget and stop_at, and an extreme learning rate makes numbers overflow.
+HIDDEN_SETTINGS: Final = ("budget", "estimates", "stop_at", "learning_rate")
 
 
 class Service:
-    """Answers requests from many threads.
+    """Answers requests from many threads. Arguments that are not listed are those of `Searcher`.
 
     Args:
         source: The folder of an index, which is reloaded when it is replaced; or an `Index` or `Items`.
-        scorer: Any scorer; called from one thread, with batches merged from all requests.
-        encoder: Any encoder, if there is one; called by one thread at a time.
+        scorer: Called from one thread, with batches merged from all requests.
+        encoder: Called by one thread at a time.
         settings: Limits, concurrency, access and logging.
-        vectors: The item vectors of `Items`, if you have them.
-        device: Where item vectors are searched: "cpu" (default) or "cuda".
-        check_models: Reject an index that was built with other models.
-        progress: Called as `progress(step, done, total)` while items are encoded.
     """
 
     def __init__(
@@ -97,24 +103,19 @@ class Service:
         if (reason := self.scorer.unavailable) is not None:
             raise not_ready(reason)
 
-    def search(
-        self, request: SearchRequest, *, start: float, cancelled: threading.Event
-    ) -> tuple[list[QueryResponse], Strategy, LoadedIndex]:
-        """Search for a request that arrived at `start` (of `time.monotonic`).
-
-        Returns:
-            The results, the strategy that found them, and the index that was searched.
-        """
+    def search(self, request: SearchRequest, *, request_id: str, start: float, cancelled: Event) -> SearchResponse:
+        """Search for a request that arrived at `start` (of `time.monotonic`)."""
+        self._check_limits(request)
         index = self.live_index.current
         k, budget = self._k_and_budget(request.k, request.budget)
         strategy = self._strategy(request, index.searcher, budget)
-        self._check_sizes(request)
+        deadline = request.deadline or self.settings.limits.deadline
         found = index.searcher.search_many(
             request.all_queries,
             k=k,
             strategy=strategy,
             filter=_filter_of(request),
-            deadline=max(self._deadline(request) - (time.monotonic() - start), MIN_DEADLINE),
+            deadline=max(deadline - (time.monotonic() - start), MIN_DEADLINE),
             rank_by=request.rank_by,
             stop_at=request.stop_at,
             cancelled=cancelled,
@@ -122,13 +123,11 @@ class Service:
         self.metrics.count_search(found)
         items = index.searcher.items
         results = [query_response(hits, items, explain=request.explain, texts=request.texts) for hits in found]
-        return results, strategy, index
+        return {"results": results, "strategy": repr(strategy), "index": index.identity, "request_id": request_id}
 
-    def score(self, queries: Sequence[str], items: Sequence[str], *, cancelled: threading.Event) -> Scores:
+    def score(self, queries: Sequence[str], items: Sequence[str], *, cancelled: Event) -> Scores:
         """The raw scores of pairs."""
-        limit = self.settings.limits.pairs
-        if len(items) > limit:
-            raise too_large("a request for scores", limit, "pairs", size=len(items))
+        check_size("a request for scores", len(items), self.settings.limits.pairs, "pairs")
         self._check_texts("query", queries)
         self._check_texts("item", items)
         scores = self.scorer.score(queries, items, cancelled=cancelled)
@@ -140,7 +139,6 @@ class Service:
         current = self.live_index.current
         searcher, index = current.searcher, current.searcher.index
         factors = None if index is None else index.factors
-        limits = self.settings.limits
         k, budget = self._k_and_budget(None, None)
         default = strategy_to_dict(searcher.default_strategy(budget))["name"]
         return {
@@ -155,53 +153,51 @@ class Service:
             },
             "scorer": self.scorer.fingerprint,
             "encoder": None if self._encoder is None else self._encoder.fingerprint,
-            "strategies": offered_strategies(searcher, limits.budget),
-            "limits": asdict(limits),
+            "strategies": _offered_strategies(searcher, self.settings.limits.budget),
+            "limits": asdict(self.settings.limits),
             "defaults": {"k": k, "budget": budget, "strategy": default},
         }
 
     def _k_and_budget(self, k: int | None, budget: int | None) -> tuple[int, int]:
-        """Both checked against the limits; None stands for the default."""
+        """Both, with defaults within the limits."""
         limits = self.settings.limits
-        for name, value, limit in (("k", k, limits.k), ("budget", budget, limits.budget)):
-            if value is not None and value > limit:
-                raise invalid(name, f"at most {limit} on this server", value)
         calls = budget or min(DEFAULT_BUDGET, limits.budget)
         return k or min(DEFAULT_K, limits.k, calls), calls
 
+    def _check_limits(self, request: SearchRequest) -> None:
+        limits, queries = self.settings.limits, request.all_queries
+        for name, unit in (("k", ""), ("budget", ""), ("deadline", " seconds")):
+            value, limit = getattr(request, name), getattr(limits, name)
+            if value is not None and value > limit:
+                raise invalid(name, f"at most {limit:.10g}{unit} on this server", value)
+        check_size("a search", len(queries), limits.queries, "queries")
+        self._check_texts("query", queries)
+        if request.filter is not None:
+            check_size("a filter", len(request.filter.ids or ()), limits.filter_ids, "ids")
+
+    def _check_texts(self, kind: str, texts: Sequence[str]) -> None:
+        for place, text in enumerate(texts):
+            check_size(f"{kind} {place}", len(text.encode()), self.settings.limits.text_bytes)
+
     def _strategy(self, request: SearchRequest, searcher: Searcher, budget: int) -> Strategy:
-        limit = self.settings.limits.budget
+        """The strategy that a request names, with its settings checked; by default that of the searcher."""
         if request.strategy_and_settings is None:
             return searcher.default_strategy(budget)
-        strategy = requested_strategy(*request.strategy_and_settings, budget=budget, max_budget=limit)
+        name, settings = request.strategy_and_settings
+        known, limit = _request_settings(name), self.settings.limits.budget
+        for setting in settings:
+            if setting not in known:
+                takes = f"its settings are {', '.join(known)}" if known else "it has no settings"
+                raise InputError(f"the strategy {name!r} has no setting {setting!r:.80}; {takes}.")
+        strategy = make_strategy(name, settings, budget=budget)
+        if settings.get("neighbors", 0) > limit:
+            raise invalid("neighbors", f"at most {limit}", settings["neighbors"])
         if strategy.budget is None and len(searcher.items) > limit:
             raise InputError(
                 f"exact search needs {len(searcher.items):,} calls per query, more than this server's limit of "
                 f"{limit:,}. Choose another strategy."
             )
         return strategy
-
-    def _deadline(self, request: SearchRequest) -> float:
-        limit = self.settings.limits.deadline
-        if request.deadline is not None and request.deadline > limit:
-            raise invalid("deadline", f"at most {limit:g} seconds on this server", request.deadline)
-        return limit if request.deadline is None else request.deadline
-
-    def _check_sizes(self, request: SearchRequest) -> None:
-        limits, queries = self.settings.limits, request.all_queries
-        if len(queries) > limits.queries:
-            raise too_large("a search", limits.queries, "queries", size=len(queries))
-        self._check_texts("query", queries)
-        ids = () if request.filter is None else request.filter.ids or ()
-        if len(ids) > limits.filter_ids:
-            raise too_large("a filter", limits.filter_ids, "ids", size=len(ids))
-
-    def _check_texts(self, kind: str, texts: Sequence[str]) -> None:
-        limit = self.settings.limits.text_bytes
-        for place, text in enumerate(texts):
-            size = len(text.encode())
-            if size > limit:
-                raise too_large(f"{kind} {place}", limit, size=size)
 
     def _add_metrics(self) -> None:
         gauge, total = self.metrics.add_gauge, self.metrics.add_total
@@ -212,7 +208,9 @@ class Service:
         gauge("items", "Items in the index.", lambda: len(self.live_index.current.searcher.items))
         total("index_swaps", "Reloads of a newer index.", lambda: self.live_index.reloads)
         total("index_refusals", "Newer indexes that could not be used.", lambda: self.live_index.failed_reloads)
-        self.metrics.add_cache(self.scorer.scorer)
+        if isinstance(scorer := self.scorer.scorer, Cached):
+            total("cache_hits", "Scores read from the cache.", lambda: scorer.hits)
+            total("cache_misses", "Scores that the scorer had to compute.", lambda: scorer.misses)
 
 
 def _filter_of(request: SearchRequest) -> Filter | None:
@@ -220,3 +218,32 @@ def _filter_of(request: SearchRequest) -> Filter | None:
         return None
     prefix = request.filter.prefix
     return request.filter.ids if prefix is None else lambda id_: id_.startswith(prefix)
+
+
+def _request_settings(name: str) -> dict[str, Setting]:
+    """The settings of a strategy that a request may set."""
+    known = settings_of(STRATEGIES[name])
+    return {setting: about for setting, about in known.items() if setting not in HIDDEN_SETTINGS}
+
+
+def _offered_strategies(searcher: Searcher, max_budget: int) -> list[dict[str, Any]]:
+    """The strategies that a searcher can run within the largest budget, as /info lists them."""
+    factors = None if searcher.index is None else searcher.index.factors
+    available = {
+        "query_vectors": searcher.has_query_vectors,
+        "item_vectors": searcher.index is not None or searcher.encoder is not None,
+        "cur_factors": factors is not None and factors.kind == "cur",
+    }
+    return [
+        {
+            "name": name,
+            "title": kind.__name__,
+            "settings": {
+                setting: {"default": about.default, "type": about.type_name}
+                for setting, about in _request_settings(name).items()
+            },
+        }
+        for name, kind in STRATEGIES.items()
+        if all(available[requirement] for requirement in requirements_of(kind))
+        and ("budget" in settings_of(kind) or len(searcher.items) <= max_budget)
+    ]

@@ -10,27 +10,16 @@ from crossknn.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Upper limits of what one request may ask for.
+    """Upper limits of what one request may ask for."""
 
-    Args:
-        k: Hits per query.
-        budget: Cross-encoder calls per query.
-        queries: Queries per search.
-        pairs: Pairs per request for scores.
-        filter_ids: Ids in a filter.
-        text_bytes: Size of one text.
-        body_bytes: Size of a request body.
-        deadline: Seconds; also the deadline of a search that sets none.
-    """
-
-    k: int = 1_000
-    budget: int = 1_000
-    queries: int = 64
-    pairs: int = 1_000
-    filter_ids: int = 100_000
-    text_bytes: int = 65_536
-    body_bytes: int = 4_194_304
-    deadline: float = 60.0
+    k: int = 1_000  # hits per query
+    budget: int = 1_000  # cross-encoder calls per query
+    queries: int = 64  # per search
+    pairs: int = 1_000  # per request for scores
+    filter_ids: int = 100_000  # in a filter
+    text_bytes: int = 65_536  # of one text
+    body_bytes: int = 4_194_304  # of a request
+    deadline: float = 60.0  # seconds; also the deadline of a search that sets none
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -41,32 +30,21 @@ class Limits:
 class Settings:
     """Settings of a server.
 
-    Args:
-        limits: Upper limits of what one request may ask for.
-        running: Requests that run at the same time.
-        waiting: Requests that may be queued; any more are rejected with status 429.
-        batch_pairs: Maximum number of pairs in a scorer batch.
-        scorer_timeout: Seconds after which a scorer that does not answer counts as stalled.
-        poll: Seconds between two checks for a newer index.
-        grace: Seconds that running requests have to finish at shutdown.
-        api_key: The key that clients must send; None for no key.
-        public_info: Whether /info and /metrics need no key.
-        hosts: Host names that clients may use (their header `Host`); None allows any. Without a key this protects
-            against DNS rebinding: pages of other sites whose names resolve to this machine.
-        log_queries: Whether logs may contain queries and error messages, which may quote texts.
+    `hosts` are the names that clients may use (their header `Host`); None allows any. Without a key this protects
+    against DNS rebinding: pages of other sites whose names resolve to this machine.
     """
 
     limits: Limits = field(default_factory=Limits)
-    running: int = 32
-    waiting: int = 128
-    batch_pairs: int = 512
-    scorer_timeout: float = 60.0
-    poll: float = 2.0
-    grace: float = 30.0
-    api_key: str | None = field(default=None, repr=False)
-    public_info: bool = False
+    running: int = 32  # requests that run at the same time
+    waiting: int = 128  # requests that may be queued; any more are rejected with status 429
+    batch_pairs: int = 512  # maximum number of pairs in a scorer batch
+    scorer_timeout: float = 60.0  # seconds after which a scorer that does not answer counts as stalled
+    poll: float = 2.0  # seconds between two checks for a newer index
+    grace: float = 30.0  # seconds that running requests have to finish at shutdown
+    api_key: str | None = field(default=None, repr=False)  # the key that clients must send; None for no key
+    public_info: bool = False  # whether /info and /metrics need no key
     hosts: tuple[str, ...] | None = None
-    log_queries: bool = False
+    log_queries: bool = False  # whether logs may contain queries and error messages, which may quote texts
 
     def __post_init__(self) -> None:
         check_positive("running", self.running)

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._checks import check_positive
-from crossknn.engines.ray import RayEngine
-from crossknn.engines.ray_workers import first_line
+from crossknn.engines.ray import RayEngine, first_line
 from crossknn.errors import EngineError, InputError
 from crossknn.types import Mask, Proposal, Rows, Scores, Vectors
 from crossknn.vectors.base import BaseSearch

@@ -11,7 +11,7 @@ import pytest
 
 import crossknn as ck
 from crossknn.search.searcher import Searcher
-from crossknn.serve.logs import JsonFormatter
+from crossknn.serve.monitoring import JsonFormatter
 from crossknn.serve.settings import Limits
 from crossknn.strategies.registry import STRATEGIES
 from tests.serve.servers import ENCODER, ITEMS, QUERIES, TEXTS, WatchedScorer, opened, serving, true_score

@@ -2,6 +2,8 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+export const byId = (id) => document.getElementById(id);
+
 /** An HTML element; attributes and children that are null or undefined are left out. */
 export function element(name, attributes = {}, ...children) {
   return build(document.createElement(name), attributes, children);

@@ -1,10 +1,9 @@
 // The search form and its representation in the URL.
 
-import { element } from "./dom.js";
+import { byId, element } from "./dom.js";
 import { counted } from "./format.js";
 
 const BUDGETS = [25, 500]; // range of the slider, within the server's limit
-const byId = (id) => document.getElementById(id);
 const checkboxes = () => [...byId("strategies").querySelectorAll("input")];
 
 /** Set up the form for the strategies and limits of the server. */

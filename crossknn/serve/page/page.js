@@ -2,7 +2,7 @@
 
 import { getInfo, hasKey, search, setKey } from "./api.js";
 import { KnownScores, summaryNote, summaryTable } from "./comparison.js";
-import { element } from "./dom.js";
+import { byId, element } from "./dom.js";
 import { checkForm, fillForm, queryStringOf, readForm, setUpForm, updateBudget } from "./form.js";
 import { counted } from "./format.js";
 import { plot, sharedRanges } from "./plot.js";
@@ -11,7 +11,6 @@ import { addShowAllButtons, column } from "./results.js";
 const WELCOME =
   "Type a query and press Enter. Each selected strategy searches with the given budget of cross-encoder calls. " +
   "Press / to return to the search box.";
-const byId = (id) => document.getElementById(id);
 
 const known = new KnownScores();
 let info = null; // of the server

@@ -1,20 +1,53 @@
-"""Prometheus metrics of a service."""
+"""Monitoring: structured logs, one JSON object per line, and Prometheus metrics."""
 
 from __future__ import annotations
 
+import json
+import logging
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from crossknn.scorers.cached import Cached
 from crossknn.search.results import Hits
-from crossknn.types import Scorer
 
+STANDARD_FIELDS: Final = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "color_message"])
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 PAIRS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+class JsonFormatter(logging.Formatter):
+    """`time`, `level`, `event` and the record's extra fields; of an exception only its type and place."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        extra = {name: value for name, value in vars(record).items() if name not in STANDARD_FIELDS}
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": time, "level": record.levelname.lower(), "event": record.getMessage(), **extra}
+        if record.exc_info and record.exc_info[1] is not None:
+            line["error"] = error_location(record.exc_info[1])
+        return json.dumps(line, ensure_ascii=True, default=str)
+
+
+def error_location(error: BaseException) -> str:
+    """The type of an error and where it was raised, without its message, which may quote private texts."""
+    origin = error.__cause__ or error
+    frames = traceback.extract_tb(origin.__traceback__)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{type(origin).__name__}{where}"
+
+
+def log_to_stderr() -> None:
+    """Write the logs of the service and of its HTTP server to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    for name, level in (("crossknn.serve", logging.INFO), ("uvicorn.error", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
 
 
 class Metrics:
@@ -39,10 +72,9 @@ class Metrics:
 
     def count_search(self, results: Sequence[Hits]) -> None:
         self.calls.inc(sum(hits.calls for hits in results))
-        for hits in results[:1]:  # queries of one search share their times
-            self._steps.labels("scorer").observe(hits.score_seconds)
-            self._steps.labels("solve").observe(hits.solve_seconds)
-            self._steps.labels("total").observe(hits.seconds)
+        self._steps.labels("scorer").observe(results[0].score_seconds)  # queries of one search share their times
+        self._steps.labels("solve").observe(results[0].solve_seconds)
+        self._steps.labels("total").observe(results[0].seconds)
 
     def count_batch(self, pairs: int, callers: int, seconds: float) -> None:
         self._batch_pairs.observe(pairs)
@@ -56,12 +88,6 @@ class Metrics:
     def add_total(self, name: str, description: str, value: Callable[[], float]) -> None:
         """A counter that is kept elsewhere and read whenever the metrics are."""
         self._registry.register(_Total(f"crossknn_{name}", description, value))
-
-    def add_cache(self, scorer: Scorer) -> None:
-        """Hits and misses of a scorer that caches its scores."""
-        if isinstance(scorer, Cached):
-            self.add_total("cache_hits", "Scores read from the cache.", lambda: scorer.hits)
-            self.add_total("cache_misses", "Scores that the scorer had to compute.", lambda: scorer.misses)
 
     def as_text(self) -> bytes:
         return generate_latest(self._registry)
