@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.types import Mask, Proposal, Rows, Scores, Vectors
-from crossknn.vectors.base import BaseSearch
-from crossknn.vectors.device import CandidateSearchResult, to_device
-from crossknn.vectors.padding import pad_rows
+from crossknn.vectors.base import BaseSearch, Found, RowLists
+from crossknn.vectors.device import CandidateSearchResult, pad_rows, to_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,9 +90,7 @@ class ExactSearch(BaseSearch):
         """A search with these candidates per query, repeated every round (`DeviceSearch`)."""
         return ExactCandidateSearch(self, rows)
 
-    def _search(
-        self, queries: Vectors, n: int, candidates: Sequence[Rows], exclude: Sequence[Rows], allowed: Mask | None
-    ) -> tuple[list[Proposal], list[Scores]]:
+    def _search(self, queries: Vectors, n: int, candidates: RowLists, exclude: RowLists, allowed: Mask | None) -> Found:
         padded, hidden = (to_device(pad_rows(rows, len(self)), self.device) for rows in (candidates, exclude))
         vectors = to_device(queries.copy(), self.device)
         result = self.with_candidates(padded).search(vectors, n, exclude=hidden, allowed=allowed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -16,7 +16,7 @@ from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.storage.atomic import temporary_path
 from crossknn.types import EMPTY_PROPOSAL, Mask, Progress, Proposal, Rows, Scores, Vectors
-from crossknn.vectors.base import BaseSearch, map_in_threads
+from crossknn.vectors.base import BaseSearch, Found, RowLists, map_in_threads
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.ranking import order_rows
 
@@ -111,9 +111,7 @@ class FaissSearch(BaseSearch):
     def estimates(self, queries: NDArray[Any]) -> Scores:
         return self._exact.estimates(queries)
 
-    def _search(
-        self, queries: Vectors, n: int, candidates: Sequence[Rows], exclude: Sequence[Rows], allowed: Mask | None
-    ) -> tuple[list[Proposal], list[Scores]]:
+    def _search(self, queries: Vectors, n: int, candidates: RowLists, exclude: RowLists, allowed: Mask | None) -> Found:
         exact_cost = len(self) * (1 / max(1, len(queries)) + EXTRA_QUERY_COST)
 
         def search_one(query: int) -> tuple[Proposal | None, Scores]:

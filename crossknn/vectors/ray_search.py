@@ -13,8 +13,8 @@ from crossknn._checks import check_positive
 from crossknn.engines.ray import RayEngine
 from crossknn.engines.ray_workers import first_line
 from crossknn.errors import EngineError, InputError
-from crossknn.types import Mask, Proposal, Rows, Scores, Vectors
-from crossknn.vectors.base import BaseSearch
+from crossknn.types import Mask, Rows, Scores, Vectors
+from crossknn.vectors.base import BaseSearch, Found, RowLists
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.sharded import ShardedSearch, cut_rows
 
@@ -115,12 +115,8 @@ class RemoteShard(BaseSearch):
         products: Scores = self._call("estimates", queries)
         return products
 
-    def _search(
-        self, queries: Vectors, n: int, candidates: Sequence[Rows], exclude: Sequence[Rows], allowed: Mask | None
-    ) -> tuple[list[Proposal], list[Scores]]:
-        found: tuple[list[Proposal], list[Scores]] = self._call(
-            "search_with_candidates", queries, n, candidates, exclude=exclude, allowed=allowed
-        )
+    def _search(self, queries: Vectors, n: int, candidates: RowLists, exclude: RowLists, allowed: Mask | None) -> Found:
+        found: Found = self._call("search_with_candidates", queries, n, candidates, exclude=exclude, allowed=allowed)
         return found
 
     def check(self, rows: int, dim: int) -> None:

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from crossknn._checks import check_positive
 from crossknn.errors import InputError
 from crossknn.types import AugmentableSearch, Mask, Proposal, Rows, Scores, Vectors, VectorSearch
-from crossknn.vectors.augmented import AugmentedSearch
-from crossknn.vectors.base import BaseSearch, map_in_threads, search_with_candidates
+from crossknn.vectors.base import AugmentedSearch, BaseSearch, Found, RowLists, map_in_threads, search_with_candidates
 from crossknn.vectors.exact import BLOCK_ROWS, ExactSearch
 from crossknn.vectors.ranking import order_rows
 
@@ -82,12 +81,10 @@ class ShardedSearch(BaseSearch):
     def estimates(self, queries: NDArray[Any]) -> Scores:
         return np.concatenate(self._map(lambda number: self.parts[number].estimates(queries)), axis=1)
 
-    def _search(
-        self, queries: Vectors, n: int, candidates: Sequence[Rows], exclude: Sequence[Rows], allowed: Mask | None
-    ) -> tuple[list[Proposal], list[Scores]]:
+    def _search(self, queries: Vectors, n: int, candidates: RowLists, exclude: RowLists, allowed: Mask | None) -> Found:
         masks = [None] * len(self.parts) if allowed is None else self._split(allowed)
 
-        def search_part(number: int) -> tuple[list[Proposal], list[Scores]]:
+        def search_part(number: int) -> Found:
             mine, hidden = (self._rows_of(number, rows) for rows in (candidates, exclude))
             return search_with_candidates(self.parts[number], queries, n, mine, exclude=hidden, allowed=masks[number])
 

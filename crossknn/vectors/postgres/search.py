@@ -15,7 +15,7 @@ from crossknn._imports import import_extra
 from crossknn.errors import InputError, StoreError
 from crossknn.items.items import Items
 from crossknn.types import EMPTY_PROPOSAL, Mask, Proposal, Rows, Scores, Vectors
-from crossknn.vectors.base import BaseSearch
+from crossknn.vectors.base import BaseSearch, Found, RowLists
 from crossknn.vectors.postgres.connections import Connections
 from crossknn.vectors.ranking import order_rows
 
@@ -136,9 +136,7 @@ class PgVectorSearch(BaseSearch):
             row[:] = self._products(query, None)
         return products
 
-    def _search(
-        self, queries: Vectors, n: int, candidates: Sequence[Rows], exclude: Sequence[Rows], allowed: Mask | None
-    ) -> tuple[list[Proposal], list[Scores]]:
+    def _search(self, queries: Vectors, n: int, candidates: RowLists, exclude: RowLists, allowed: Mask | None) -> Found:
         products = [
             self._products(query, rows) if len(rows) else EMPTY_PROPOSAL.estimates
             for query, rows in zip(queries, candidates, strict=True)
