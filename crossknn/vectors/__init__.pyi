@@ -3,5 +3,5 @@ from crossknn.vectors.exact import ExactSearch as ExactSearch
 from crossknn.vectors.faiss import FaissSearch as FaissSearch
 from crossknn.vectors.postgres.search import PgVectorSearch as PgVectorSearch
 from crossknn.vectors.postgres.table import PgTable as PgTable
-from crossknn.vectors.ray_search import ray_shards as ray_shards
 from crossknn.vectors.sharded import ShardedSearch as ShardedSearch
+from crossknn.vectors.sharded import ray_shards as ray_shards
