@@ -94,6 +94,9 @@ class FaissSearch(BaseSearch):
         if not len(self):
             raise InputError("`vectors` must hold at least one vector, got none.")
         self.dim = self._exact.dim
+        self._padded_dim = -(-(self.dim + 1) // DIM_MULTIPLE) * DIM_MULTIPLE  # in FAISS: with one more, rounded up
+        self._lists = min(len(self), int(IVF_LISTS_PER_ROOT * len(self) ** 0.5))
+        self._list_rows = len(self) / self._lists  # the mean number of items in a list
         self._index = self._build() if self._folder is None else self._open_or_build(self._folder)
 
     def with_columns(self, *columns: NDArray[Any]) -> FaissSearch:
@@ -224,20 +227,6 @@ class FaissSearch(BaseSearch):
             if self._progress is not None:
                 self._progress("index vectors", index.ntotal, len(self))
         return index
-
-    @property
-    def _lists(self) -> int:
-        return min(len(self), int(IVF_LISTS_PER_ROOT * len(self) ** 0.5))
-
-    @property
-    def _list_rows(self) -> float:
-        """The mean number of items in a list."""
-        return len(self) / self._lists
-
-    @property
-    def _padded_dim(self) -> int:
-        """The dimension in FAISS: with one more, rounded up."""
-        return -(-(self.dim + 1) // DIM_MULTIPLE) * DIM_MULTIPLE
 
     def _pad(self, vectors: Vectors, max_norm: float | None = None) -> Vectors:
         """Vectors padded with zeros; for lists, one more dimension gives all items the same norm.
