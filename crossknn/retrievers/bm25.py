@@ -144,21 +144,13 @@ def _count_terms(
 
 @dataclass(frozen=True)
 class Postings:
-    """An inverted index: for every stem the items that contain it, with the weights whose sum is a query's score.
+    """An inverted index: for every stem the items that contain it, with the weights whose sum is a query's score."""
 
-    Attributes:
-        stems: The vocabulary.
-        starts: (stems + 1,) int64, where the postings of each stem begin in `rows`.
-        rows: (postings,) int32, the items that contain the stem, in ascending order.
-        weights: (postings,) float32, the stem's weight in each.
-        absent: (stems,) float32, the stem's weight in every item besides; (0,) if there is none.
-    """
-
-    stems: StringColumn
-    starts: NDArray[np.int64]
-    rows: NDArray[np.int32]
-    weights: Scores
-    absent: Scores
+    stems: StringColumn  # the vocabulary
+    starts: NDArray[np.int64]  # (stems + 1,) where the postings of each stem begin in `rows`
+    rows: NDArray[np.int32]  # (postings,) the items that contain the stem, in ascending order
+    weights: Scores  # (postings,) the stem's weight in each
+    absent: Scores  # (stems,) the stem's weight in every item besides; (0,) if there is none
 
     def __post_init__(self) -> None:
         valid = len(self.starts) == len(self.stems) + 1 and len(self.absent) in (0, len(self.stems))

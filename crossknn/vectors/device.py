@@ -17,17 +17,11 @@ if TYPE_CHECKING:
 
 
 class CandidateSearchResult(NamedTuple):
-    """The result for all queries, on one device.
+    """The result for all queries, on one device; rows and products are arbitrary in the padding."""
 
-    Attributes:
-        rows: (queries, n) the rows of largest inner product that are not candidates; arbitrary in the padding.
-        best: (queries, n) their inner products; −∞ in the padding.
-        products: (queries, candidates) the inner products with the candidates; arbitrary in the padding.
-    """
-
-    rows: Tensor
-    best: Tensor
-    products: Tensor
+    rows: Tensor  # (queries, n) the rows of largest inner product that are not candidates
+    best: Tensor  # (queries, n) their inner products; −∞ in the padding
+    products: Tensor  # (queries, candidates) the inner products with the candidates
 
 
 class DeviceCandidateSearch(Protocol):

@@ -184,19 +184,15 @@ class FaissSearch(BaseSearch):
 
     def _open_or_build(self, folder: Path) -> Any:
         path = folder / f"{self._fingerprint()}.faiss"
-        if path.is_file():
-            return self._open(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        index, temporary = self._build(), temporary_path(path)
-        try:
-            self._faiss.write_index(index, str(temporary))
-            temporary.replace(path)
-        finally:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-        return self._open(path)
-
-    def _open(self, path: Path) -> Any:
+        if not path.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            index, temporary = self._build(), temporary_path(path)
+            try:
+                self._faiss.write_index(index, str(temporary))
+                temporary.replace(path)
+            finally:
+                with suppress(OSError):
+                    temporary.unlink(missing_ok=True)
         try:
             return self._faiss.read_index(str(path), self._faiss.IO_FLAG_MMAP_IFC)
         except RuntimeError as error:

@@ -51,6 +51,8 @@ WHERE indrelid = to_regclass(%(table)s) AND amname = 'hnsw'
 COPY: Final = "COPY {table} (id, text, metadata, vector) FROM STDIN (FORMAT BINARY)"
 REMOVE: Final = "UPDATE {table} SET removed = true WHERE id = ANY(%s::text[]) AND NOT removed RETURNING id"
 
+Metadata = Sequence[Mapping[str, Any]]  # one mapping per item
+
 
 class PgTable:
     """Items, their vectors and metadata in a table of a PostgreSQL database with pgvector.
@@ -77,14 +79,12 @@ class PgTable:
         items: Items,
         vectors: NDArray[Any],
         *,
-        metadata: Sequence[Mapping[str, Any]] | None = None,
+        metadata: Metadata | None = None,
         storage: str | None = None,
     ) -> Self:
         """Create a table with these items.
 
         Args:
-            database: As for `PgTable`.
-            name: As for `PgTable`.
             items: The first items; `add` adds more.
             vectors: (items, dim) of a floating-point type.
             metadata: One mapping per item, for filters.
@@ -124,14 +124,14 @@ class PgTable:
                 raise InputError(f"The table {self.name!r} has no HNSW index. Build one with add_hnsw().")
         return PgVectorSearch(self._connections, self.name, self.dim, self.type, ef_search=ef_search)
 
-    def add(self, items: Items, vectors: NDArray[Any], *, metadata: Sequence[Mapping[str, Any]] | None = None) -> None:
+    def add(self, items: Items, vectors: NDArray[Any], *, metadata: Metadata | None = None) -> None:
         """Add items: all of them, or none if there is an error."""
         _check_vectors(items, vectors)
         if vectors.shape[1] != self.dim:
             raise InputError(f"`vectors` must have the table's {self.dim} dimensions, got {vectors.shape[1]}.")
         with self._connections.transaction() as connection:
             # One writer at a time, so that a number never appears before a lower one: searches count on it.
-            connection.execute(self._format("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE"))
+            connection.execute(format_sql("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE", table=self.name))
             try:
                 _copy(connection, self.name, self.type, items, vectors, metadata)
             except self._connections.psycopg.errors.UniqueViolation as error:
@@ -146,22 +146,23 @@ class PgTable:
             raise invalid("ids", "a collection of ids", ids, "For one id pass a list.")
         unique = {str(id_) for id_ in ids}
         with self._connections.transaction() as connection:
-            found = {id_ for (id_,) in connection.execute(self._format(REMOVE), [list(unique)])}
+            found = {id_ for (id_,) in connection.execute(format_sql(REMOVE, table=self.name), [list(unique)])}
             if found != unique:
                 raise InputError(f"The table has no item {min(unique - found)!r}. Nothing was removed.")
 
     def purge(self) -> int:
         """Delete removed items for good, which searches that are open may still need, and return their number."""
         with self._connections.transaction() as connection:
-            return connection.execute(self._format("DELETE FROM {table} WHERE removed")).rowcount
+            return connection.execute(format_sql("DELETE FROM {table} WHERE removed", table=self.name)).rowcount
 
     def add_hnsw(self, *, m: int = 16, ef_construction: int = 64) -> None:
         """Build pgvector's HNSW index, for `open(ef_search=…)`."""
         check_positive("m", m)
         check_positive("ef_construction", ef_construction)
         statement = "CREATE INDEX ON {table} USING hnsw (vector {operators}) WITH (m = {m}, ef_construction = {ef})"
+        parts = {"table": self.name, "operators": f"{self.type}_ip_ops", "m": m, "ef": ef_construction}
         with self._connections.transaction() as connection:
-            connection.execute(self._format(statement, operators=f"{self.type}_ip_ops", m=m, ef=ef_construction))
+            connection.execute(format_sql(statement, **parts))
 
     def drop(self) -> None:
         """Delete the table, and the tables of columns that searches created for it."""
@@ -175,9 +176,6 @@ class PgTable:
         """Close idle connections; new ones are opened when needed."""
         self._connections.close()
 
-    def _format(self, statement: str, **parts: Any) -> Any:
-        return format_sql(statement, table=self.name, **parts)
-
     def _read_shape(self, connection: Connection) -> tuple[str, int]:
         found = connection.execute(SHAPE, {"table": quoted(connection, self.name)}).fetchone()
         if found is None or found[0] not in TYPES.values():
@@ -189,12 +187,7 @@ class PgTable:
 
 
 def _copy(
-    connection: Connection,
-    table: str,
-    kind: str,
-    items: Items,
-    vectors: NDArray[Any],
-    metadata: Sequence[Mapping[str, Any]] | None,
+    connection: Connection, table: str, kind: str, items: Items, vectors: NDArray[Any], metadata: Metadata | None
 ) -> None:
     from psycopg import DataError
     from psycopg.types.json import Jsonb

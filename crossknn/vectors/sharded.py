@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from crossknn.vectors.ranking import order_rows
 if TYPE_CHECKING:
     import torch
 
-Result = TypeVar("Result")
 Open = Callable[[], "NDArray[Any] | torch.Tensor"]
 """Returns all vectors, as `functools.partial(load_vectors, "vectors.npy")` does; called on the node of every shard."""
 MAX_RESTARTS: Final = 3  # of an actor, on any node that has room, before its shard is lost
@@ -84,7 +83,7 @@ class ShardedSearch(BaseSearch):
         return vectors
 
     def estimates(self, queries: NDArray[Any]) -> Scores:
-        return np.concatenate(self._map(lambda number: self.parts[number].estimates(queries)), axis=1)
+        return np.concatenate(map_in_threads(lambda part: part.estimates(queries), self.parts, self._threads), axis=1)
 
     def _search(self, queries: Vectors, n: int, candidates: RowLists, exclude: RowLists, allowed: Mask | None) -> Found:
         masks = [None] * len(self.parts) if allowed is None else self._split(allowed)
@@ -93,17 +92,13 @@ class ShardedSearch(BaseSearch):
             mine, hidden = (self._rows_of(number, rows) for rows in (candidates, exclude))
             return search_with_candidates(self.parts[number], queries, n, mine, exclude=hidden, allowed=masks[number])
 
-        results = self._map(search_part)
+        results = map_in_threads(search_part, range(len(self.parts)), self._threads)
         products = [np.empty(len(rows), np.float32) for rows in candidates]
         places = [self._places(rows) for rows in candidates]
         for number, (_, part_products) in enumerate(results):
             for whole, where, values in zip(products, places, part_products, strict=True):
                 whole[where[number]] = values
         return self._merge([found for found, _ in results], n), products
-
-    def _map(self, function: Callable[[int], Result]) -> list[Result]:
-        """`function` of every part's number."""
-        return map_in_threads(function, range(len(self.parts)), self._threads)
 
     def _merge(self, proposals: Sequence[Sequence[Proposal]], n: int) -> list[Proposal]:
         """The best of all parts for every query."""
