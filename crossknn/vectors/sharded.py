@@ -200,7 +200,6 @@ class RemoteShard(BaseSearch):
         return self._rows
 
     def with_columns(self, *columns: NDArray[Any]) -> RemoteShard:
-        """The same search with columns, each (items, width), appended to every vector."""
         dim = self.dim + sum(column.shape[1] for column in columns)
         references = [self._ray.put(np.ascontiguousarray(column)) for column in columns]
         return RemoteShard(self._ray, self._actor, self._rows, dim, [*self._columns, *references])
