@@ -52,7 +52,7 @@ from crossknn.types import Proposal, Rows, VectorSearch
 from crossknn.vectors.base import recall_against_exact
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.faiss import KINDS, FaissSearch
-from crossknn.vectors.postgres.table import PgTable
+from crossknn.vectors.postgres_table import PgTable
 
 ROUNDS, BLOCK = 10, 50_000
 PG_ITEMS, PG_QUERIES = 50_000, 8

@@ -42,6 +42,6 @@ from crossknn.strategies.rerank import Rerank as Rerank
 from crossknn.strategies.tour import Tour as Tour
 from crossknn.vectors.exact import ExactSearch as ExactSearch
 from crossknn.vectors.faiss import FaissSearch as FaissSearch
-from crossknn.vectors.postgres.search import PgVectorSearch as PgVectorSearch
+from crossknn.vectors.postgres_search import PgVectorSearch as PgVectorSearch
 
 __version__: str

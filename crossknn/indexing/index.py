@@ -24,8 +24,7 @@ from crossknn.indexing.sampling import PerItem, Sampling, sample_per_item
 from crossknn.indexing.score_matrix import all_pairs
 from crossknn.items.items import Items
 from crossknn.models.fingerprints import is_unnamed
-from crossknn.retrievers.bm25 import Bm25
-from crossknn.retrievers.bm25_storage import StoredBm25
+from crossknn.retrievers.bm25 import Bm25, StoredBm25
 from crossknn.scorers.timing import Timed
 from crossknn.storage.atomic_dir import Folder, Write, read_folder, write_folder
 from crossknn.storage.safetensors import read_arrays, write_arrays

@@ -24,7 +24,7 @@ from crossknn.indexing.ppca import MAX_ITEMS as PCA_ITEMS
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling, sample_per_item
 from crossknn.indexing.score_matrix import SparseScores
 from crossknn.items.items import Items
-from crossknn.retrievers.bm25_storage import estimate_bytes
+from crossknn.retrievers.bm25 import estimate_bytes
 from crossknn.scorers.timing import measure_speed
 from crossknn.storage.score_chunks import hash_texts
 from crossknn.storage.score_log import ScoreLog

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,20 +17,6 @@ END: Final = "\0"  # marks the end of a text in a sequence of words
 STOP_TOKEN: Final = -1
 END_TOKEN: Final = -2
 find_words = re.compile(rf"\w\w+|{END}").findall
-
-
-class Tokens(NamedTuple):
-    """Tokenized texts.
-
-    Attributes:
-        stems: The vocabulary, in order of first occurrence.
-        tokens: (words of all texts,) the position of each word's stem in the vocabulary.
-        lengths: (texts,) the number of words of each text.
-    """
-
-    stems: list[str]
-    tokens: NDArray[np.int32]
-    lengths: NDArray[np.int64]
 
 
 class Analyzer:
@@ -60,8 +46,8 @@ class Analyzer:
         stem = self._make_stemmer()
         return [stem(word) for word in _split([text])[:-1] if word not in self._stopwords]
 
-    def tokenize(self, blocks: Iterable[list[str]]) -> Tokens:
-        """All texts, read block by block."""
+    def tokenize(self, blocks: Iterable[list[str]]) -> tuple[list[str], NDArray[np.int32], NDArray[np.int64]]:
+        """The vocabulary of all texts, the position of each word's stem in it, and the number of words of each text."""
         tokens, lengths = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
         vocabulary = _Vocabulary(self._make_stemmer(), self._stopwords)
         for texts in blocks:
@@ -70,7 +56,7 @@ class Analyzer:
             ends = np.cumsum(found >= 0)[found == END_TOKEN]
             tokens.append(found[found >= 0])
             lengths.append(np.diff(ends, prepend=0))
-        return Tokens(list(vocabulary.stems), np.concatenate(tokens), np.concatenate(lengths))
+        return list(vocabulary.stems), np.concatenate(tokens), np.concatenate(lengths)
 
     def _make_stemmer(self) -> Callable[[str], str]:
         if self._language is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
@@ -27,7 +27,9 @@ class BaseRetriever(ABC):
     """A `Retriever` whose subclasses set `n_items` in `fit` and implement `_retrieve` on checked arguments."""
 
     def __init__(self, name: str) -> None:
-        self.name = check_name(name)
+        if not isinstance(name, str) or not name:
+            raise invalid("name", "a nonempty string", name)
+        self.name = name
         self.n_items: int | None = None
 
     @abstractmethod
@@ -47,33 +49,24 @@ class BaseRetriever(ABC):
 
 
 class ScoringRetriever(BaseRetriever):
-    """A retriever that scores every item."""
+    """A retriever that scores every item, mostly within numpy: in threads where they pay off."""
 
     @abstractmethod
     def scores(self, query: str) -> Scores:
         """(items,) float32: the query's score with every item."""
 
     def _retrieve(self, queries: Sequence[str], n: int, allowed: Mask | None) -> list[Proposal]:
-        return map_queries(lambda query: top_rows(self.scores(query), n, allowed), queries, self._fitted_items)
+        def retrieve(query: str) -> Proposal:
+            return top_rows(self.scores(query), n, allowed)
 
-
-def map_queries(retrieve: Callable[[str], Proposal], queries: Sequence[str], n_items: int) -> list[Proposal]:
-    """`retrieve`, which scores all items and mostly runs within numpy, of each query, in threads where they pay off."""
-    threads = min(_cores(), MAX_THREADS) if n_items * len(queries) >= MIN_PARALLEL_SCORES else 1
-    first = [retrieve(query) for query in queries[:1]]  # alone: creates lazy state, such as a vocabulary, only once
-    return first + map_in_threads(retrieve, queries[1:], threads)
+        threads = min(_cores(), MAX_THREADS) if self._fitted_items * len(queries) >= MIN_PARALLEL_SCORES else 1
+        first = [retrieve(query) for query in queries[:1]]  # alone: creates lazy state, such as a vocabulary, only once
+        return first + map_in_threads(retrieve, queries[1:], threads)
 
 
 def _cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def check_name(name: str) -> str:
-    """`name`, if it is a valid name of a retriever."""
-    if not isinstance(name, str) or not name:
-        raise invalid("name", "a nonempty string", name)
-    return name
 
 
 def check_fitted(n_items: int | None, name: str) -> int:

@@ -1,26 +1,37 @@
-"""BM25, with the term weights of bm25s."""
+"""BM25 with the term weights of bm25s: the retriever, its inverted index, and both as part of a saved index."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Self
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crossknn._checks import check_choice, invalid
+from crossknn._imports import import_extra
+from crossknn.errors import InputError, MissingExtra
+from crossknn.items.items import Items
+from crossknn.items.string_column import StringColumn, StringColumnBuilder, map_columns, write_columns
 from crossknn.retrievers.analyzer import Analyzer, import_bm25s
 from crossknn.retrievers.base import TEXT_BLOCK, ScoringRetriever, check_fitted
-from crossknn.retrievers.postings import Postings, TermCounts, count_terms
+from crossknn.storage.atomic_dir import Write
+from crossknn.storage.safetensors import read_arrays, write_arrays
 from crossknn.types import Scores
-
-if TYPE_CHECKING:
-    from crossknn.items.items import Items
 
 WEIGHT_BLOCK: Final = 2**20  # postings weighted at once
 METHODS: Final = ("lucene", "robertson", "atire", "bm25l", "bm25+")
 SHIFTED_METHODS: Final = ("bm25l", "bm25+")  # in which absent terms contribute to an item's score, too
 DELTA: Final = 0.5  # of these two, as in bm25s
+
+STEM: Final = "stem"
+STEMS_FILE, POSTINGS_FILE = "stems.arrow", "postings.safetensors"
+DTYPES: Final = {"starts": np.int64, "rows": np.int32, "weights": np.float32, "absent": np.float32}
+ESTIMATE_ITEMS: Final = 10_000  # items that sizes are estimated from
 
 
 class Bm25(ScoringRetriever):
@@ -62,8 +73,13 @@ class Bm25(ScoringRetriever):
         return {"k1": self.k1, "b": self.b, "method": self.method, **self._analyzer.settings}
 
     def fit(self, items: Items) -> Self:
-        counts = count_terms(self._analyzer.tokenize(items.iter_texts(block=TEXT_BLOCK)))
-        return self.restore(self._weigh(counts), len(items))
+        found, tokens, lengths = self._analyzer.tokenize(items.iter_texts(block=TEXT_BLOCK))
+        stems = StringColumnBuilder()
+        stems.append(found)
+        starts, rows, frequencies = _count_terms(tokens, lengths, len(found))
+        del found, tokens
+        weights, absent = self._weigh(np.diff(starts), rows, frequencies, lengths)
+        return self.restore(Postings(stems.finish(), starts, rows, weights, absent), len(items))
 
     def restore(self, postings: Postings, n_items: int) -> Self:
         """Use the postings of a fitted retriever with the same settings."""
@@ -79,24 +95,135 @@ class Bm25(ScoringRetriever):
     def scores(self, query: str) -> Scores:
         return self.postings.score(self._analyzer.stems(query), self._fitted_items)
 
-    def _weigh(self, counts: TermCounts) -> Postings:
-        """Weights by the formulas of bm25s, vectorized over postings instead of its loop over items."""
-        scoring, document_frequencies = import_bm25s("bm25s.scoring"), np.diff(counts.starts)
-        mean_length = counts.lengths.mean() if len(counts.rows) else 1.0
+    def _weigh(
+        self,
+        document_frequencies: NDArray[np.int64],
+        rows: NDArray[np.int32],
+        frequencies: NDArray[np.int32],
+        lengths: NDArray[np.int64],
+    ) -> tuple[Scores, Scores]:
+        """The `weights` and `absent` of `Postings` by the formulas of bm25s, but without its loop over items."""
+        scoring, n_items = import_bm25s("bm25s.scoring"), len(lengths)
+        mean_length = lengths.mean() if len(rows) else 1.0
         settings = {"l_avg": mean_length, "k1": self.k1, "b": self.b, "delta": DELTA}
         idf_of, tf_of = scoring._select_idf_scorer(self.method), scoring._select_tfc_scorer(self.method)
-        frequencies = dict(enumerate(document_frequencies.tolist()))
-        idf = scoring._build_idf_array(frequencies, len(counts.lengths), idf_of)
-        absent = np.empty(0, np.float32)
+        by_stem = dict(enumerate(document_frequencies.tolist()))
+        idf, absent = scoring._build_idf_array(by_stem, n_items, idf_of), np.empty(0, np.float32)
         if self.method in SHIFTED_METHODS:
-            absent = scoring._build_nonoccurrence_array(
-                frequencies, len(counts.lengths), idf_of, tf_of, l_d=mean_length, **settings
-            )
+            absent = scoring._build_nonoccurrence_array(by_stem, n_items, idf_of, tf_of, l_d=mean_length, **settings)
         stems = np.repeat(np.arange(len(idf), dtype=np.int32), document_frequencies)
         weights = np.empty(len(stems), np.float32)
         for start in range(0, len(weights), WEIGHT_BLOCK):
             block = slice(start, start + WEIGHT_BLOCK)
-            tf, lengths = counts.frequencies[block].astype(np.float32), counts.lengths[counts.rows[block]]
-            weighted = idf[stems[block]] * tf_of(tf_array=tf, l_d=lengths, **settings)
+            tf = tf_of(tf_array=frequencies[block].astype(np.float32), l_d=lengths[rows[block]], **settings)
+            weighted = idf[stems[block]] * tf
             weights[block] = weighted - absent[stems[block]] if len(absent) else weighted
-        return Postings(counts.stems, counts.starts, counts.rows, weights, absent)
+        return weights, absent
+
+
+def _count_terms(
+    tokens: NDArray[np.int32], lengths: NDArray[np.int64], n_stems: int
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
+    """The `starts` and `rows` of `Postings`, and how often each stem occurs in each of its rows.
+
+    Counts by sorting (stem, row) pairs, each packed into one integer.
+    """
+    n_items = len(lengths)
+    pairs = tokens.astype(np.int64)
+    pairs *= n_items
+    pairs += np.repeat(np.arange(n_items, dtype=np.int32), lengths)
+    pairs.sort()
+    is_new = np.ones(len(pairs), np.bool_)
+    np.not_equal(pairs[1:], pairs[:-1], out=is_new[1:])
+    firsts = np.flatnonzero(is_new)
+    frequencies = np.diff(firsts, append=len(pairs)).astype(np.int32)
+    pairs = pairs[firsts]
+    rows = (pairs % max(n_items, 1)).astype(np.int32)
+    return np.searchsorted(pairs, n_items * np.arange(n_stems + 1)), rows, frequencies
+
+
+@dataclass(frozen=True)
+class Postings:
+    """An inverted index: for every stem the items that contain it, with the weights whose sum is a query's score."""
+
+    stems: StringColumn  # the vocabulary
+    starts: NDArray[np.int64]  # (stems + 1,) where the postings of each stem begin in `rows`
+    rows: NDArray[np.int32]  # (postings,) the items that contain the stem, in ascending order
+    weights: Scores  # (postings,) the stem's weight in each
+    absent: Scores  # (stems,) the stem's weight in every item besides; (0,) if there is none
+
+    def __post_init__(self) -> None:
+        valid = len(self.starts) == len(self.stems) + 1 and len(self.absent) in (0, len(self.stems))
+        valid = valid and len(self.rows) == len(self.weights) == self.starts[-1] and self.starts[0] == 0
+        if not valid or (np.diff(self.starts) < 0).any():
+            raise InputError("BM25 postings must have one range of rows per stem and one weight per row.")
+
+    def score(self, stems: Iterable[str], n_items: int) -> Scores:
+        """(items,) the sum of the weights of these stems."""
+        found = [self._places[stem] for stem in stems if stem in self._places]
+        ranges = [slice(self.starts[place], self.starts[place + 1]) for place in found]
+        scores = self._sum(ranges, n_items) if found else np.zeros(n_items, np.float32)
+        if len(self.absent):
+            scores += self.absent[found].sum()
+        return scores
+
+    def _sum(self, ranges: list[slice], n_items: int) -> Scores:
+        """`scores[rows] += weights` of one range after the other, as a sparse product, which releases the GIL."""
+        rows, weights = (np.concatenate([array[part] for part in ranges]) for array in (self.rows, self.weights))
+        ends = np.cumsum([0, *(part.stop - part.start for part in ranges)])
+        if ends[-1] <= np.iinfo(rows.dtype).max:
+            ends = ends.astype(rows.dtype)  # scipy would copy the rows to the dtype of the ends
+        matrix = import_extra("scipy.sparse", extra="retrievers").csc_array
+        shape = (n_items, len(ranges))
+        return np.asarray(matrix((weights, rows, ends), shape=shape) @ np.ones(len(ranges), np.float32))
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {stem: place for place, stem in enumerate(self.stems)}
+
+
+class StoredBm25(NamedTuple):
+    """The settings and the postings of a fitted `Bm25` in a saved index, so that a searcher need not fit it."""
+
+    settings: dict[str, Any]
+    postings: Postings
+    n_items: int
+
+    @classmethod
+    def of(cls, bm25: Bm25) -> Self:
+        return cls(bm25.settings, bm25.postings, bm25.n_items or 0)
+
+    @classmethod
+    def load(cls, files: Mapping[str, Path], settings: dict[str, Any], n_items: int) -> Self:
+        """From the files of an index, memory-mapped."""
+        (stems,), _ = map_columns(files[STEMS_FILE], [STEM])
+        arrays = read_arrays(files[POSTINGS_FILE])
+        postings = Postings(stems, **{name: np.asarray(arrays[name], dtype) for name, dtype in DTYPES.items()})
+        return cls(settings, postings, n_items)
+
+    def files(self) -> dict[str, Write]:
+        """By file name a function that writes the file."""
+        return {
+            STEMS_FILE: lambda path: write_columns(path, {STEM: self.postings.stems}, {}),
+            POSTINGS_FILE: lambda path: write_arrays(path, {name: getattr(self.postings, name) for name in DTYPES}),
+        }
+
+    def open(self) -> Bm25 | None:
+        """The retriever; None if its settings differ from the present defaults, as after an update of the stemmer."""
+        bm25 = Bm25()
+        return bm25.restore(self.postings, self.n_items) if bm25.settings == self.settings else None
+
+
+def estimate_bytes(items: Items) -> int:
+    """The size of both files, without headers: exact for few items, and 0 where bm25s is not installed.
+
+    Extrapolated from a sample of many items: postings grow linearly, stems about with the square root.
+    """
+    sample = np.unique(np.linspace(0, len(items) - 1, min(ESTIMATE_ITEMS, len(items))).astype(np.int64))
+    try:
+        postings = Bm25().fit(Items(items.texts_of(sample))).postings
+    except MissingExtra:
+        return 0
+    ratio = len(items) / len(sample)
+    stem_bytes = postings.stems.array.nbytes + postings.starts.nbytes
+    return int(ratio * (postings.rows.nbytes + postings.weights.nbytes) + ratio**0.5 * stem_bytes)

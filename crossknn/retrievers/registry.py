@@ -39,7 +39,8 @@ class RetrieverRegistry:
         self._items = items
         self._own = {retriever.name: retriever for retriever in own}
         self._make_fitted = dict(fitted or {})
-        self._ready: dict[str, Retriever] = {}
+        self.own_names = set(self._own)
+        self.ready: dict[str, Retriever] = {}  # those that were requested so far
         self._lock = threading.RLock()
 
     @property
@@ -47,22 +48,12 @@ class RetrieverRegistry:
         """All names that `get` accepts."""
         return {*BUILT_IN, *self._own, *self._make_fitted}
 
-    @property
-    def own_names(self) -> set[str]:
-        """The names of the caller's own retrievers."""
-        return set(self._own)
-
-    @property
-    def ready(self) -> Mapping[str, Retriever]:
-        """The retrievers that were requested so far."""
-        return self._ready
-
     def get(self, name: str) -> Retriever:
         """The retriever of this name, fitted."""
         with self._lock:
-            if name not in self._ready:
-                self._ready[name] = self._make(name)
-            return self._ready[name]
+            if name not in self.ready:
+                self.ready[name] = self._make(name)
+            return self.ready[name]
 
     def _make(self, name: str) -> Retriever:
         if name in self._own:

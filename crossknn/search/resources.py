@@ -23,7 +23,7 @@ from crossknn.strategies.base import SearchContext
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.prior import SIGNALS
 from crossknn.types import AugmentableSearch, Encoder, Mask, Progress, Retriever, Vectors, VectorSearch
-from crossknn.vectors.augmented import AugmentedSearch
+from crossknn.vectors.base import AugmentedSearch
 from crossknn.vectors.exact import ExactSearch
 
 if TYPE_CHECKING:

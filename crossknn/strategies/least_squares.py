@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from crossknn.types import Rows, Vectors, VectorSearch
-from crossknn.vectors.device import as_device_search, to_device
-from crossknn.vectors.padding import pad_rows, valid_mask
+from crossknn.vectors.device import as_device_search, pad_rows, to_device, valid_mask
 
 BATCH_ELEMENTS: Final = {"cpu": 1 << 20, "cuda": 1 << 26}  # elements of vectors or Gram matrices in one batch
 MAX_MERGED_EQUATIONS: Final = 4_096  # equations per query that are compared pairwise to merge duplicates

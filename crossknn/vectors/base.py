@@ -1,4 +1,4 @@
-"""Base class of vector searches: argument checks, and one core for `search` and `search_with_candidates`."""
+"""Base class of vector searches, and what works with any search: appended columns, candidates, threads, recall."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from numpy.typing import NDArray
 from crossknn._checks import check_positive, invalid
 from crossknn.errors import InputError
 from crossknn.types import EMPTY_PROPOSAL, CandidateSearch, Mask, Proposal, Rows, Scores, Vectors, VectorSearch
+from crossknn.vectors.ranking import top_rows
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
+
+RowLists = Sequence[Rows]  # one array of rows per query
+Found = tuple[list[Proposal], list[Scores]]  # of each query: the best rows, and the inner products with its candidates
 
 
 class BaseSearch(ABC):
@@ -35,13 +39,11 @@ class BaseSearch(ABC):
         """(queries, items) float32: the inner product with every item."""
 
     @abstractmethod
-    def _search(
-        self, queries: Vectors, n: int, candidates: Sequence[Rows], exclude: Sequence[Rows], allowed: Mask | None
-    ) -> tuple[list[Proposal], list[Scores]]:
-        """`search_with_candidates`, with one array of rows per query in `candidates` and `exclude`."""
+    def _search(self, queries: Vectors, n: int, candidates: RowLists, exclude: RowLists, allowed: Mask | None) -> Found:
+        """`search_with_candidates` with checked arguments."""
 
     def search(
-        self, queries: NDArray[Any], n: int, *, exclude: Sequence[Rows] | None = None, allowed: Mask | None = None
+        self, queries: NDArray[Any], n: int, *, exclude: RowLists | None = None, allowed: Mask | None = None
     ) -> list[Proposal]:
         """For each query vector the `n` rows of largest inner product; ties go to the lower row."""
         return self.search_with_candidates(queries, n, None, exclude=exclude, allowed=allowed)[0]
@@ -50,11 +52,11 @@ class BaseSearch(ABC):
         self,
         queries: NDArray[Any],
         n: int,
-        candidates: Sequence[Rows] | None,
+        candidates: RowLists | None,
         *,
-        exclude: Sequence[Rows] | None = None,
+        exclude: RowLists | None = None,
         allowed: Mask | None = None,
-    ) -> tuple[list[Proposal], list[Scores]]:
+    ) -> Found:
         """`search` among the rows that are not candidates, and each query's inner products with its candidates."""
         vectors = self._check_queries(queries)
         for name, rows in (("candidates", candidates), ("exclude", exclude)):
@@ -81,15 +83,36 @@ class BaseSearch(ABC):
                 raise invalid("columns", f"arrays with one row per item ({len(self)})", column.shape)
 
 
+class AugmentedSearch(BaseSearch):
+    """`search` with columns, each (items, width), appended to every vector; computes all inner products."""
+
+    def __init__(self, search: VectorSearch, *columns: NDArray[Any]) -> None:
+        self._items = search
+        self._columns = np.concatenate(columns, axis=1).astype(np.float32)
+        self.dim = search.dim + self._columns.shape[1]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def take(self, rows: Rows) -> Vectors:
+        return np.concatenate([self._items.take(rows), self._columns[rows]], axis=1)
+
+    def estimates(self, queries: NDArray[Any]) -> Scores:
+        narrow, rest = np.split(np.asarray(queries, np.float32), [self._items.dim], axis=1)
+        products: Scores = self._items.estimates(narrow) + rest @ self._columns.T
+        return products
+
+    def _search(self, queries: Vectors, n: int, candidates: RowLists, exclude: RowLists, allowed: Mask | None) -> Found:
+        products = self.estimates(queries)
+        for values, *hidden in zip(products, candidates, exclude, strict=True):
+            values[np.concatenate(hidden)] = -np.inf
+        found = [top_rows(values, n, allowed) for values in products]
+        return found, candidate_products(self, queries, candidates)
+
+
 def search_with_candidates(
-    items: VectorSearch,
-    queries: Vectors,
-    n: int,
-    candidates: Sequence[Rows],
-    *,
-    exclude: Sequence[Rows],
-    allowed: Mask | None,
-) -> tuple[list[Proposal], list[Scores]]:
+    items: VectorSearch, queries: Vectors, n: int, candidates: RowLists, *, exclude: RowLists, allowed: Mask | None
+) -> Found:
     """`CandidateSearch.search_with_candidates`, for any search."""
     if isinstance(items, CandidateSearch):
         return items.search_with_candidates(queries, n, candidates, exclude=exclude, allowed=allowed)
@@ -97,7 +120,7 @@ def search_with_candidates(
     return items.search(queries, n, exclude=hidden, allowed=allowed), candidate_products(items, queries, candidates)
 
 
-def candidate_products(items: VectorSearch, queries: Vectors, candidates: Sequence[Rows]) -> list[Scores]:
+def candidate_products(items: VectorSearch, queries: Vectors, candidates: RowLists) -> list[Scores]:
     """The inner products of each query with its candidates."""
     return [
         items.take(rows) @ query if len(rows) else EMPTY_PROPOSAL.estimates

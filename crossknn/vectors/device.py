@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -9,7 +10,6 @@ from numpy.typing import NDArray
 
 from crossknn.types import Mask, Rows, VectorSearch
 from crossknn.vectors.base import search_with_candidates
-from crossknn.vectors.padding import pad_rows
 
 if TYPE_CHECKING:
     import torch
@@ -17,17 +17,11 @@ if TYPE_CHECKING:
 
 
 class CandidateSearchResult(NamedTuple):
-    """The result for all queries, on one device.
+    """The result for all queries, on one device; rows and products are arbitrary in the padding."""
 
-    Attributes:
-        rows: (queries, n) the rows of largest inner product that are not candidates; arbitrary in the padding.
-        best: (queries, n) their inner products; −∞ in the padding.
-        products: (queries, candidates) the inner products with the candidates; arbitrary in the padding.
-    """
-
-    rows: Tensor
-    best: Tensor
-    products: Tensor
+    rows: Tensor  # (queries, n) the rows of largest inner product that are not candidates
+    best: Tensor  # (queries, n) their inner products; −∞ in the padding
+    products: Tensor  # (queries, candidates) the inner products with the candidates
 
 
 class DeviceCandidateSearch(Protocol):
@@ -97,6 +91,21 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     import torch
 
     return torch.from_numpy(array).to(device, non_blocking=device.type == "cuda")
+
+
+def pad_rows(arrays: Sequence[NDArray[Any]], value: float) -> NDArray[Any]:
+    """(arrays, max length), padded with `value`."""
+    shape = len(arrays), max(map(len, arrays), default=0)
+    padded = np.full(shape, value, dtype=arrays[0].dtype if len(arrays) else None)
+    for row, array in zip(padded, arrays, strict=True):
+        row[: len(array)] = array
+    return padded
+
+
+def valid_mask(arrays: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
+    """(arrays, max length), False where `pad_rows` pads."""
+    lengths = np.array([len(array) for array in arrays], np.int64)
+    return np.arange(lengths.max(initial=0)) < lengths[:, None]
 
 
 def _without_padding(rows: Tensor, n_items: int) -> list[Rows]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from copy import copy
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.types import Mask, Proposal, Rows, Scores, Vectors
-from crossknn.vectors.base import BaseSearch
-from crossknn.vectors.device import CandidateSearchResult, to_device
-from crossknn.vectors.padding import pad_rows
+from crossknn.vectors.base import BaseSearch, Found, RowLists
+from crossknn.vectors.device import CandidateSearchResult, pad_rows, to_device
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    # Of each block of items: flat positions in its products, (queries, block rows), and in a matrix (queries, width).
+    Positions = list[tuple[Tensor, Tensor]]
 
 BLOCK_ROWS: Final = 65_536  # rows whose inner products are held at once, per query
 BLOCK_QUERIES: Final = 256
@@ -44,14 +46,12 @@ class ExactSearch(BaseSearch):
         import_extra("torch", extra="models")
         import torch
 
+        from crossknn.vectors.half_products import can_multiply_halves  # imports torch
+
         self.device = torch.device(device or "cpu")
         self._parts = [self._place(vectors)]  # side by side, (items, width) each
         self.dim: int = self._parts[0].shape[1]
-        self._half_products = self._parts[0].is_cuda and self._parts[0].dtype == torch.float16
-        if self._half_products:
-            from crossknn.vectors.half_products import can_multiply_halves  # imports torch
-
-            self._half_products = can_multiply_halves(self._parts[0].device)
+        self._half_products = self._parts[0].dtype == torch.float16 and can_multiply_halves(self._parts[0].device)
 
     def with_columns(self, *columns: NDArray[Any]) -> ExactSearch:
         """The same search with columns, each (items, width), appended to every vector, without a copy."""
@@ -67,7 +67,7 @@ class ExactSearch(BaseSearch):
     def take(self, rows: Rows) -> Vectors:
         import torch
 
-        return _to_numpy(self.take_tensor(torch.as_tensor(np.asarray(rows, np.int64))))
+        return self.take_tensor(torch.as_tensor(np.asarray(rows, np.int64))).numpy(force=True)
 
     def take_tensor(self, rows: Tensor) -> Tensor:
         """(…, dim) float32 on the device: the vectors of these rows."""
@@ -82,38 +82,37 @@ class ExactSearch(BaseSearch):
         for first in range(0, len(vectors), BLOCK_QUERIES):
             batch = vectors[first : first + BLOCK_QUERIES]
             for start, stop in self._blocks(BLOCK_ROWS):
-                result[first : first + len(batch), start:stop] = _to_numpy(self._products(batch, start, stop))
+                result[first : first + len(batch), start:stop] = self._products(batch, start, stop).numpy(force=True)
         if scale is not None:
-            result *= _to_numpy(scale)
+            result *= scale.numpy(force=True)
         return result
 
     def with_candidates(self, rows: Tensor) -> ExactCandidateSearch:
         """A search with these candidates per query, repeated every round (`DeviceSearch`)."""
         return ExactCandidateSearch(self, rows)
 
-    def _search(
-        self, queries: Vectors, n: int, candidates: Sequence[Rows], exclude: Sequence[Rows], allowed: Mask | None
-    ) -> tuple[list[Proposal], list[Scores]]:
+    def _search(self, queries: Vectors, n: int, candidates: RowLists, exclude: RowLists, allowed: Mask | None) -> Found:
         padded, hidden = (to_device(pad_rows(rows, len(self)), self.device) for rows in (candidates, exclude))
         vectors = to_device(queries.copy(), self.device)
         result = self.with_candidates(padded).search(vectors, n, exclude=hidden, allowed=allowed)
-        rows, best, products = (_to_numpy(tensor) for tensor in result)
-        proposals = map(Proposal, rows, best) if np.isfinite(best).all() else map(_finite, rows, best)
-        return list(proposals), [mine[: len(own)] for mine, own in zip(products, candidates, strict=True)]
+        rows, best, products = (tensor.numpy(force=True) for tensor in result)
+        found = zip(rows, best, np.isfinite(best), strict=True)
+        proposals = [Proposal(mine[finite], estimates[finite]) for mine, estimates, finite in found]
+        return proposals, [mine[: len(own)] for mine, own in zip(products, candidates, strict=True)]
 
-    def search_block(
-        self, queries: Tensor, n: int, *, candidates: RowBlocks, exclude: Tensor, allowed: Mask | None
+    def search_batch(
+        self, queries: Tensor, n: int, candidates: Positions, *, width: int, exclude: Tensor, allowed: Mask | None
     ) -> CandidateSearchResult:
-        """`DeviceCandidateSearch.search` for at most `BLOCK_QUERIES` queries."""
+        """`DeviceCandidateSearch.search` for at most `BLOCK_QUERIES` queries with `width` candidates each."""
         import torch
 
         from crossknn.vectors.topk import stable_topk  # imports torch
 
         queries, scale = self._scale(queries)
-        known = queries.new_empty(len(queries) * candidates.width)
+        known = queries.new_empty(len(queries) * width)
         best, rows = queries.new_empty((len(queries), 0)), exclude.new_empty((len(queries), 0))
-        for start, stop in self._blocks(self.block_rows(len(queries))) if len(queries) else ():
-            sources, targets = candidates.within(start)
+        blocks = self._blocks(self.block_rows(len(queries))) if len(queries) else ()
+        for (start, stop), (sources, targets) in zip(blocks, candidates, strict=False):
             if allowed is not None and not allowed[start:stop].any() and not len(sources):
                 continue
             products = self._products(queries, start, stop)
@@ -131,7 +130,7 @@ class ExactSearch(BaseSearch):
                 continue
             best, order = torch.cat([best, block_best], 1).sort(dim=1, descending=True, stable=True)  # ties by row
             best, rows = best[:, :n], torch.cat([rows, block_rows], 1).gather(1, order)[:, :n]
-        products = known.view(len(queries), candidates.width)
+        products = known.view(len(queries), width)
         if scale is None:
             return CandidateSearchResult(rows, best, products)
         return CandidateSearchResult(rows, best * scale, products * scale)
@@ -201,56 +200,40 @@ class ExactCandidateSearch:
         import torch
 
         self._search = search
+        self._width = rows.shape[1]
         self._batches = [
-            RowBlocks(batch, n_items=len(search), size=search.block_rows(len(batch)))
+            _group_by_block(batch, len(search), search.block_rows(len(batch)))
             for batch in torch.split(rows.to(search.device), BLOCK_QUERIES)
         ]
 
     def search(self, queries: Tensor, n: int, *, exclude: Tensor, allowed: Mask | None) -> CandidateSearchResult:
         import torch
 
+        split = (torch.split(tensor, BLOCK_QUERIES) for tensor in (queries, exclude))
         results = [
-            self._search.search_block(batch, n, candidates=candidates, exclude=hidden, allowed=allowed)
-            for batch, hidden, candidates in zip(
-                *(torch.split(tensor, BLOCK_QUERIES) for tensor in (queries, exclude)), self._batches, strict=True
-            )
+            self._search.search_batch(batch, n, candidates, width=self._width, exclude=hidden, allowed=allowed)
+            for candidates, batch, hidden in zip(self._batches, *split, strict=True)
         ]
         return results[0] if len(results) == 1 else CandidateSearchResult(*map(torch.cat, zip(*results, strict=True)))
 
 
-class RowBlocks:
-    """Rows per query, (queries, width), padded with `n_items`, grouped by block of `size` rows."""
+def _group_by_block(rows: Tensor, n_items: int, size: int) -> Positions:
+    """Where the rows of each block of `size` items are; `rows` is (queries, width), padded with `n_items`."""
+    import torch
 
-    class Block(NamedTuple):
-        """Flat positions in the block's products, (queries, block rows), and in a matrix (queries, width)."""
-
-        sources: Tensor
-        targets: Tensor
-
-    def __init__(self, rows: Tensor, *, n_items: int, size: int) -> None:
-        self.width = rows.shape[1]
-        self._size = size
-        count = -(-n_items // size)
-        empty = self.Block(*rows.new_empty((2, 0)))
-        self._blocks = self._group(rows, n_items, count) if self.width else [empty] * count
-
-    def _group(self, rows: Tensor, n_items: int, count: int) -> list[Block]:
-        import torch
-
-        queries, columns = torch.nonzero(rows < n_items, as_tuple=True)
-        flat = rows[queries, columns]
-        block = flat // self._size
-        widths = (n_items - block * self._size).clamp(max=self._size)
-        whole = self.Block(queries * widths + flat % self._size, queries * self.width + columns)
-        if n_items <= self._size:
-            return [whole]
-        order = block.sort(stable=True).indices
-        counts = block.bincount(minlength=count).tolist()
-        return [self.Block(*both) for both in zip(*(torch.split(one[order], counts) for one in whole), strict=True)]
-
-    def within(self, start: int) -> Block:
-        """The rows in the block that begins with row `start`."""
-        return self._blocks[start // self._size]
+    count = -(-n_items // size)
+    if not rows.shape[1]:
+        return [(rows.new_empty(0), rows.new_empty(0))] * count
+    queries, columns = torch.nonzero(rows < n_items, as_tuple=True)
+    flat = rows[queries, columns]
+    block = flat // size
+    widths = (n_items - block * size).clamp(max=size)
+    positions = queries * widths + flat % size, queries * rows.shape[1] + columns
+    if count < 2:
+        return [positions]
+    order = block.sort(stable=True).indices
+    counts = block.bincount(minlength=count).tolist()
+    return list(zip(*(torch.split(one[order], counts) for one in positions), strict=True))
 
 
 def _exclude_columns(products: Tensor, columns: Tensor) -> None:
@@ -276,13 +259,3 @@ def _as_tensor(vectors: NDArray[Any] | Tensor) -> Tensor:
     if not isinstance(vectors, torch.Tensor) or not vectors.is_floating_point():
         raise InputError(f"`vectors` must be a floating-point array or tensor, got {type(vectors).__name__}.")
     return vectors.detach()
-
-
-def _finite(rows: Rows, estimates: Scores) -> Proposal:
-    found = np.isfinite(estimates)
-    return Proposal(rows[found], estimates[found])
-
-
-def _to_numpy(tensor: Tensor) -> NDArray[Any]:
-    array: NDArray[Any] = tensor.cpu().numpy()
-    return array

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -16,7 +16,7 @@ from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.storage.atomic import temporary_path
 from crossknn.types import EMPTY_PROPOSAL, Mask, Progress, Proposal, Rows, Scores, Vectors
-from crossknn.vectors.base import BaseSearch, map_in_threads
+from crossknn.vectors.base import BaseSearch, Found, RowLists, map_in_threads
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.ranking import order_rows
 
@@ -94,6 +94,9 @@ class FaissSearch(BaseSearch):
         if not len(self):
             raise InputError("`vectors` must hold at least one vector, got none.")
         self.dim = self._exact.dim
+        self._padded_dim = -(-(self.dim + 1) // DIM_MULTIPLE) * DIM_MULTIPLE  # in FAISS: with one more, rounded up
+        self._lists = min(len(self), int(IVF_LISTS_PER_ROOT * len(self) ** 0.5))
+        self._list_rows = len(self) / self._lists  # the mean number of items in a list
         self._index = self._build() if self._folder is None else self._open_or_build(self._folder)
 
     def with_columns(self, *columns: NDArray[Any]) -> FaissSearch:
@@ -111,9 +114,7 @@ class FaissSearch(BaseSearch):
     def estimates(self, queries: NDArray[Any]) -> Scores:
         return self._exact.estimates(queries)
 
-    def _search(
-        self, queries: Vectors, n: int, candidates: Sequence[Rows], exclude: Sequence[Rows], allowed: Mask | None
-    ) -> tuple[list[Proposal], list[Scores]]:
+    def _search(self, queries: Vectors, n: int, candidates: RowLists, exclude: RowLists, allowed: Mask | None) -> Found:
         exact_cost = len(self) * (1 / max(1, len(queries)) + EXTRA_QUERY_COST)
 
         def search_one(query: int) -> tuple[Proposal | None, Scores]:
@@ -183,19 +184,15 @@ class FaissSearch(BaseSearch):
 
     def _open_or_build(self, folder: Path) -> Any:
         path = folder / f"{self._fingerprint()}.faiss"
-        if path.is_file():
-            return self._open(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        index, temporary = self._build(), temporary_path(path)
-        try:
-            self._faiss.write_index(index, str(temporary))
-            temporary.replace(path)
-        finally:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-        return self._open(path)
-
-    def _open(self, path: Path) -> Any:
+        if not path.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            index, temporary = self._build(), temporary_path(path)
+            try:
+                self._faiss.write_index(index, str(temporary))
+                temporary.replace(path)
+            finally:
+                with suppress(OSError):
+                    temporary.unlink(missing_ok=True)
         try:
             return self._faiss.read_index(str(path), self._faiss.IO_FLAG_MMAP_IFC)
         except RuntimeError as error:
@@ -226,20 +223,6 @@ class FaissSearch(BaseSearch):
             if self._progress is not None:
                 self._progress("index vectors", index.ntotal, len(self))
         return index
-
-    @property
-    def _lists(self) -> int:
-        return min(len(self), int(IVF_LISTS_PER_ROOT * len(self) ** 0.5))
-
-    @property
-    def _list_rows(self) -> float:
-        """The mean number of items in a list."""
-        return len(self) / self._lists
-
-    @property
-    def _padded_dim(self) -> int:
-        """The dimension in FAISS: with one more, rounded up."""
-        return -(-(self.dim + 1) // DIM_MULTIPLE) * DIM_MULTIPLE
 
     def _pad(self, vectors: Vectors, max_norm: float | None = None) -> Vectors:
         """Vectors padded with zeros; for lists, one more dimension gives all items the same norm.

@@ -27,13 +27,12 @@ def top_rows(scores: NDArray[Any], n: int, allowed: Mask | None = None) -> Propo
         raise RetrieverError(f"A retriever's scores must be finite, or -inf to skip a row. Row {row}: {values[row]}.")
     if n <= 0 or not len(values):
         return EMPTY_PROPOSAL
-    if allowed is None and values.min() > -np.inf:
-        chosen = _largest(values, n)
-        return order_rows(chosen, values[chosen])
-    rows = np.flatnonzero(values > -np.inf if allowed is None else allowed & (values > -np.inf))
-    values = values[rows]
+    rows = None  # all of them
+    if allowed is not None or values.min() == -np.inf:
+        rows = np.flatnonzero(values > -np.inf if allowed is None else allowed & (values > -np.inf))
+        values = values[rows]
     chosen = _largest(values, n)
-    return order_rows(rows[chosen], values[chosen])
+    return order_rows(chosen if rows is None else rows[chosen], values[chosen])
 
 
 def order_rows(rows: Rows, scores: NDArray[Any]) -> Proposal:

@@ -1,26 +1,28 @@
-"""Vector search over shards, each of which holds a range of the rows."""
+"""Vector search over shards, each of which holds a range of the rows, in this process or in actors of a Ray cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._checks import check_positive
-from crossknn.errors import InputError
+from crossknn.engines.ray import RayEngine, first_line
+from crossknn.errors import EngineError, InputError
 from crossknn.types import AugmentableSearch, Mask, Proposal, Rows, Scores, Vectors, VectorSearch
-from crossknn.vectors.augmented import AugmentedSearch
-from crossknn.vectors.base import BaseSearch, map_in_threads, search_with_candidates
+from crossknn.vectors.base import AugmentedSearch, BaseSearch, Found, RowLists, map_in_threads, search_with_candidates
 from crossknn.vectors.exact import BLOCK_ROWS, ExactSearch
 from crossknn.vectors.ranking import order_rows
 
 if TYPE_CHECKING:
     import torch
 
-Result = TypeVar("Result")
+Open = Callable[[], "NDArray[Any] | torch.Tensor"]
+"""Returns all vectors, as `functools.partial(load_vectors, "vectors.npy")` does; called on the node of every shard."""
+MAX_RESTARTS: Final = 3  # of an actor, on any node that has room, before its shard is lost
 
 
 class ShardedSearch(BaseSearch):
@@ -80,28 +82,22 @@ class ShardedSearch(BaseSearch):
         return vectors
 
     def estimates(self, queries: NDArray[Any]) -> Scores:
-        return np.concatenate(self._map(lambda number: self.parts[number].estimates(queries)), axis=1)
+        return np.concatenate(map_in_threads(lambda part: part.estimates(queries), self.parts, self._threads), axis=1)
 
-    def _search(
-        self, queries: Vectors, n: int, candidates: Sequence[Rows], exclude: Sequence[Rows], allowed: Mask | None
-    ) -> tuple[list[Proposal], list[Scores]]:
+    def _search(self, queries: Vectors, n: int, candidates: RowLists, exclude: RowLists, allowed: Mask | None) -> Found:
         masks = [None] * len(self.parts) if allowed is None else self._split(allowed)
 
-        def search_part(number: int) -> tuple[list[Proposal], list[Scores]]:
+        def search_part(number: int) -> Found:
             mine, hidden = (self._rows_of(number, rows) for rows in (candidates, exclude))
             return search_with_candidates(self.parts[number], queries, n, mine, exclude=hidden, allowed=masks[number])
 
-        results = self._map(search_part)
+        results = map_in_threads(search_part, range(len(self.parts)), self._threads)
         products = [np.empty(len(rows), np.float32) for rows in candidates]
         places = [self._places(rows) for rows in candidates]
         for number, (_, part_products) in enumerate(results):
             for whole, where, values in zip(products, places, part_products, strict=True):
                 whole[where[number]] = values
         return self._merge([found for found, _ in results], n), products
-
-    def _map(self, function: Callable[[int], Result]) -> list[Result]:
-        """`function` of every part's number."""
-        return map_in_threads(function, range(len(self.parts)), self._threads)
 
     def _merge(self, proposals: Sequence[Sequence[Proposal]], n: int) -> list[Proposal]:
         """The best of all parts for every query."""
@@ -131,3 +127,114 @@ def cut_rows(rows: int, shards: int) -> list[tuple[int, int]]:
     blocks = -(-rows // BLOCK_ROWS)
     size = -(-blocks // min(shards, blocks)) * BLOCK_ROWS
     return [(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def ray_shards(
+    open_vectors: Open, *, shards: int, engine: RayEngine | None = None, device: str | None = None
+) -> ShardedSearch:
+    """Exact search over vectors that Ray actors hold, one shard each, until it is closed.
+
+    An actor that is lost is started again, and its pending calls are repeated.
+
+    Args:
+        open_vectors: Called on every node, where it must find the same vectors. Of memory-mapped files each actor
+            reads only its shard.
+        shards: How many actors at most.
+        engine: The cluster. Default: `RayEngine()`.
+        device: The torch device of every actor. Default: "cpu".
+    """
+    check_positive("shards", shards)
+    engine = engine or RayEngine()
+    ray, room = engine.connect()
+    options = {"num_cpus": room.cpus, "num_gpus": room.gpus if device else 0, "scheduling_strategy": "SPREAD"}
+    start_actor = ray.remote(Shard).options(**options, max_restarts=MAX_RESTARTS, max_task_retries=MAX_RESTARTS).remote
+    rows, dim = open_vectors().shape
+    parts = [
+        RemoteShard(ray, start_actor(open_vectors, start, stop, device), stop - start, dim)
+        for start, stop in cut_rows(rows, shards)
+    ]
+    for part in parts:
+        part.check(rows, dim)
+    return ShardedSearch(parts)
+
+
+class Shard:
+    """Exact search over some of the rows, in an actor's process."""
+
+    def __init__(self, open_vectors: Open, start: int, stop: int, device: str | None) -> None:
+        vectors = open_vectors()
+        self._shape = tuple(vectors.shape)
+        self._plain = ExactSearch(vectors[start:stop], device=device)
+        self._augmented: tuple[Any, ExactSearch] | None = None  # by the columns appended last
+
+    def call(self, columns: list[Any], method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the search over the vectors with these columns."""
+        return getattr(self._search(columns), method)(*arguments, **options)
+
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all vectors, as this node finds them."""
+        return self._shape
+
+    def _search(self, columns: list[Any]) -> ExactSearch:
+        import ray
+
+        if not columns:
+            return self._plain
+        if self._augmented is None or self._augmented[0] != columns:
+            self._augmented = columns, self._plain.with_columns(*ray.get(columns))
+        return self._augmented[1]
+
+
+class RemoteShard(BaseSearch):
+    """The search of a shard that an actor holds."""
+
+    def __init__(self, ray: Any, actor: Any, rows: int, dim: int, columns: Sequence[Any] = ()) -> None:
+        self._ray = ray
+        self._actor = actor
+        self._rows = rows
+        self._columns = list(columns)  # references, which a restarted actor resolves again
+        self.dim = dim
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def with_columns(self, *columns: NDArray[Any]) -> RemoteShard:
+        dim = self.dim + sum(column.shape[1] for column in columns)
+        references = [self._ray.put(np.ascontiguousarray(column)) for column in columns]
+        return RemoteShard(self._ray, self._actor, self._rows, dim, [*self._columns, *references])
+
+    def take(self, rows: Rows) -> Vectors:
+        vectors: Vectors = self._call("take", rows)
+        return vectors
+
+    def estimates(self, queries: NDArray[Any]) -> Scores:
+        products: Scores = self._call("estimates", queries)
+        return products
+
+    def _search(self, queries: Vectors, n: int, candidates: RowLists, exclude: RowLists, allowed: Mask | None) -> Found:
+        found: Found = self._call("search_with_candidates", queries, n, candidates, exclude=exclude, allowed=allowed)
+        return found
+
+    def check(self, rows: int, dim: int) -> None:
+        """Raise `InputError` unless the actor's node finds vectors of this shape."""
+        found = self._get(self._actor.shape.remote())
+        if found != (rows, dim):
+            raise InputError(f"`open_vectors` must return shape {(rows, dim)} on every node, got {found} on one.")
+
+    def close(self) -> None:
+        """End the actor."""
+        self._ray.kill(self._actor)
+
+    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return self._get(self._actor.call.remote(self._columns, method, *arguments, **options))
+
+    def _get(self, reference: Any) -> Any:
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+        except self._ray.exceptions.RayError as error:
+            raise EngineError(
+                f"A shard of the vectors was lost and could not be restored in {MAX_RESTARTS} restarts "
+                f"({first_line(error)}). Create the search again when the cluster has room for it."
+            ) from error

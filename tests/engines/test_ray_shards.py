@@ -14,9 +14,8 @@ from crossknn.engines.ray import RayEngine
 from crossknn.errors import EngineError, InputError
 from crossknn.strategies.axn import Axn
 from crossknn.testing import check_vector_search
-from crossknn.vectors import exact, ray_search
-from crossknn.vectors.ray_search import ray_shards
-from crossknn.vectors.sharded import cut_rows
+from crossknn.vectors import exact, sharded
+from crossknn.vectors.sharded import cut_rows, ray_shards
 from tests.worlds import World, all_rows
 
 ITEMS = 300
@@ -33,7 +32,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shards(ray, path):
     """Two shards, though so few rows would be one block; once for all tests, for an actor imports torch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ray_search, "cut_rows", lambda rows, _: [(0, 100), (100, rows)])
+        patch.setattr(sharded, "cut_rows", lambda rows, _: [(0, 100), (100, rows)])
         search = ray_shards(partial(load_vectors, path), shards=2, engine=RayEngine(cpus_per_worker=0.2))
     yield search
     search.close()
@@ -65,7 +64,7 @@ def test_a_whole_search_finds_the_same_though_an_actor_is_killed(shards, path, r
     context = replace(world.context(), item_vectors=lambda: shards)
     wide = shards.with_columns(columns)
     wide.take(np.arange(ITEMS))
-    os.kill(ray.get(shards.parts[1]._actor.process.remote()), signal.SIGKILL)
+    os.kill(ray.get(shards.parts[1]._actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
     for mine, its in zip(world.run(Axn(40, 4)), world.run(Axn(40, 4), context=context), strict=True):
         assert all_rows(mine) == all_rows(its)
     assert wide.take(np.array([299])).shape == (1, 9)  # an actor that was started again gets the columns again

@@ -27,8 +27,13 @@ def test_threads_find_the_same(retriever, monkeypatch):
 @pytest.mark.parametrize("threshold", [1, 1 << 20])
 def test_errors_are_raised(threshold, monkeypatch):
     monkeypatch.setattr(base, "MIN_PARALLEL_SCORES", threshold)
+
+    class Broken(TfIdf):
+        def scores(self, query):
+            return 1 // 0
+
     with pytest.raises(ZeroDivisionError):
-        base.map_queries(lambda _: 1 // 0, QUERIES, 10)
+        Broken().fit(ITEMS).retrieve(QUERIES, 10)
 
 
 def test_at_least_one_core():

@@ -10,9 +10,8 @@ from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerQuery
 from crossknn.items.items import Items
-from crossknn.retrievers import bm25_storage
-from crossknn.retrievers.bm25 import Bm25
-from crossknn.retrievers.bm25_storage import POSTINGS_FILE, STEMS_FILE, StoredBm25, estimate_bytes
+from crossknn.retrievers import bm25
+from crossknn.retrievers.bm25 import POSTINGS_FILE, STEMS_FILE, Bm25, StoredBm25, estimate_bytes
 from crossknn.storage.atomic_dir import _hash_json
 from crossknn.strategies.rerank import Rerank
 from tests.indexing.test_index import Setup, found
@@ -181,5 +180,5 @@ def test_its_bytes_are_estimated_from_some_items(tmp_path, monkeypatch):
     size = sum(path.stat().st_size for name in ("stems", "postings") for path in tmp_path.glob(f"{name}-*"))
     assert estimate_bytes(setup.items) == pytest.approx(size, abs=1500)  # but for headers
     exact = estimate_bytes(setup.items)
-    monkeypatch.setattr(bm25_storage, "ESTIMATE_ITEMS", 40)
+    monkeypatch.setattr(bm25, "ESTIMATE_ITEMS", 40)
     assert estimate_bytes(setup.items) == pytest.approx(exact, rel=0.2)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.vectors.postgres.server import Server
+from tests.vectors.postgres_server import Server
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,7 @@ import torch
 from crossknn.errors import InputError
 from crossknn.testing import check_vector_search
 from crossknn.types import CandidateSearch, Proposal, VectorSearch
-from crossknn.vectors.augmented import AugmentedSearch
-from crossknn.vectors.base import map_in_threads, recall_against_exact, search_with_candidates
+from crossknn.vectors.base import AugmentedSearch, map_in_threads, recall_against_exact, search_with_candidates
 from crossknn.vectors.device import HostSearchAdapter, as_device_search
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.ranking import top_rows

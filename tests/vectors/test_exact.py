@@ -14,7 +14,7 @@ from crossknn.errors import InputError
 from crossknn.testing import check_vector_search
 from crossknn.types import VectorSearch
 from crossknn.vectors import exact
-from crossknn.vectors.augmented import AugmentedSearch
+from crossknn.vectors.base import AugmentedSearch
 from crossknn.vectors.exact import ExactSearch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]

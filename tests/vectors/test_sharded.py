@@ -10,7 +10,7 @@ from crossknn.strategies.axn import Axn
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.testing import check_vector_search
 from crossknn.vectors import exact, sharded
-from crossknn.vectors.augmented import AugmentedSearch
+from crossknn.vectors.base import AugmentedSearch
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.sharded import ShardedSearch, cut_rows
 from tests.strategies.posterior.test_strategy import make_world

@@ -17,7 +17,7 @@ from crossknn.vectors import faiss
 from crossknn.vectors.base import recall_against_exact
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.faiss import FaissSearch
-from crossknn.vectors.postgres.table import PgTable
+from crossknn.vectors.postgres_table import PgTable
 from tests.indexing.test_index import ALS, Setup
 
 FAISS = [f"faiss {kind} {storage}" for kind in faiss.KINDS for storage in faiss.CODES]

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from crossknn.strategies.posterior.prior import FEATURES_PER_SIGNAL, RANK_OFFSET, Prior
 from crossknn.types import Proposal, Scores
-from crossknn.vectors.device import to_device
-from crossknn.vectors.padding import pad_rows
+from crossknn.vectors.device import pad_rows, to_device
 from crossknn.vectors.topk import stable_topk
 
 MIN_SPREAD: Final = 1e-6  # a feature with a smaller standard deviation is constant

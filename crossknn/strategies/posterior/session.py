@@ -16,8 +16,7 @@ from crossknn.strategies.posterior.model import BayesianLinearModel, CandidateFe
 from crossknn.strategies.posterior.model_check import order_deficit
 from crossknn.strategies.rounds import Observations
 from crossknn.types import EMPTY_PROPOSAL, Mask, Proposal
-from crossknn.vectors.device import DeviceSearch, HostSearchAdapter, to_device
-from crossknn.vectors.padding import pad_rows
+from crossknn.vectors.device import DeviceSearch, HostSearchAdapter, pad_rows, to_device
 from crossknn.vectors.topk import stable_topk
 
 SHORTLIST: Final = 1_000  # unscored rows that expected recall looks at,

@@ -16,7 +16,7 @@ from crossknn.strategies.posterior.session import PosteriorSession
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import EMPTY_PROPOSAL, Proposal
-from crossknn.vectors.augmented import AugmentedSearch
+from crossknn.vectors.base import AugmentedSearch
 from crossknn.vectors.ranking import ranks_in, reciprocal_rank_fusion
 from tests.worlds import World, all_rows
 

@@ -11,14 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._checks import check_choice, check_positive, invalid
-from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.items.items import Items
-from crossknn.vectors.postgres.connections import Connections
-from crossknn.vectors.postgres.search import MAX_EF_SEARCH, PgVectorSearch
+from crossknn.vectors.postgres_search import MAX_EF_SEARCH, Connections, PgVectorSearch, format_sql, quoted
 
 if TYPE_CHECKING:
-    from crossknn.vectors.postgres.connections import Connection
+    from crossknn.vectors.postgres_search import Connection
 
 TYPES: Final = {"float32": "vector", "float16": "halfvec"}
 MAX_FLOAT32_DIM: Final = 2_000  # pgvector can index no more dimensions; half precision goes further
@@ -32,7 +30,7 @@ CREATE TABLE {table} (
     text text NOT NULL,
     metadata jsonb NOT NULL,
     removed boolean NOT NULL DEFAULT false,
-    vector {type} NOT NULL
+    vector {type}({dim}) NOT NULL
 );
 ALTER TABLE {table} ALTER COLUMN vector SET STORAGE MAIN; -- in the row as long as it fits: scans read all of them
 CREATE UNIQUE INDEX ON {table} (id) WHERE NOT removed;
@@ -53,6 +51,8 @@ WHERE indrelid = to_regclass(%(table)s) AND amname = 'hnsw'
 COPY: Final = "COPY {table} (id, text, metadata, vector) FROM STDIN (FORMAT BINARY)"
 REMOVE: Final = "UPDATE {table} SET removed = true WHERE id = ANY(%s::text[]) AND NOT removed RETURNING id"
 
+Metadata = Sequence[Mapping[str, Any]]  # one mapping per item
+
 
 class PgTable:
     """Items, their vectors and metadata in a table of a PostgreSQL database with pgvector.
@@ -69,8 +69,6 @@ class PgTable:
     def __init__(self, database: str | Callable[[], Connection], name: str) -> None:
         self._connections = Connections(database)
         self.name = _check_name(name)
-        self._sql = import_extra("psycopg.sql", extra="pgvector")
-        self._psycopg = import_extra("psycopg", extra="pgvector")
         self.type, self.dim = self._connections.read(self._read_shape)
 
     @classmethod
@@ -81,14 +79,12 @@ class PgTable:
         items: Items,
         vectors: NDArray[Any],
         *,
-        metadata: Sequence[Mapping[str, Any]] | None = None,
+        metadata: Metadata | None = None,
         storage: str | None = None,
     ) -> Self:
         """Create a table with these items.
 
         Args:
-            database: As for `PgTable`.
-            name: As for `PgTable`.
             items: The first items; `add` adds more.
             vectors: (items, dim) of a floating-point type.
             metadata: One mapping per item, for filters.
@@ -104,14 +100,11 @@ class PgTable:
         kind = TYPES[storage or ("float32" if vectors.shape[1] <= MAX_FLOAT32_DIM else "float16")]
         connections = Connections(database)
         connections.add_extension()
-        sql, psycopg = import_extra("psycopg.sql", extra="pgvector"), import_extra("psycopg", extra="pgvector")
-        column = sql.SQL(f"{kind}({int(vectors.shape[1])})")
-        table = sql.Identifier(*name.split("."))
         try:
             with connections.transaction() as connection:
-                connection.execute(sql.SQL(CREATE).format(table=table, type=column))
-                _copy(connection, sql.SQL(COPY).format(table=table), kind, items, vectors, metadata)
-        except psycopg.errors.DuplicateTable as error:
+                connection.execute(format_sql(CREATE, table=name, type=kind, dim=vectors.shape[1]))
+                _copy(connection, name, kind, items, vectors, metadata)
+        except connections.psycopg.errors.DuplicateTable as error:
             raise InputError(f"The table {name!r} already exists. Open it with PgTable(…).") from error
         finally:
             connections.close()
@@ -131,17 +124,17 @@ class PgTable:
                 raise InputError(f"The table {self.name!r} has no HNSW index. Build one with add_hnsw().")
         return PgVectorSearch(self._connections, self.name, self.dim, self.type, ef_search=ef_search)
 
-    def add(self, items: Items, vectors: NDArray[Any], *, metadata: Sequence[Mapping[str, Any]] | None = None) -> None:
+    def add(self, items: Items, vectors: NDArray[Any], *, metadata: Metadata | None = None) -> None:
         """Add items: all of them, or none if there is an error."""
         _check_vectors(items, vectors)
         if vectors.shape[1] != self.dim:
             raise InputError(f"`vectors` must have the table's {self.dim} dimensions, got {vectors.shape[1]}.")
         with self._connections.transaction() as connection:
             # One writer at a time, so that a number never appears before a lower one: searches count on it.
-            connection.execute(self._format("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE"))
+            connection.execute(format_sql("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE", table=self.name))
             try:
-                _copy(connection, self._format(COPY), self.type, items, vectors, metadata)
-            except self._psycopg.errors.UniqueViolation as error:
+                _copy(connection, self.name, self.type, items, vectors, metadata)
+            except self._connections.psycopg.errors.UniqueViolation as error:
                 raise InputError(f"The table already has such an item: {error.diag.message_detail}") from error
 
     def remove(self, ids: Collection[str]) -> None:
@@ -153,78 +146,69 @@ class PgTable:
             raise invalid("ids", "a collection of ids", ids, "For one id pass a list.")
         unique = {str(id_) for id_ in ids}
         with self._connections.transaction() as connection:
-            found = {id_ for (id_,) in connection.execute(self._format(REMOVE), [list(unique)])}
+            found = {id_ for (id_,) in connection.execute(format_sql(REMOVE, table=self.name), [list(unique)])}
             if found != unique:
                 raise InputError(f"The table has no item {min(unique - found)!r}. Nothing was removed.")
 
     def purge(self) -> int:
         """Delete removed items for good, which searches that are open may still need, and return their number."""
         with self._connections.transaction() as connection:
-            return connection.execute(self._format("DELETE FROM {table} WHERE removed")).rowcount
+            return connection.execute(format_sql("DELETE FROM {table} WHERE removed", table=self.name)).rowcount
 
     def add_hnsw(self, *, m: int = 16, ef_construction: int = 64) -> None:
         """Build pgvector's HNSW index, for `open(ef_search=…)`."""
         check_positive("m", m)
         check_positive("ef_construction", ef_construction)
         statement = "CREATE INDEX ON {table} USING hnsw (vector {operators}) WITH (m = {m}, ef_construction = {ef})"
-        operators = self._sql.SQL(f"{self.type}_ip_ops")
+        parts = {"table": self.name, "operators": f"{self.type}_ip_ops", "m": m, "ef": ef_construction}
         with self._connections.transaction() as connection:
-            connection.execute(self._format(statement, operators=operators, m=m, ef=ef_construction))
+            connection.execute(format_sql(statement, **parts))
 
     def drop(self) -> None:
         """Delete the table, and the tables of columns that searches created for it."""
         *schema, name = self.name.split(".")
         with self._connections.transaction() as connection:
-            tables = connection.execute(COLUMN_TABLES, {"table": self._quoted(connection), "prefix": re.escape(name)})
-            for (table,) in [*tables, (name,)]:
-                connection.execute(self._sql.SQL("DROP TABLE {}").format(self._sql.Identifier(*schema, table)))
+            values = {"table": quoted(connection, self.name), "prefix": re.escape(name)}
+            for (table,) in [*connection.execute(COLUMN_TABLES, values), (name,)]:
+                connection.execute(format_sql("DROP TABLE {table}", table=".".join([*schema, table])))
 
     def close(self) -> None:
         """Close idle connections; new ones are opened when needed."""
         self._connections.close()
 
-    def _format(self, statement: str, **values: Any) -> Any:
-        return self._sql.SQL(statement).format(table=self._sql.Identifier(*self.name.split(".")), **values)
-
-    def _quoted(self, connection: Connection) -> str:
-        quoted: str = self._sql.Identifier(*self.name.split(".")).as_string(connection)
-        return quoted
-
     def _read_shape(self, connection: Connection) -> tuple[str, int]:
-        found = connection.execute(SHAPE, {"table": self._quoted(connection)}).fetchone()
+        found = connection.execute(SHAPE, {"table": quoted(connection, self.name)}).fetchone()
         if found is None or found[0] not in TYPES.values():
             raise InputError(f"The database has no table {self.name!r} created by PgTable.create(…).")
         return found[0], int(found[1])
 
     def _has_hnsw(self, connection: Connection) -> bool:
-        return connection.execute(HNSW, {"table": self._quoted(connection)}).fetchone() is not None
+        return connection.execute(HNSW, {"table": quoted(connection, self.name)}).fetchone() is not None
 
 
 def _copy(
-    connection: Connection,
-    statement: Any,
-    kind: str,
-    items: Items,
-    vectors: NDArray[Any],
-    metadata: Sequence[Mapping[str, Any]] | None,
+    connection: Connection, table: str, kind: str, items: Items, vectors: NDArray[Any], metadata: Metadata | None
 ) -> None:
-    psycopg, jsonb = import_extra("psycopg", extra="pgvector"), import_extra("psycopg.types.json", extra="pgvector")
+    from psycopg import DataError
+    from psycopg.types.json import Jsonb
+
     if metadata is not None and len(metadata) != len(items):
         raise InputError(f"`metadata` must hold one mapping per item ({len(items)}), got {len(metadata)}.")
-    values = map(jsonb.Jsonb, repeat({}) if metadata is None else map(dict, metadata))
+    values = map(Jsonb, repeat({}) if metadata is None else map(dict, metadata))
     try:
-        with connection.cursor().copy(statement) as copy:
+        with connection.cursor().copy(format_sql(COPY, table=table)) as copy:
             copy.set_types(["text", "text", "jsonb", kind])
             for row in zip(items.ids, items.texts, values, _convert(vectors, kind), strict=False):
                 copy.write_row(row)
-    except psycopg.DataError as error:
+    except DataError as error:
         raise InputError(f"PostgreSQL rejected an item: {error}") from error
 
 
 def _convert(vectors: NDArray[Any], kind: str) -> Iterator[Any]:
     """The vectors as pgvector's types."""
-    pgvector = import_extra("pgvector", extra="pgvector")
-    make, dtype = (pgvector.HalfVector, np.float16) if kind == "halfvec" else (pgvector.Vector, np.float32)
+    from pgvector import HalfVector, Vector
+
+    make, dtype = (HalfVector, np.float16) if kind == "halfvec" else (Vector, np.float32)
     for start in range(0, len(vectors), SEND_VECTORS):
         with np.errstate(over="ignore"):
             block = vectors[start : start + SEND_VECTORS].astype(dtype)

@@ -18,8 +18,8 @@ from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.testing import check_vector_search
 from crossknn.vectors.base import recall_against_exact
 from crossknn.vectors.exact import ExactSearch
-from crossknn.vectors.postgres.search import BY_HNSW
-from crossknn.vectors.postgres.table import PgTable
+from crossknn.vectors.postgres_search import BY_HNSW
+from crossknn.vectors.postgres_table import PgTable
 
 ROWS, DIM = 300, 8
 NUMBERS = count()
@@ -163,7 +163,7 @@ def explain(search, values):
     """How PostgreSQL finds what the HNSW index proposes, where reading all rows is not the cheapest."""
     with search._connections.transaction() as connection:
         connection.execute("SET LOCAL enable_sort = off")
-        lines = search._fetch(connection, search._format("EXPLAIN " + BY_HNSW), values)
+        lines = search._fetch(connection, "EXPLAIN " + BY_HNSW, values)
     return "\n".join(line for (line,) in lines)
 
 

@@ -1,26 +1,30 @@
-"""Top-k by inner product in PostgreSQL with pgvector."""
+"""Top-k by inner product in PostgreSQL with pgvector, and a thread-safe pool of connections to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from copy import copy
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from crossknn._checks import invalid
 from crossknn._imports import import_extra
 from crossknn.errors import InputError, StoreError
 from crossknn.items.items import Items
 from crossknn.types import EMPTY_PROPOSAL, Mask, Proposal, Rows, Scores, Vectors
-from crossknn.vectors.base import BaseSearch
-from crossknn.vectors.postgres.connections import Connections
+from crossknn.vectors.base import BaseSearch, Found, RowLists
 from crossknn.vectors.ranking import order_rows
 
 if TYPE_CHECKING:
-    from crossknn.vectors.postgres.connections import Connection
+    import psycopg
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
 
 FETCH_RECORDS: Final = 65_536  # records read from a cursor at once
 MAX_EF_SEARCH: Final = 1_000  # pgvector's limit
@@ -43,6 +47,7 @@ COPY_COLUMNS: Final = "COPY {columns} FROM STDIN (FORMAT BINARY)"
 
 Records = list[tuple[Any, ...]]
 Values = dict[str, Any]
+Result = TypeVar("Result")
 
 
 class PgVectorSearch(BaseSearch):
@@ -55,7 +60,6 @@ class PgVectorSearch(BaseSearch):
     def __init__(
         self, connections: Connections, table: str, dim: int, kind: str, *, ef_search: int | None = None
     ) -> None:
-        self._sql = import_extra("psycopg.sql", extra="pgvector")
         self._connections = connections
         self._table = table
         self._kind = kind
@@ -72,12 +76,8 @@ class PgVectorSearch(BaseSearch):
     @cached_property
     def items(self) -> Items:
         """The items of the rows, read on first use."""
-        statement = self._format("SELECT number, id, text FROM {table} WHERE number <= %(last)s ORDER BY 1")
-
-        def read(connection: Connection) -> Records:
-            return [record for block in self._stream(connection, statement, {}) for record in block]
-
-        records = self._connections.read(read)
+        statement = "SELECT number, id, text FROM {table} WHERE number <= %(last)s ORDER BY 1"
+        records = self._connections.read(lambda connection: [*chain(*self._stream(connection, statement, {}))])
         rows = self._rows_of([number for number, _, _ in records])
         known = [record for record, row in zip(records, rows, strict=True) if row >= 0]
         self._check_all(len(known), len(self))
@@ -91,17 +91,16 @@ class PgVectorSearch(BaseSearch):
         """
         view = copy(self)
         view._condition, view._values = f"{self._condition} AND ({condition})", {**self._values, **values}
-        psycopg = import_extra("psycopg", extra="pgvector")
         try:
-            view._read(view._format("SELECT FROM {source} WHERE {where} LIMIT 0"), {})
-        except psycopg.Error as error:
+            view._read("SELECT FROM {source} WHERE {where} LIMIT 0", {})
+        except self._connections.psycopg.Error as error:
             raise InputError(f"`condition` must be valid SQL, got {condition!r}: {error}") from error
         return view
 
     def ids_where(self, condition: str, **values: Any) -> list[str]:
         """The ids of the items that meet a condition: a filter for every round and every retriever of a search."""
         view = self.filtered(condition, **values)
-        return [id_ for (id_,) in view._read(view._format("SELECT id FROM {source} WHERE {where} ORDER BY number"), {})]
+        return [id_ for (id_,) in view._read("SELECT id FROM {source} WHERE {where} ORDER BY number", {})]
 
     def with_columns(self, *columns: NDArray[Any]) -> PgVectorSearch:
         """The same search with columns, each (items, width), appended to every vector.
@@ -114,16 +113,16 @@ class PgVectorSearch(BaseSearch):
         augmented._columns = np.concatenate(parts, axis=1).astype(np.float32)
         augmented.dim = self._stored_dim + augmented._columns.shape[1]
         digest = blake2b(self._numbers.tobytes() + augmented._columns.tobytes(), digest_size=8).hexdigest()
-        augmented._columns_table = f"{self._table}_cols_{digest}"
+        augmented._columns_table = table = f"{self._table}_cols_{digest}"
         with self._connections.transaction() as connection:
-            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [augmented._columns_table])
-            augmented._store_columns(connection)
+            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [table])
+            augmented._store_columns(connection, table)
         return augmented
 
     def take(self, rows: Rows) -> Vectors:
         rows = np.asarray(rows, np.int64)
         numbers, places = np.unique(self._numbers[rows], return_inverse=True)
-        records = self._read(self._format(TAKE), {"rows": numbers.tolist()})
+        records = self._read(TAKE, {"rows": numbers.tolist()})
         self._check_all(len(records), len(numbers))
         stored = np.array([vector.to_numpy() for (vector,) in records], np.float32)
         stored = stored.reshape(-1, self._stored_dim)[places]
@@ -136,16 +135,15 @@ class PgVectorSearch(BaseSearch):
             row[:] = self._products(query, None)
         return products
 
-    def _search(
-        self, queries: Vectors, n: int, candidates: Sequence[Rows], exclude: Sequence[Rows], allowed: Mask | None
-    ) -> tuple[list[Proposal], list[Scores]]:
+    def _search(self, queries: Vectors, n: int, candidates: RowLists, exclude: RowLists, allowed: Mask | None) -> Found:
         products = [
             self._products(query, rows) if len(rows) else EMPTY_PROPOSAL.estimates
             for query, rows in zip(queries, candidates, strict=True)
         ]
-        hidden = [np.concatenate(rows) for rows in zip(candidates, exclude, strict=True)]
-        found = [self._search_one(query, n, rows, allowed) for query, rows in zip(queries, hidden, strict=True)]
-        return found, products
+        hidden = map(np.concatenate, zip(candidates, exclude, strict=True))
+        return [
+            self._search_one(query, n, rows, allowed) for query, rows in zip(queries, hidden, strict=True)
+        ], products
 
     def _search_one(self, query: Scores, n: int, exclude: Rows, allowed: Mask | None) -> Proposal:
         values: Values = {"n": n, **self._split_query(query)}
@@ -157,31 +155,31 @@ class PgVectorSearch(BaseSearch):
             near = self._connections.read(lambda connection: self._search_hnsw(connection, query, values))
             if len(near) == n:
                 return self._propose(near)
-        return self._propose(self._read(self._format(EXACT, values), values))
+        return self._propose(self._read(EXACT, values))
 
     def _search_hnsw(self, connection: Connection, query: Scores, values: Values) -> Records:
         """Candidates of pgvector's index, with exact products."""
-        pgvector = import_extra("pgvector", extra="pgvector")
+        from pgvector import HalfVector
+
         normalized = query / (np.linalg.norm(query) or 1.0)  # so that half precision can hold it
         candidates = HNSW_OVERSAMPLING * values["n"]
         width = min(max(self._ef_search or 1, candidates), MAX_EF_SEARCH)
         connection.execute(HNSW_SETTINGS, {"width": str(width)})
-        vector = pgvector.HalfVector(normalized) if self._kind == "halfvec" else normalized
+        vector = HalfVector(normalized) if self._kind == "halfvec" else normalized
         own = {**values, "normalized": vector, "candidates": candidates}
-        return self._fetch(connection, self._format(BY_HNSW, values), own)
+        return self._fetch(connection, BY_HNSW, own)
 
     def _products(self, query: Scores, rows: Rows | None) -> Scores:
         """The inner products with these rows, or with all."""
         products = np.full(len(self), np.nan, np.float32)
-        values, statement = self._split_query(query), self._format(PRODUCTS)
+        statement, values = PRODUCTS, self._split_query(query)
         if rows is not None:
-            values["rows"], statement = self._numbers[rows].tolist(), self._format(SOME_PRODUCTS)
+            statement, values["rows"] = SOME_PRODUCTS, self._numbers[rows].tolist()
 
         def read(connection: Connection) -> None:
             for block in self._stream(connection, statement, values):
-                numbers, read_products = zip(*block, strict=True)
-                places = self._rows_of(numbers)
-                products[places[places >= 0]] = np.array(read_products, np.float32)[places >= 0]
+                found, estimates = self._read_products(block)
+                products[found] = estimates
 
         self._connections.read(read)
         result = products if rows is None else products[rows]
@@ -189,34 +187,33 @@ class PgVectorSearch(BaseSearch):
         return result
 
     def _propose(self, records: Records) -> Proposal:
-        if not records:
-            return EMPTY_PROPOSAL
+        return order_rows(*self._read_products(records)) if records else EMPTY_PROPOSAL
+
+    def _read_products(self, records: Records) -> tuple[Rows, Scores]:
+        """The rows and the products of nonempty records, without items that were added since."""
         numbers, products = zip(*records, strict=True)
         rows = self._rows_of(numbers)
-        return order_rows(rows[rows >= 0], np.array(products, np.float32)[rows >= 0])
+        return rows[rows >= 0], np.array(products, np.float32)[rows >= 0]
 
     def _split_query(self, query: Scores) -> Values:
         """The query's values for the stored vectors and for the columns."""
         return {"query": query[: self._stored_dim], "rest": query[self._stored_dim :]}
 
-    def _store_columns(self, connection: Connection) -> None:
+    def _store_columns(self, connection: Connection, table: str) -> None:
         """Create the table of the columns, unless it exists."""
-        pgvector, sql = import_extra("pgvector", extra="pgvector"), self._sql
-        parts = {"columns": self._identifier(self._columns_table), "width": sql.Literal(self._columns.shape[1])}
-        quoted = parts["columns"].as_string(connection)
-        if connection.execute("SELECT to_regclass(%s)", [quoted]).fetchone() != (None,):
+        from pgvector import Vector
+
+        if connection.execute("SELECT to_regclass(%s)", [quoted(connection, table)]).fetchone() != (None,):
             return
-        connection.execute(sql.SQL(CREATE_COLUMNS).format(**parts))
-        with connection.cursor().copy(sql.SQL(COPY_COLUMNS).format(**parts)) as copying:
+        connection.execute(format_sql(CREATE_COLUMNS, columns=table, width=self._columns.shape[1]))
+        with connection.cursor().copy(format_sql(COPY_COLUMNS, columns=table)) as copying:
             copying.set_types(["bigint", "vector"])
             for number, row in zip(self._numbers.tolist(), self._columns, strict=True):
-                copying.write_row((number, pgvector.Vector(row)))
+                copying.write_row((number, Vector(row)))
 
     def _read_numbers(self, connection: Connection) -> NDArray[np.int64]:
-        table = self._identifier(self._table)
-        statement = self._sql.SQL("SELECT number FROM {} WHERE NOT removed ORDER BY 1").format(table)
-        found: NDArray[np.int64] = np.array(connection.execute(statement, binary=True).fetchall(), np.int64)
-        return found.reshape(-1)
+        statement = format_sql("SELECT number FROM {table} WHERE NOT removed ORDER BY 1", table=self._table)
+        return np.array(connection.execute(statement, binary=True).fetchall(), np.int64).reshape(-1)
 
     def _rows_of(self, numbers: ArrayLike) -> Rows:
         """The rows of these numbers; −1 for those added since."""
@@ -226,41 +223,145 @@ class PgVectorSearch(BaseSearch):
         places = np.minimum(np.searchsorted(self._numbers, sought), len(self) - 1)
         return np.where(self._numbers[places] == sought, places, -1)
 
-    def _read(self, statement: Any, values: Values) -> Records:
+    def _read(self, statement: str, values: Values) -> Records:
         return self._connections.read(lambda connection: self._fetch(connection, statement, values))
 
-    def _fetch(self, connection: Connection, statement: Any, values: Values) -> Records:
-        return connection.execute(statement, self._with_own(values), binary=True).fetchall()
+    def _fetch(self, connection: Connection, statement: str, values: Values) -> Records:
+        return connection.execute(*self._prepare(statement, values), binary=True).fetchall()
 
-    def _stream(self, connection: Connection, statement: Any, values: Values) -> Iterator[Records]:
+    def _stream(self, connection: Connection, statement: str, values: Values) -> Iterator[Records]:
         """Records in blocks, so that not all are in memory at once."""
         with connection.cursor(name="crossknn", binary=True) as cursor:
-            cursor.execute(statement, self._with_own(values))
+            cursor.execute(*self._prepare(statement, values))
             while records := cursor.fetchmany(FETCH_RECORDS):
                 yield records
 
-    def _with_own(self, values: Values) -> Values:
-        last = int(self._numbers[-1]) if len(self) else 0
-        return {**self._values, **values, "last": last}
+    def _prepare(self, statement: str, values: Values) -> tuple[Any, Values]:
+        """A statement about this table, restricted by the `excluded` and `allowed` of `values`, and all its values."""
+        from psycopg import sql
 
-    def _format(self, statement: str, values: Sequence[str] | Values = ()) -> Any:
-        """A statement about this table, restricted by the `excluded` and `allowed` of `values`."""
-        sql, table = self._sql, self._identifier(self._table)
-        source, product = table, "-(vector::vector <#> %(query)s)"
+        source, product = "{table}", "-(vector::vector <#> %(query)s)"
         if self._columns_table is not None:
-            source = sql.SQL("{} JOIN {} USING (number)").format(table, self._identifier(self._columns_table))
+            source = "{table} JOIN {columns} USING (number)"
             product = "-((vector::vector <#> %(query)s) + (columns <#> %(rest)s))"
         where = "NOT removed AND number <= %(last)s"
         where += " AND number <> ALL(%(excluded)s::bigint[])" * ("excluded" in values)
         where += " AND number = ANY(%(allowed)s::bigint[])" * ("allowed" in values)
-        condition = sql.SQL(where + " AND ") + sql.SQL(self._condition)
-        return sql.SQL(statement).format(table=table, source=source, product=sql.SQL(product), where=condition)
-
-    def _identifier(self, table: str | None) -> Any:
-        return self._sql.Identifier(*str(table).split("."))
+        condition = sql.SQL(f"{where} AND {self._condition}")
+        statement = statement.replace("{source}", source).replace("{product}", product)
+        last = int(self._numbers[-1]) if len(self) else 0
+        formatted = format_sql(statement, table=self._table, columns=self._columns_table, where=condition)
+        return formatted, {**self._values, **values, "last": last}
 
     def _check_all(self, found: int, expected: int) -> None:
         if found < expected:
             raise StoreError(
                 f"{expected - found} items of {self._table!r} were purged since it was opened. Open it again."
             )
+
+
+class StaleConnection(StoreError):
+    """A connection that was idle turned out to be lost."""
+
+
+class Connections:
+    """Opens a connection where none is idle, and keeps it open for reuse; `database` is as of `PgTable`."""
+
+    def __init__(self, database: str | Callable[[], Connection]) -> None:
+        self.psycopg = import_extra("psycopg", extra="pgvector")
+        self._pgvector = import_extra("pgvector.psycopg", extra="pgvector")
+        if not isinstance(database, str) and not callable(database):
+            raise invalid("database", "a connection string or a function", database)
+        self._database = database
+        self._idle: list[Connection] = []
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A connection in a transaction that is committed at the end of the block, or rolled back on an error."""
+        idle = self._take_idle()
+        connection = idle or self._open()
+        try:
+            with connection.transaction():
+                yield connection
+        except self.psycopg.OperationalError as error:
+            message = f"PostgreSQL ended the transaction: {_first_line(error)}. Try again."
+            if not connection.closed:
+                raise StoreError(message) from error
+            self.close()  # the idle connections are lost, too
+            raise (StoreError(message) if idle is None else StaleConnection(message)) from error
+        finally:
+            if not connection.closed:
+                self._idle.append(connection)
+
+    def read(self, function: Callable[[Connection], Result]) -> Result:
+        """`function` of a connection in a transaction, repeated on a new connection if an idle one was lost."""
+        with suppress(StaleConnection), self.transaction() as connection:
+            return function(connection)
+        with self.transaction() as connection:
+            return function(connection)
+
+    def add_extension(self) -> None:
+        """Install pgvector in the database unless it is there."""
+        with closing(self._connect()) as connection:
+            try:
+                connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+            except self.psycopg.Error as error:
+                raise _missing_extension(error) from error
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        while (connection := self._take_idle()) is not None:
+            connection.close()
+
+    def _take_idle(self) -> Connection | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _open(self) -> Connection:
+        connection = self._connect()
+        try:
+            self._pgvector.register_vector(connection)
+        except self.psycopg.ProgrammingError as error:
+            connection.close()
+            raise _missing_extension(error) from error
+        return connection
+
+    def _connect(self) -> Connection:
+        try:
+            database = self._database
+            connection: Connection = self.psycopg.connect(database) if isinstance(database, str) else database()
+        except self.psycopg.OperationalError as error:
+            raise StoreError(f"PostgreSQL cannot be reached: {_first_line(error)}.") from error
+        except self.psycopg.ProgrammingError as error:
+            raise InputError(f"`database` must be a valid connection string: {_first_line(error)}.") from error
+        connection.autocommit = True
+        connection.row_factory = self.psycopg.rows.tuple_row
+        connection.prepare_threshold = None  # the planner must see the arrays of rows, which prepared statements hide
+        return connection
+
+
+def _missing_extension(error: Exception) -> InputError:
+    return InputError(
+        f"The database has no extension vector ({_first_line(error)}). Install pgvector on the server and run, with "
+        "sufficient rights: CREATE EXTENSION vector"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def format_sql(statement: str, **parts: Any) -> Any:
+    """The statement with these parts, of which strings are names, such as those of tables, with or without a schema."""
+    from psycopg import sql
+
+    named = {key: sql.Identifier(*part.split(".")) if isinstance(part, str) else part for key, part in parts.items()}
+    return sql.SQL(statement).format(**named)
+
+
+def quoted(connection: Connection, table: str) -> str:
+    """The table's name as PostgreSQL's `to_regclass` reads it."""
+    name: str = format_sql("{table}", table=table).as_string(connection)
+    return name

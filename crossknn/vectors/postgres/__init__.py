@@ -1,1 +1,0 @@
-"""Vector search in PostgreSQL with pgvector."""
