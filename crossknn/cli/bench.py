@@ -58,7 +58,7 @@ StrategiesOption = Annotated[
     typer.Option(
         "--strategies",
         help="Comma-separated names, with settings after colons: rerank:retriever=fused,axn:mix=0.8:first=bm25. "
-        "Known: rerank, axn, anncur, adacur, tour, gar, posterior. Default: all that the data have scores for.",
+        "Known: {strategies with budget}. Default: all that the data have scores for.",
     ),
 ]
 BudgetsOption = Annotated[str, typer.Option("--budgets", help="Calls per query, comma-separated.")]

@@ -21,6 +21,7 @@ from crossknn.errors import CrossKnnError
 
 OPTION_FOR_FALSE = {"check_models": "--any-model"}  # options that set an argument to False
 ARGUMENT_NAME = re.compile(r"`(\w+)(=False)?`|\b(\w+)(=False)\b")  # as the library's error messages write it
+STRATEGY_NAMES = re.compile(r"\{strategies(?: with (\w+))?\}")  # in the help of options
 
 out = Console()
 err = Console(stderr=True)
@@ -51,7 +52,8 @@ def resumable() -> Iterator[None]:
 class Command(TyperCommand):
     """A command whose errors name its options where the library names arguments: `--id-field` for `id_field`.
 
-    In the help of an option, `{strategies}` stands for the names of all strategies.
+    In the help of an option, `{strategies}` stands for the names of all strategies, and `{strategies with budget}` for
+    those that have the setting `budget`.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -62,10 +64,13 @@ class Command(TyperCommand):
             raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from crossknn.strategies.registry import STRATEGIES
+        from crossknn.strategies.registry import STRATEGIES, settings_of
+
+        def names(match: re.Match[str]) -> str:
+            return ", ".join(name for name, kind in STRATEGIES.items() if not match[1] or match[1] in settings_of(kind))
 
         for option in _options(self.params):
-            option.help = (option.help or "").replace("{strategies}", ", ".join(STRATEGIES))
+            option.help = STRATEGY_NAMES.sub(names, option.help or "")
         super().format_help(ctx, formatter)
 
 

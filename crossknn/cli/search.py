@@ -58,11 +58,17 @@ def search(
     ] = None,
     stop_at: Annotated[
         float | None,
-        typer.Option(help="posterior: stop a query once this share of its top k is expected to be found, as 0.95."),
+        typer.Option(
+            help="{strategies with stop_at}: stop a query once this share of its top k is expected to be found, "
+            "as 0.95."
+        ),
     ] = None,
     train_queries: Annotated[
         Path | None,
-        typer.Option(help="axn, tour: estimate α and β on 100 of these queries (10,000 calls), once per run."),
+        typer.Option(
+            help="For strategies that normalize scores, such as axn: estimate α and β on 100 of these queries "
+            "(10,000 calls), once per run."
+        ),
     ] = None,
     scorer: options.ScorerOption = options.DEFAULT_SCORER,
     encoder: options.OptionalEncoderOption = options.DEFAULT_ENCODER,
