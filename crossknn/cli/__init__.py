@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.logging import RichHandler
 
-from crossknn.cli import bench, build, demo, index, score, search, serve
+from crossknn.cli import bench, demo, index, search, serve
 from crossknn.cli.console import Command, err, fail, out
 from crossknn.errors import CrossKnnError, InputError, MissingExtra, ModelNotFound
 
@@ -49,10 +49,10 @@ def _common(version: VersionOption = False) -> None:  # noqa: ARG001
 
 
 for command in (
-    build.build,
-    build.plan,
+    index.build,
+    index.plan,
     search.search,
-    score.score,
+    search.score,
     serve.serve,
     index.info,
     index.add,
@@ -60,10 +60,8 @@ for command in (
     index.verify,
     demo.demo,
 ):
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.add_typer(bench.app, name="bench")
-for registered in (*app.registered_commands, *bench.app.registered_commands):
-    registered.cls = Command
 
 
 def main() -> None:
