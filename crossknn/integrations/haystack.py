@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from threading import Lock
 from typing import Any, Generic, Self, TypeVar
 
@@ -61,6 +61,7 @@ class _Lazy(Generic[T]):
 
 
 @component
+@dataclass(eq=False, repr=False)
 class CrossKnnRetriever:
     """Returns the best items as `Document`s with scores; round and proposer are in their meta.
 
@@ -68,30 +69,22 @@ class CrossKnnRetriever:
         searcher: A `Searcher`, or a `SavedIndex`, which is loaded when the pipeline warms up and can be serialized.
         documents: The items' documents by id, copies of which are returned and whose meta `filters` test;
             `from_documents` sets it.
-        top_k: Number of documents, `k` of `Searcher.search`.
-        budget, strategy, filter, deadline: As in `Searcher.search`.
+        top_k: Number of documents. It and all further settings are those of `Searcher.search`.
     """
 
-    def __init__(
-        self,
-        searcher: Searcher | SavedIndex,
-        *,
-        documents: Mapping[str, Document] | None = None,
-        top_k: int = 10,
-        budget: int | None = None,
-        strategy: Strategy | None = None,
-        filter: Filter | None = None,
-        deadline: float | None = None,
-    ) -> None:
-        check_positive("top_k", top_k)
-        self.searcher = searcher
-        self.documents = documents
-        self.top_k = top_k
-        self.budget = budget
-        self.strategy = strategy
-        self.filter = filter
-        self.deadline = deadline
-        self._searcher = _Lazy(lambda: searcher.open() if isinstance(searcher, SavedIndex) else searcher)
+    searcher: Searcher | SavedIndex
+    _: KW_ONLY
+    documents: Mapping[str, Document] | None = None
+    top_k: int = 10
+    budget: int | None = None
+    strategy: Strategy | None = None
+    filter: Filter | None = None
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("top_k", self.top_k)
+        source = self.searcher
+        self._searcher = _Lazy(lambda: source.open() if isinstance(source, SavedIndex) else source)
 
     @classmethod
     def from_documents(
