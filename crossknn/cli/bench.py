@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Context, Option, Typer
 
 from crossknn.cli import options
 from crossknn.cli.console import Command, ProgressBars, out, resumable, say
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DEV_QUERIES = 50  # of a dataset, where each costs as many calls as there are items
 NOT_REPEATED = {"json_file", "report", "studies", "work_dir", "engine", "address", "workers", "device", "dtype"}
 
-app = typer.Typer(
+app = Typer(
     help="Compare strategies with exact search: recall for a budget of calls.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -43,22 +43,22 @@ class ComparisonOptions:
 
     strategies: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Comma-separated names, with settings after colons: rerank:retriever=fused,axn:mix=0.8:first=bm25. "
             "Known: {strategies with budget}. Default: all that the data have scores for.",
         ),
     ] = None
-    budgets: Annotated[str, typer.Option(help="Calls per query, comma-separated.")] = "50,100,500"
-    ks: Annotated[str, typer.Option("--k", help="Recall is that of the true top k; comma-separated.")] = "1,10,100"
-    rounds: Annotated[int, typer.Option(min=1, help="Of strategies that set none; at most the budget.")] = 10
+    budgets: Annotated[str, Option(help="Calls per query, comma-separated.")] = "50,100,500"
+    ks: Annotated[str, Option("--k", help="Recall is that of the true top k; comma-separated.")] = "1,10,100"
+    rounds: Annotated[int, Option(min=1, help="Of strategies that set none; at most the budget.")] = 10
     seed: options.SeedOption = 0
     calls_per_item: Annotated[
-        int, typer.Option("--index-calls-per-item", min=0, help="Offline calls per item; axn also runs fitted to them.")
+        int, Option("--index-calls-per-item", min=0, help="Offline calls per item; axn also runs fitted to them.")
     ] = 0
-    queries: Annotated[int | None, typer.Option(min=1, help="Number of test queries. Default: all.")] = None
+    queries: Annotated[int | None, Option(min=1, help="Number of test queries. Default: all.")] = None
     tune: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--tune",
             help="Choose the settings that a name leaves open on dev queries, one for all k and budgets, and also show "
             "the oracle: the best setting for each k and budget.",
@@ -82,7 +82,7 @@ class ComparisonOptions:
         resolve: Callable[..., Sequence[Any]] = make_candidates if self.tune else resolve_strategies
         return resolve(names, bench.available, budgets=self.sizes["budgets"], rounds=self.rounds, seed=self.seed)
 
-    def run(self, bench: Bench, context: typer.Context, studies: list[str], progress: Progress) -> Comparison:
+    def run(self, bench: Bench, context: Context, studies: list[str], progress: Progress) -> Comparison:
         """The comparison and its studies."""
         from crossknn.evaluate.studies import run_studies
         from crossknn.evaluate.tuning import run_tuned
@@ -102,13 +102,11 @@ class ComparisonOptions:
 class OutputOptions:
     """Where results go, and which studies are made for them."""
 
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the numbers here.")] = (
-        None
-    )
-    report: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Also write a page with figures.")] = None
+    json_file: Annotated[Path | None, Option("--json", metavar="FILE", help="Also write the numbers here.")] = None
+    report: Annotated[Path | None, Option(metavar="FOLDER", help="Also write a page with figures.")] = None
     studies: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Further studies in the report and the file, comma-separated: rounds, mix, sampling, latency, "
             "distributions, quality; or none. Default: all in a report.",
         ),
@@ -176,8 +174,8 @@ class OutputOptions:
 @options.with_groups
 def matrix(
     *,
-    context: typer.Context,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of exact scores; no model is needed.")],
+    context: Context,
+    folder: Annotated[Path, Argument(metavar="DIR", help="A folder of exact scores; no model is needed.")],
     compared: ComparisonOptions,
     outputs: OutputOptions,
 ) -> None:
@@ -208,29 +206,29 @@ def matrix(
 @options.with_groups
 def set_(
     *,
-    context: typer.Context,
+    context: Context,
     source: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="SET",
             help="A BEIR folder (corpus.jsonl, queries.jsonl, qrels/*.tsv), zeshel:FOLDER:DOMAIN (with :100 at its end "
             "for 100 train queries instead of 500), or ir_datasets:NAME.",
         ),
     ],
     compared: ComparisonOptions,
-    split: Annotated[str, typer.Option(help="The test queries.")] = "test",
+    split: Annotated[str, Option(help="The test queries.")] = "test",
     train_split: Annotated[
-        str | None, typer.Option(help="The train queries. Default: train if it exists, else cut from items.")
+        str | None, Option(help="The train queries. Default: train if it exists, else cut from items.")
     ] = None,
-    train_queries: Annotated[int | None, typer.Option(min=1, help="Number of train queries. Default: all.")] = None,
+    train_queries: Annotated[int | None, Option(min=1, help="Number of train queries. Default: all.")] = None,
     dev_split: Annotated[
-        str | None, typer.Option(help="The dev queries of --tune. Default: dev if it exists, else train queries.")
+        str | None, Option(help="The dev queries of --tune. Default: dev if it exists, else train queries.")
     ] = None,
     dev_queries: Annotated[
-        int | None, typer.Option(min=1, help=f"Maximum number of dev queries, all scored. Default: {DEV_QUERIES}.")
+        int | None, Option(min=1, help=f"Maximum number of dev queries, all scored. Default: {DEV_QUERIES}.")
     ] = None,
     models: options.ModelOptions,
-    work_dir: Annotated[Path | None, typer.Option(help="Keeps scores and vectors. Default: SET.work.")] = None,
+    work_dir: Annotated[Path | None, Option(help="Keeps scores and vectors. Default: SET.work.")] = None,
     engine: options.EngineOptions,
     outputs: OutputOptions,
 ) -> None:
@@ -295,7 +293,7 @@ def _default_work_dir(source: str) -> Path:
     return options.default_work_dir(Path(source))
 
 
-def _command(context: typer.Context) -> str:
+def _command(context: Context) -> str:
     """The command that repeats the run, without where its results go and where it computes."""
     arguments: list[str] = []
     for parameter in context.command.params:

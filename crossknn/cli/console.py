@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, Self
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
+from typer import Exit
 from typer.core import TyperCommand, TyperOption
 
 from crossknn.errors import CrossKnnError
@@ -45,7 +45,7 @@ def resumable() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         say("interrupted. Run the same command again to resume.")
-        raise typer.Exit(130) from None
+        raise Exit(130) from None
 
 
 class Command(TyperCommand):
@@ -145,10 +145,12 @@ class ProgressBars:
         if step not in self._tasks:
             # What an earlier run has done must not count toward the speed of this one.
             self._tasks[step] = self._bars.add_task(step, total=total, completed=done)
-            self._log_start(step, done, total)
+            if self._log:
+                self._started[step] = time.monotonic()
+                say(f"{step}: {total:,}{f' ({done:,} done before)' if done else ''} …")
         self._bars.update(self._tasks[step], completed=done, total=total)
-        if done >= total:
-            self._log_end(step, total)
+        if done >= total and step in self._started:
+            say(f"{step}: {total:,} done in {time.monotonic() - self._started.pop(step):.1f} s")
 
     def from_zero(self, step: str, done: int, total: int) -> None:
         """As `progress(step, done, total)`, for steps that first report after their first batch: they begin at 0."""
@@ -157,13 +159,3 @@ class ProgressBars:
         if step not in self._tasks and step != SCORING:
             self(step, 0, total)
         self(step, done, total)
-
-    def _log_start(self, step: str, done: int, total: int) -> None:
-        if self._log:
-            self._started[step] = time.monotonic()
-            resumed = f" ({done:,} done before)" if done else ""
-            say(f"{step}: {total:,}{resumed} …")
-
-    def _log_end(self, step: str, total: int) -> None:
-        if self._log and step in self._started:
-            say(f"{step}: {total:,} done in {time.monotonic() - self._started.pop(step):.1f} s")

@@ -8,9 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Column, Table
 from rich.text import Text
+from typer import Argument, Option
 
 from crossknn.cli import options
 from crossknn.cli.console import ProgressBars, out, print_json, resumable, say
@@ -24,26 +24,10 @@ if TYPE_CHECKING:
     from crossknn.items.items import Items
 
 
-class FactorsName(StrEnum):
-    transductive = "transductive"
-    inductive = "inductive"
-    cur = "cur"
-    none = "none"
-
-
-class SamplingName(StrEnum):
-    per_item = "per-item"
-    per_query = "per-query"
-
-
-class RetrieverName(StrEnum):
-    dense = "dense"
-    bm25 = "bm25"
-    tfidf = "tfidf"
-    fused = "fused"
-
-
-FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of an index.")]
+FactorsName = StrEnum("FactorsName", ["transductive", "inductive", "cur", "none"])
+SamplingName = StrEnum("SamplingName", {"per_item": "per-item", "per_query": "per-query"})
+RetrieverName = StrEnum("RetrieverName", ["dense", "bm25", "tfidf", "fused"])
+FolderArgument = Annotated[Path, Argument(metavar="FOLDER", help="Folder of an index.")]
 
 
 @dataclass(frozen=True)
@@ -51,36 +35,27 @@ class BuildOptions:
     """Which pairs a build scores, and what it fits to the scores."""
 
     queries: Annotated[
-        Path | None,
-        typer.Option(help="File of train queries, one per line or jsonl. Default: generated from the items."),
+        Path | None, Option(help="File of train queries, one per line or jsonl. Default: generated from the items.")
     ] = None
     factors: Annotated[
-        FactorsName,
-        typer.Option(help="Factorization of the scores. none: the encoder's vectors, scaled by α and β."),
+        FactorsName, Option(help="Factorization of the scores. none: the encoder's vectors, scaled by α and β.")
     ] = FactorsName.transductive
     sampling: Annotated[
-        SamplingName | None,
-        typer.Option(help="Which pairs to score. Default: per-item for transductive, else per-query."),
+        SamplingName | None, Option(help="Which pairs to score. Default: per-item for transductive, else per-query.")
     ] = None
-    per_item: Annotated[int | None, typer.Option(min=1, help="Train queries to score with each item. Default: 8.")] = (
-        None
-    )
-    per_query: Annotated[
-        int | None, typer.Option(min=1, help="Items to score with each train query. Default: 100.")
-    ] = None
+    per_item: Annotated[int | None, Option(min=1, help="Train queries to score with each item. Default: 8.")] = None
+    per_query: Annotated[int | None, Option(min=1, help="Items to score with each train query. Default: 100.")] = None
     retriever: Annotated[
         RetrieverName | None,
-        typer.Option("--from", help="per-query: take the best items of this retriever. Default: random items."),
+        Option("--from", help="per-query: take the best items of this retriever. Default: random items."),
     ] = None
-    anchors: Annotated[
-        int | None, typer.Option(min=1, help="cur: train queries to score with all items. Default: 500.")
-    ] = None
+    anchors: Annotated[int | None, Option(min=1, help="cur: train queries scored with all items. Default: 500.")] = None
     preset: Annotated[
-        str | None, typer.Option(help="Settings of the factorization, such as paper. Default: crossknn's own.")
+        str | None, Option(help="Settings of the factorization, such as paper. Default: crossknn's own.")
     ] = None
-    prior: Annotated[bool, typer.Option("--prior", help="Also fit a prior for the strategy posterior.")] = False
+    prior: Annotated[bool, Option("--prior", help="Also fit a prior for the strategy posterior.")] = False
     work_dir: Annotated[
-        Path | None, typer.Option(help="Folder that keeps scores and vectors. Default: FOLDER.work, next to the index.")
+        Path | None, Option(help="Folder that keeps scores and vectors. Default: FOLDER.work, next to the index.")
     ] = None
     seed: options.SeedOption = 0
 
@@ -133,19 +108,15 @@ class BuildOptions:
 def build(
     *,
     corpus: options.ItemsArgument,
-    folder: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder of the index: new, or replaced.")
-    ],
+    folder: Annotated[Path, Option("-o", "--output", metavar="FOLDER", help="Folder of the index: new, or replaced.")],
     chosen: BuildOptions,
     signals: Annotated[
         list[RetrieverName] | None,
-        typer.Option("--signal", help="A retriever the prior uses; repeat for several. Default: dense and bm25."),
+        Option("--signal", help="A retriever the prior uses; repeat for several. Default: dense and bm25."),
     ] = None,
-    chunk: Annotated[
-        int, typer.Option(min=1, help="Calls per file of scores: an abrupt end loses at most these.")
-    ] = 8192,
+    chunk: Annotated[int, Option(min=1, help="Calls per file of scores: an abrupt end loses at most these.")] = 8192,
     worker: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Score only part I of N, from 1/N to N/N, then stop.")
+        str | None, Option(metavar="I/N", help="Score only part I of N, from 1/N to N/N, then stop.")
     ] = None,
     engine: options.EngineOptions,
     item_fields: options.FieldOptions,
@@ -197,8 +168,7 @@ def plan(
     *,
     corpus: options.ItemsArgument,
     folder: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FOLDER", help="Folder of the index: count what FOLDER.work has."),
+        Path | None, Option("-o", "--output", metavar="FOLDER", help="Folder of the index: count what FOLDER.work has.")
     ] = None,
     chosen: BuildOptions,
     item_fields: options.FieldOptions,
@@ -253,10 +223,10 @@ def add(
     folder: FolderArgument,
     corpus: options.ItemsArgument,
     queries_per_item: Annotated[
-        int, typer.Option("--per-item", min=1, help="Train queries to score with each new item, if it needs any.")
+        int, Option("--per-item", min=1, help="Train queries to score with each new item, if it needs any.")
     ] = 8,
     work_dir: Annotated[
-        Path | None, typer.Option(help="Folder that keeps the scores. Default: FOLDER.work, next to the index.")
+        Path | None, Option(help="Folder that keeps the scores. Default: FOLDER.work, next to the index.")
     ] = None,
     item_fields: options.FieldOptions,
     models: options.ModelOptions,
@@ -287,8 +257,8 @@ def add(
 
 def remove(
     folder: FolderArgument,
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of the items to remove.")] = None,
-    ids_file: Annotated[Path | None, typer.Option("--ids", help="File of ids, one per line.")] = None,
+    ids: Annotated[list[str] | None, Argument(metavar="[ID]...", help="Ids of the items to remove.")] = None,
+    ids_file: Annotated[Path | None, Option("--ids", help="File of ids, one per line.")] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Remove items from an index. A process that has it open keeps the old one."""
@@ -303,7 +273,7 @@ def remove(
 
 def verify(
     folder: FolderArgument,
-    work_dir: Annotated[Path | None, typer.Option(help="Also verify the scores in this work folder.")] = None,
+    work_dir: Annotated[Path | None, Option(help="Also verify the scores in this work folder.")] = None,
 ) -> None:
     """Check every byte of an index against its checksums."""
     from crossknn.indexing.index import Index

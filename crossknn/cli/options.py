@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from crossknn.errors import InputError
 
@@ -22,48 +22,31 @@ if TYPE_CHECKING:
 DEFAULT_SCORER = "cross-encoder/ms-marco-MiniLM-L6-v2"
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
-
-class Dtype(StrEnum):
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    int8 = "int8"
-
-
-class EngineName(StrEnum):
-    local = "local"
-    ray = "ray"
-
-
+Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "int8"])
+EngineName = StrEnum("EngineName", ["local", "ray"])
 ItemsArgument = Annotated[
-    Path, typer.Argument(metavar="CORPUS", help="Items: .jsonl, .csv, .tsv, .parquet, .txt, or a BEIR folder.")
+    Path, Argument(metavar="CORPUS", help="Items: .jsonl, .csv, .tsv, .parquet, .txt, or a BEIR folder.")
 ]
-DeviceOption = Annotated[
-    str | None, typer.Option(help="Device of the models: cpu or cuda. Default: cuda if available.")
-]
+DeviceOption = Annotated[str | None, Option(help="Device of the models: cpu or cuda. Default: cuda if available.")]
 AnyModelOption = Annotated[
-    bool, typer.Option("--any-model", help="Accept other models than the index was built with: you know they match.")
+    bool, Option("--any-model", help="Accept other models than the index was built with: you know they match.")
 ]
-CacheOption = Annotated[Path | None, typer.Option(help="SQLite file that keeps the scores for later runs.")]
-SeedOption = Annotated[int, typer.Option(min=0, help="Random seed.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of a table.")]
+CacheOption = Annotated[Path | None, Option(help="SQLite file that keeps the scores for later runs.")]
+SeedOption = Annotated[int, Option(min=0, help="Random seed.")]
+JsonOption = Annotated[bool, Option("--json", help="Print one JSON object per line instead of a table.")]
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """The command with every parameter that is a dataclass replaced by its fields, which become options."""
-    hints = get_type_hints(command, include_extras=True)
-    groups = {name: hints[name] for name in signature(command).parameters if is_dataclass(hints[name])}
+    groups: dict[str, Any] = {}
     parameters: list[Parameter] = []
-    for name, parameter in signature(command).parameters.items():
-        if name not in groups:
-            parameters.append(parameter.replace(annotation=hints[name]))
-            continue
-        types = get_type_hints(groups[name], include_extras=True)
-        for field in fields(groups[name]):
-            default = Parameter.empty if field.default is MISSING else field.default
-            option = Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=types[field.name])
-            parameters.append(option)
+    for name, parameter in signature(command, eval_str=True).parameters.items():
+        if is_dataclass(parameter.annotation):
+            groups[name] = parameter.annotation
+            options = signature(groups[name], eval_str=True).parameters.values()
+            parameters += [option.replace(kind=Parameter.KEYWORD_ONLY) for option in options]
+        else:
+            parameters.append(parameter)
 
     @wraps(command)
     def run(**values: Any) -> None:
@@ -82,15 +65,14 @@ class ScorerOptions:
 
     scorer: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Cross-encoder: a hub name, a local folder, 'embedded' (needs no hub), or URL#MODEL of a rerank "
             "server."
         ),
     ] = DEFAULT_SCORER
     device: DeviceOption = None
     dtype: Annotated[
-        Dtype,
-        typer.Option(help="Precision of the cross-encoder. auto: float32 on cpu, bfloat16 on cuda. int8: cpu only."),
+        Dtype, Option(help="Precision of the cross-encoder. auto: float32 on cpu, bfloat16 on cuda. int8: cpu only.")
     ] = Dtype.auto
 
     def load_scorer(self, *, cache: Path | None = None, work_dir: Path | None = None) -> Scorer:
@@ -122,9 +104,9 @@ class ScorerOptions:
 class ModelOptions(ScorerOptions):
     """The cross-encoder and the dual encoder."""
 
-    encoder: Annotated[
-        str, typer.Option(help="Dual encoder: a hub name, a local folder, or 'embedded' (needs no hub).")
-    ] = DEFAULT_ENCODER
+    encoder: Annotated[str, Option(help="Dual encoder: a hub name, a local folder, or 'embedded' (needs no hub).")] = (
+        DEFAULT_ENCODER
+    )
 
     def load_encoder(self) -> Encoder:
         """The dual encoder."""
@@ -139,10 +121,8 @@ class ModelOptions(ScorerOptions):
 class FieldOptions:
     """The fields of a file of items."""
 
-    id_field: Annotated[str | None, typer.Option(help="Field or column of the item's id.")] = None
-    text_field: Annotated[
-        list[str] | None, typer.Option(help="Field or column of the text; repeat to join several.")
-    ] = None
+    id_field: Annotated[str | None, Option(help="Field or column of the item's id.")] = None
+    text_field: Annotated[list[str] | None, Option(help="Field or column of the text; repeat to join several.")] = None
 
     def read(self, path: Path, progress: Progress | None = None) -> Items:
         """The items of a file or a BEIR folder."""
@@ -161,10 +141,10 @@ class SourceOptions(ModelOptions, FieldOptions):
     """How items or an index are opened for search."""
 
     encoder: Annotated[
-        str, typer.Option(help="Dual encoder: a hub name, a local folder, 'embedded' (needs no hub), or 'none'.")
+        str, Option(help="Dual encoder: a hub name, a local folder, 'embedded' (needs no hub), or 'none'.")
     ] = DEFAULT_ENCODER
     vectors: Annotated[
-        Path | None, typer.Option(help="File (.npy) of item vectors: read if it exists, else written for next time.")
+        Path | None, Option(help="File (.npy) of item vectors: read if it exists, else written for next time.")
     ] = None
     any_model: AnyModelOption = False
     cache: CacheOption = None
@@ -200,18 +180,18 @@ class SourceOptions(ModelOptions, FieldOptions):
 class EngineOptions:
     """Where the models of a build or a benchmark run."""
 
-    engine: Annotated[EngineName, typer.Option(help="Where the models run: in this process, or on a Ray cluster.")] = (
+    engine: Annotated[EngineName, Option(help="Where the models run: in this process, or on a Ray cluster.")] = (
         EngineName.local
     )
     address: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="HOST:PORT",
             help="ray: the cluster this machine belongs to. Default: one started on this machine, else a new one.",
         ),
     ] = None
     workers: Annotated[
-        int | None, typer.Option(min=1, help="ray: number of workers. Default: one per GPU, else per CPU.")
+        int | None, Option(min=1, help="ray: number of workers. Default: one per GPU, else per CPU.")
     ] = None
 
     def make(self, models: ScorerOptions) -> Engine:

@@ -8,9 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from crossknn.cli import options
 from crossknn.cli.console import ProgressBars, one_line, out, print_json
@@ -23,69 +23,60 @@ if TYPE_CHECKING:
 QUERY_BATCH = 64
 PAIR_BATCH = 4096
 NORMALIZATION_QUERIES = 100
-
-
-class RankBy(StrEnum):
-    score = "score"
-    fused = "fused"
+RankBy = StrEnum("RankBy", ["score", "fused"])
 
 
 @options.with_groups
 def search(
     *,
-    corpus: Annotated[
-        Path, typer.Argument(help="An index, or items: .jsonl, .csv, .tsv, .parquet, .txt, or a BEIR folder.")
-    ],
-    queries: Annotated[list[str] | None, typer.Argument(metavar="[QUERY]...", help="What to search for.")] = None,
-    queries_file: Annotated[
-        Path | None, typer.Option("--queries", help="File of queries, one per line or jsonl.")
-    ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Hits per query.")] = 10,
+    corpus: Annotated[Path, Argument(help="An index, or items: .jsonl, .csv, .tsv, .parquet, .txt, or a BEIR folder.")],
+    queries: Annotated[list[str] | None, Argument(metavar="[QUERY]...", help="What to search for.")] = None,
+    queries_file: Annotated[Path | None, Option("--queries", help="File of queries, one per line or jsonl.")] = None,
+    k: Annotated[int, Option("-k", min=1, help="Hits per query.")] = 10,
     strategy: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="How to spend the budget: {strategies}. Settings follow after colons, as in axn:mix=0.8:first=bm25. "
             "Default: posterior; rerank without an encoder or with --retriever."
         ),
     ] = None,
-    budget: Annotated[int | None, typer.Option(min=1, help="Cross-encoder calls per query. Default: 100.")] = None,
+    budget: Annotated[int | None, Option(min=1, help="Cross-encoder calls per query. Default: 100.")] = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds of adaptive strategies. Default: 10, or a smaller budget.")
+        int | None, Option(min=1, help="Rounds of adaptive strategies. Default: 10, or a smaller budget.")
     ] = None,
     retriever: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="First stage: dense, bm25, tfidf, random, fused, or with an index fitted. "
             "Default: fused, without an encoder bm25."
         ),
     ] = None,
     stop_at: Annotated[
         float | None,
-        typer.Option(
+        Option(
             help="{strategies with stop_at}: stop a query once this share of its top k is expected to be found, "
             "as 0.95."
         ),
     ] = None,
     train_queries: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="For strategies that normalize scores, such as axn: estimate α and β on 100 of these queries "
             "(10,000 calls), once per run."
         ),
     ] = None,
-    filter_ids: Annotated[Path | None, typer.Option(help="File of ids, one per line: search only these items.")] = None,
+    filter_ids: Annotated[Path | None, Option(help="File of ids, one per line: search only these items.")] = None,
     deadline: Annotated[
-        float | None, typer.Option(help="Seconds per batch of queries; then return the best hits so far.")
+        float | None, Option(help="Seconds per batch of queries; then return the best hits so far.")
     ] = None,
     rank_by: Annotated[
-        RankBy, typer.Option(help="Order of the hits: by score, or by score, dense and bm25 fused.")
+        RankBy, Option(help="Order of the hits: by score, or by score, dense and bm25 fused.")
     ] = RankBy.score,
     explained: Annotated[
-        bool, typer.Option("--explain", help="Show each hit's round, estimate and rank by every retriever.")
+        bool, Option("--explain", help="Show each hit's round, estimate and rank by every retriever.")
     ] = False,
     picture: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Plot the estimates and scores of a query, round by round."),
+        Path | None, Option(metavar="FILE.png", help="Plot the estimates and scores of a query, round by round.")
     ] = None,
     opened: options.SourceOptions,
     as_json: options.JsonOption = False,
@@ -129,10 +120,10 @@ def search(
 def score(
     *,
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[QUERY ITEM...]", help="A query and the items to score.")
+        list[str] | None, Argument(metavar="[QUERY ITEM...]", help="A query and the items to score.")
     ] = None,
     pairs: Annotated[
-        Path | None, typer.Option(help="File of pairs: .jsonl, .csv or .tsv with the fields 'query' and 'item'.")
+        Path | None, Option(help="File of pairs: .jsonl, .csv or .tsv with the fields 'query' and 'item'.")
     ] = None,
     models: options.ScorerOptions,
     cache: options.CacheOption = None,

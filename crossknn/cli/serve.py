@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from crossknn.cli import options
 from crossknn.cli.console import ProgressBars, say
@@ -28,15 +28,15 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 class LimitOptions:
     """`Limits` as options."""
 
-    k: Annotated[int, typer.Option("--max-k", min=1, help="Limit of hits per query.")] = 1_000
-    budget: Annotated[int, typer.Option("--max-budget", min=1, help="Limit of calls per query.")] = 1_000
-    queries: Annotated[int, typer.Option("--max-queries", min=1, help="Limit of queries per search.")] = 64
-    pairs: Annotated[int, typer.Option("--max-pairs", min=1, help="Limit of pairs per request for scores.")] = 1_000
-    filter_ids: Annotated[int, typer.Option("--max-filter-ids", min=1, help="Limit of ids per filter.")] = 100_000
-    text_bytes: Annotated[int, typer.Option("--max-text-bytes", min=1, help="Limit of bytes per text.")] = 65_536
-    body_bytes: Annotated[int, typer.Option("--max-body-bytes", min=1, help="Limit of bytes per request.")] = 4_194_304
+    k: Annotated[int, Option("--max-k", min=1, help="Limit of hits per query.")] = 1_000
+    budget: Annotated[int, Option("--max-budget", min=1, help="Limit of calls per query.")] = 1_000
+    queries: Annotated[int, Option("--max-queries", min=1, help="Limit of queries per search.")] = 64
+    pairs: Annotated[int, Option("--max-pairs", min=1, help="Limit of pairs per request for scores.")] = 1_000
+    filter_ids: Annotated[int, Option("--max-filter-ids", min=1, help="Limit of ids per filter.")] = 100_000
+    text_bytes: Annotated[int, Option("--max-text-bytes", min=1, help="Limit of bytes per text.")] = 65_536
+    body_bytes: Annotated[int, Option("--max-body-bytes", min=1, help="Limit of bytes per request.")] = 4_194_304
     deadline: Annotated[
-        float, typer.Option("--max-deadline", help="Limit and default of a search's deadline, in seconds.")
+        float, Option("--max-deadline", help="Limit and default of a search's deadline, in seconds.")
     ] = 60.0
 
 
@@ -45,33 +45,31 @@ class ServerOptions:
     """`Settings` as options."""
 
     api_key: Annotated[
-        str | None,
-        typer.Option(envvar="CROSSKNN_API_KEY", help="Key that clients must send, as Authorization: Bearer KEY."),
+        str | None, Option(envvar="CROSSKNN_API_KEY", help="Key that clients must send, as Authorization: Bearer KEY.")
     ] = None
-    public_info: Annotated[bool, typer.Option("--public-info", help="Serve /info and /metrics without a key.")] = False
-    running: Annotated[int, typer.Option("--workers", min=1, help="Requests to run at once.")] = 32
-    waiting: Annotated[int, typer.Option(min=0, help="Requests to queue; further ones get status 429.")] = 128
-    batch_pairs: Annotated[int, typer.Option("--batch", min=1, help="Limit of pairs per scorer batch.")] = 512
-    scorer_timeout: Annotated[float, typer.Option(help="Seconds after which a scorer counts as stalled.")] = 60.0
-    poll: Annotated[float, typer.Option(help="Seconds between two checks for a newer index.")] = 2.0
-    grace: Annotated[float, typer.Option(help="Seconds for running requests to end after SIGTERM.")] = 30.0
-    log_queries: Annotated[bool, typer.Option("--log-queries", help="Also log the queries.")] = False
+    public_info: Annotated[bool, Option("--public-info", help="Serve /info and /metrics without a key.")] = False
+    running: Annotated[int, Option("--workers", min=1, help="Requests to run at once.")] = 32
+    waiting: Annotated[int, Option(min=0, help="Requests to queue; further ones get status 429.")] = 128
+    batch_pairs: Annotated[int, Option("--batch", min=1, help="Limit of pairs per scorer batch.")] = 512
+    scorer_timeout: Annotated[float, Option(help="Seconds after which a scorer counts as stalled.")] = 60.0
+    poll: Annotated[float, Option(help="Seconds between two checks for a newer index.")] = 2.0
+    grace: Annotated[float, Option(help="Seconds for running requests to end after SIGTERM.")] = 30.0
+    log_queries: Annotated[bool, Option("--log-queries", help="Also log the queries.")] = False
 
 
 @options.with_groups
 def serve(
     *,
     corpus: Annotated[
-        Path | None, typer.Argument(help="An index, or items: .jsonl, .csv, .tsv, .parquet, .txt, or a BEIR folder.")
+        Path | None, Argument(help="An index, or items: .jsonl, .csv, .tsv, .parquet, .txt, or a BEIR folder.")
     ] = None,
     example: Annotated[
-        bool, typer.Option("--example", help="Serve the dictionary of `crossknn demo`, without corpus or network.")
+        bool, Option("--example", help="Serve the dictionary of `crossknn demo`, without corpus or network.")
     ] = False,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 for any free one.")] = 8000,
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65_535, help="Port to listen on; 0 for any free one.")] = 8000,
     allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="Further Host name to accept, on loopback without a key; repeat for several."),
+        list[str] | None, Option(help="Further Host name to accept, on loopback without a key; repeat for several.")
     ] = None,
     opened: options.SourceOptions,
     limits: LimitOptions,
