@@ -11,16 +11,16 @@ import os
 import sys
 from typing import Annotated
 
-import typer
 from rich.logging import RichHandler
+from typer import Exit, Option, Typer
 
-from crossknn.cli import bench, build, demo, index, score, search, serve
+from crossknn.cli import bench, demo, index, search, serve
 from crossknn.cli.console import Command, err, fail, out
 from crossknn.errors import CrossKnnError, InputError, MissingExtra, ModelNotFound
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app = Typer(
     name="crossknn",
     help="Search the nearest neighbors of a query when the similarity is a cross-encoder.",
     no_args_is_help=True,
@@ -34,25 +34,24 @@ def _print_version(requested: bool) -> None:
         from crossknn import __version__
 
         out.print(__version__, highlight=False)
-        raise typer.Exit
-
-
-VersionOption = Annotated[
-    bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
-]
+        raise Exit
 
 
 @app.callback()
-def _common(version: VersionOption = False) -> None:  # noqa: ARG001
+def _common(
+    version: Annotated[  # noqa: ARG001
+        bool, Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     handler = RichHandler(level=logging.WARNING, console=err, show_path=False, show_time=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
 
 
 for command in (
-    build.build,
-    build.plan,
+    index.build,
+    index.plan,
     search.search,
-    score.score,
+    search.score,
     serve.serve,
     index.info,
     index.add,
@@ -60,10 +59,8 @@ for command in (
     index.verify,
     demo.demo,
 ):
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.add_typer(bench.app, name="bench")
-for registered in (*app.registered_commands, *bench.app.registered_commands):
-    registered.cls = Command
 
 
 def main() -> None:

@@ -8,19 +8,19 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
+from typer import Exit
 from typer.core import TyperCommand, TyperOption
 
 from crossknn.errors import CrossKnnError
 
 OPTION_FOR_FALSE = {"check_models": "--any-model"}  # options that set an argument to False
 ARGUMENT_NAME = re.compile(r"`(\w+)(=False)?`|\b(\w+)(=False)\b")  # as the library's error messages write it
+STRATEGY_NAMES = re.compile(r"\{strategies(?: with (\w+))?\}")  # in the help of options
 
 out = Console()
 err = Console(stderr=True)
@@ -45,13 +45,14 @@ def resumable() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         say("interrupted. Run the same command again to resume.")
-        raise typer.Exit(130) from None
+        raise Exit(130) from None
 
 
 class Command(TyperCommand):
     """A command whose errors name its options where the library names arguments: `--id-field` for `id_field`.
 
-    In the help of an option, `{strategies}` stands for the names of all strategies.
+    In the help of an option, `{strategies}` stands for the names of all strategies, and `{strategies with budget}` for
+    those that have the setting `budget`.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -62,10 +63,13 @@ class Command(TyperCommand):
             raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from crossknn.strategies.registry import STRATEGIES
+        from crossknn.strategies.registry import STRATEGIES, settings_of
+
+        def names(match: re.Match[str]) -> str:
+            return ", ".join(name for name, kind in STRATEGIES.items() if not match[1] or match[1] in settings_of(kind))
 
         for option in _options(self.params):
-            option.help = (option.help or "").replace("{strategies}", ", ".join(STRATEGIES))
+            option.help = STRATEGY_NAMES.sub(names, option.help or "")
         super().format_help(ctx, formatter)
 
 
@@ -128,9 +132,7 @@ class ProgressBars:
         self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bars is not None:
             self._bars.stop()
         self._bars = None
@@ -143,10 +145,12 @@ class ProgressBars:
         if step not in self._tasks:
             # What an earlier run has done must not count toward the speed of this one.
             self._tasks[step] = self._bars.add_task(step, total=total, completed=done)
-            self._log_start(step, done, total)
+            if self._log:
+                self._started[step] = time.monotonic()
+                say(f"{step}: {total:,}{f' ({done:,} done before)' if done else ''} …")
         self._bars.update(self._tasks[step], completed=done, total=total)
-        if done >= total:
-            self._log_end(step, total)
+        if done >= total and step in self._started:
+            say(f"{step}: {total:,} done in {time.monotonic() - self._started.pop(step):.1f} s")
 
     def from_zero(self, step: str, done: int, total: int) -> None:
         """As `progress(step, done, total)`, for steps that first report after their first batch: they begin at 0."""
@@ -155,13 +159,3 @@ class ProgressBars:
         if step not in self._tasks and step != SCORING:
             self(step, 0, total)
         self(step, done, total)
-
-    def _log_start(self, step: str, done: int, total: int) -> None:
-        if self._log:
-            self._started[step] = time.monotonic()
-            resumed = f" ({done:,} done before)" if done else ""
-            say(f"{step}: {total:,}{resumed} …")
-
-    def _log_end(self, step: str, total: int) -> None:
-        if self._log and step in self._started:
-            say(f"{step}: {total:,} done in {time.monotonic() - self._started.pop(step):.1f} s")

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from crossknn.cli.console import ProgressBars, err, out, resumable, say
 from crossknn.cli.options import DeviceOption, check_device, choose_strategy
@@ -33,24 +33,24 @@ MAX_LEMMAS = 4  # of a sense; further ones are cut
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--dir", help="Folder for vectors, scores and the report.")] = DEMO_FOLDER,
+    folder: Annotated[Path, Option("--dir", help="Folder for vectors, scores and the report.")] = DEMO_FOLDER,
     senses: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="N|all",
             help="How many of WordNet's 117,659 senses to search. "
             f"Default: {DEMO_SENSES}; with --query, those of the folder.",
         ),
     ] = None,
-    queries: Annotated[int, typer.Option(min=1, help="Held-out queries to compare strategies on.")] = DEMO_QUERIES,
+    queries: Annotated[int, Option(min=1, help="Held-out queries to compare strategies on.")] = DEMO_QUERIES,
     query: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="Search for this instead of comparing; [brackets] mark a word. Repeatable."),
+        Option(metavar="TEXT", help="Search for this instead of comparing; [brackets] mark a word. Repeatable."),
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Hits per --query.")] = 5,
-    budget: Annotated[int, typer.Option(min=1, help="Cross-encoder calls per search.")] = 100,
+    k: Annotated[int, Option("-k", min=1, help="Hits per --query.")] = 5,
+    budget: Annotated[int, Option(min=1, help="Cross-encoder calls per search.")] = 100,
     strategy: Annotated[
-        str, typer.Option(help="How to spend the budget: {strategies}; settings follow after colons.")
+        str, Option(help="How to spend the budget: {strategies}; settings follow after colons.")
     ] = "posterior",
     device: DeviceOption = None,
 ) -> None:

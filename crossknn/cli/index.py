@@ -1,23 +1,202 @@
-"""`crossknn info`, `add`, `remove` and `verify`: describe, change and check an index."""
+"""`crossknn build`, `plan`, `info`, `add`, `remove` and `verify`: build, describe, change and check an index."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import re
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
+from typer import Argument, Option
 
 from crossknn.cli import options
-from crossknn.cli.console import ProgressBars, out, print_json, resumable
+from crossknn.cli.console import ProgressBars, out, print_json, resumable, say
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
+    from crossknn.indexing.factorization.factors import Method
     from crossknn.indexing.index import Index
+    from crossknn.indexing.planner import BuildPlan
+    from crossknn.indexing.sampling import Sampling
+    from crossknn.items.items import Items
 
-FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of an index.")]
+
+FactorsName = StrEnum("FactorsName", ["transductive", "inductive", "cur", "none"])
+SamplingName = StrEnum("SamplingName", {"per_item": "per-item", "per_query": "per-query"})
+RetrieverName = StrEnum("RetrieverName", ["dense", "bm25", "tfidf", "fused"])
+FolderArgument = Annotated[Path, Argument(metavar="FOLDER", help="Folder of an index.")]
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Which pairs a build scores, and what it fits to the scores."""
+
+    queries: Annotated[
+        Path | None, Option(help="File of train queries, one per line or jsonl. Default: generated from the items.")
+    ] = None
+    factors: Annotated[
+        FactorsName, Option(help="Factorization of the scores. none: the encoder's vectors, scaled by α and β.")
+    ] = FactorsName.transductive
+    sampling: Annotated[
+        SamplingName | None, Option(help="Which pairs to score. Default: per-item for transductive, else per-query.")
+    ] = None
+    per_item: Annotated[int | None, Option(min=1, help="Train queries to score with each item. Default: 8.")] = None
+    per_query: Annotated[int | None, Option(min=1, help="Items to score with each train query. Default: 100.")] = None
+    retriever: Annotated[
+        RetrieverName | None,
+        Option("--from", help="per-query: take the best items of this retriever. Default: random items."),
+    ] = None
+    anchors: Annotated[int | None, Option(min=1, help="cur: train queries scored with all items. Default: 500.")] = None
+    preset: Annotated[
+        str | None, Option(help="Settings of the factorization, such as paper. Default: crossknn's own.")
+    ] = None
+    prior: Annotated[bool, Option("--prior", help="Also fit a prior for the strategy posterior.")] = False
+    work_dir: Annotated[
+        Path | None, Option(help="Folder that keeps scores and vectors. Default: FOLDER.work, next to the index.")
+    ] = None
+    seed: options.SeedOption = 0
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of `Build` that these options name."""
+        queries = None if self.queries is None else options.read_texts(self.queries)
+        chosen = {"factors": self._choose_factorization(), "sampling": self._choose_sampling()}
+        return {"queries": queries, **chosen, "prior": self.prior, "seed": self.seed}
+
+    def _choose_factorization(self) -> Method | None:
+        from crossknn.indexing.factorization.cur import Cur
+        from crossknn.indexing.factorization.inductive import Inductive
+        from crossknn.indexing.factorization.transductive import Transductive
+        from crossknn.indexing.index import DEFAULT_FACTORS
+
+        name, seed = self.factors, self.seed
+        if self.anchors is not None and name is not FactorsName.cur:
+            raise InputError(f"--anchors applies to --factors cur only, got --factors {name}.")
+        if name in (FactorsName.cur, FactorsName.none):
+            if self.preset is not None:
+                raise InputError(f"--preset applies to --factors transductive or inductive only, got --factors {name}.")
+            return None if name is FactorsName.none else Cur(anchors=self.anchors or Cur.anchors, seed=seed)
+        kind = Inductive if name is FactorsName.inductive else Transductive
+        if self.preset is not None:
+            return kind.preset(self.preset, seed=seed)
+        return Inductive(seed=seed) if kind is Inductive else replace(DEFAULT_FACTORS, seed=seed)
+
+    def _choose_sampling(self) -> list[Sampling] | None:
+        """The samplings that the options name; None if they name none."""
+        from crossknn.indexing.sampling import PerItem, PerQuery
+
+        name, per_item, per_query, retriever = self.sampling, self.per_item, self.per_query, self.retriever
+        values = {"--sampling": name, "--per-item": per_item, "--per-query": per_query, "--from": retriever}
+        given = [option for option, value in values.items() if value is not None]
+        if self.factors is FactorsName.cur and given:
+            raise InputError(f"--factors cur scores every item for every anchor query. Leave {given[-1]} out.")
+        for option in given:
+            if name is not None and option != "--sampling" and (option == "--per-item") != (name == "per-item"):
+                raise InputError(f"{option} does not apply to --sampling {name}. Leave one of them out.")
+        samplings: list[Sampling] = []
+        if name is SamplingName.per_item or per_item is not None:
+            samplings.append(PerItem(queries=per_item or PerItem.queries, seed=self.seed))
+        if name is SamplingName.per_query or per_query is not None or retriever is not None:
+            best_of = None if retriever is None else str(retriever)
+            samplings.append(PerQuery(items=per_query or PerQuery.items, retriever=best_of, seed=self.seed))
+        return samplings or None
+
+
+@options.with_groups
+def build(
+    *,
+    corpus: options.ItemsArgument,
+    folder: Annotated[Path, Option("-o", "--output", metavar="FOLDER", help="Folder of the index: new, or replaced.")],
+    chosen: BuildOptions,
+    signals: Annotated[
+        list[RetrieverName] | None,
+        Option("--signal", help="A retriever the prior uses; repeat for several. Default: dense and bm25."),
+    ] = None,
+    chunk: Annotated[int, Option(min=1, help="Calls per file of scores: an abrupt end loses at most these.")] = 8192,
+    worker: Annotated[
+        str | None, Option(metavar="I/N", help="Score only part I of N, from 1/N to N/N, then stop.")
+    ] = None,
+    engine: options.EngineOptions,
+    item_fields: options.FieldOptions,
+    models: options.ModelOptions,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Build an index of CORPUS: score pairs of train queries and items, and fit item vectors to the scores.
+
+    Run an interrupted build again to resume it. With --engine ray, the machines of a cluster encode and score.
+    Without a cluster, several processes can score at once, each with its own --worker; when they are done, run the
+    command once more without --worker.
+    """
+    from crossknn.indexing.index import Index
+    from crossknn.storage.atomic_dir import check_target
+
+    check_target(folder)
+    work = chosen.work_dir or options.default_work_dir(folder)
+    if work.resolve() == folder.resolve():
+        raise InputError(f"--work-dir must be another folder than the index, got {work} for both.")
+    part = None if worker is None else _parse_worker(worker)
+    if part is not None and engine.engine is options.EngineName.ray:
+        raise InputError("--worker splits a build without a cluster. Leave it or --engine ray out.")
+    if signals and not chosen.prior:
+        raise InputError(f"--signal applies to --prior only, got {signals[0]} without it.")
+    settings = {**chosen.settings(), "work_dir": work, "chunk": chunk, "device": models.device}
+    settings["engine"] = engine.make(models)
+    if signals:
+        settings["signals"] = [name.value for name in signals]
+    with ProgressBars() as progress:
+        items = item_fields.read(corpus, progress)
+    with ProgressBars(keep=True, log=True) as bars, resumable():
+        settings |= {"scorer": models.load_scorer(work_dir=work), "encoder": models.load_encoder()}
+        settings["progress"] = bars.from_zero
+        if part is not None:
+            _score_part(items, part, settings, as_json=as_json)
+            return
+        index = Index.build(items, **settings)
+        index.save(folder)
+    if as_json:
+        print_json([{**_describe_index(index, folder), "work_dir": str(work)}])
+    else:
+        out.print(Text(str(index.report)), soft_wrap=True)
+        out.print(Text(f"index: {folder}, {_count_bytes(folder):,} bytes"), soft_wrap=True)
+    say(f"Later builds reuse the scores and vectors in {work}. Delete it if you need no more.")
+
+
+@options.with_groups
+def plan(
+    *,
+    corpus: options.ItemsArgument,
+    folder: Annotated[
+        Path | None, Option("-o", "--output", metavar="FOLDER", help="Folder of the index: count what FOLDER.work has.")
+    ] = None,
+    chosen: BuildOptions,
+    item_fields: options.FieldOptions,
+    models: options.ModelOptions,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Estimate the cost of an index of CORPUS, built with these options and in the usual ways.
+
+    Scores 512 pairs and encodes 256 items and 64 queries to measure both models; writes nothing.
+    """
+    from crossknn.indexing.planner import plan_build
+
+    settings = chosen.settings()
+    with ProgressBars() as progress:
+        planned = plan_build(
+            item_fields.read(corpus, progress),
+            scorer=models.load_scorer(),
+            encoder=models.load_encoder(),
+            work_dir=chosen.work_dir or options.default_work_dir(folder or corpus),
+            device=models.device,
+            progress=progress,
+            **settings,
+        )
+    if as_json:
+        speeds = {"calls_per_second": planned.calls_per_second, "items_per_second": planned.items_per_second}
+        print_json([{**cost.as_dict(), **speeds} for cost in planned.costs])
+    else:
+        _print_plan(planned)
 
 
 def info(folder: FolderArgument, as_json: options.JsonOption = False) -> None:
@@ -25,7 +204,7 @@ def info(folder: FolderArgument, as_json: options.JsonOption = False) -> None:
     from crossknn.indexing.index import Index
 
     index = Index.load(folder)
-    facts = describe_index(index, folder)
+    facts = _describe_index(index, folder)
     if as_json:
         print_json([facts])
         return
@@ -38,22 +217,20 @@ def info(folder: FolderArgument, as_json: options.JsonOption = False) -> None:
     out.print(table)
 
 
+@options.with_groups
 def add(
+    *,
     folder: FolderArgument,
     corpus: options.ItemsArgument,
     queries_per_item: Annotated[
-        int, typer.Option("--per-item", min=1, help="Train queries to score with each new item, if it needs any.")
+        int, Option("--per-item", min=1, help="Train queries to score with each new item, if it needs any.")
     ] = 8,
-    scorer: options.ScorerOption = options.DEFAULT_SCORER,
-    encoder: options.EncoderOption = options.DEFAULT_ENCODER,
-    any_model: options.AnyModelOption = False,
     work_dir: Annotated[
-        Path | None, typer.Option(help="Folder that keeps the scores. Default: FOLDER.work, next to the index.")
+        Path | None, Option(help="Folder that keeps the scores. Default: FOLDER.work, next to the index.")
     ] = None,
-    id_field: options.IdFieldOption = None,
-    text_field: options.TextFieldOption = None,
-    device: options.DeviceOption = None,
-    dtype: options.DtypeOption = options.Dtype.auto,
+    item_fields: options.FieldOptions,
+    models: options.ModelOptions,
+    any_model: options.AnyModelOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Add the items of CORPUS to an index. A process that has it open keeps the old one."""
@@ -61,53 +238,42 @@ def add(
 
     index = Index.load(folder)
     with ProgressBars() as progress:
-        items = options.read_items(corpus, id_field=id_field, text_fields=text_field, progress=progress)
+        items = item_fields.read(corpus, progress)
     with ProgressBars(keep=True, log=True) as bars, resumable():
         work = work_dir or options.default_work_dir(folder)
         changed = index.add(
             items,
-            scorer=options.load_scorer(scorer, device=device, dtype=dtype, work_dir=work),
-            encoder=options.load_index_encoder(encoder, device=device),
+            scorer=models.load_scorer(work_dir=work),
+            encoder=models.load_encoder(),
             queries_per_item=queries_per_item,
             work_dir=work,
             check_models=not any_model,
             progress=bars.from_zero,
         )
         changed.save(folder)
-    if as_json:
-        print_json([{**describe_index(changed, folder), "added": len(items)}])
-    else:
-        calls = changed.report.calls_made
-        out.print(
-            f"added {len(items):,} item{'s' * (len(items) != 1)} with {calls:,} calls: {len(changed):,} items now",
-            highlight=False,
-        )
+    calls = f" with {changed.report.calls_made:,} calls"
+    _print_change(changed, folder, "added", len(items), calls, as_json=as_json)
 
 
 def remove(
     folder: FolderArgument,
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of the items to remove.")] = None,
-    ids_file: Annotated[Path | None, typer.Option("--ids", help="File of ids, one per line.")] = None,
+    ids: Annotated[list[str] | None, Argument(metavar="[ID]...", help="Ids of the items to remove.")] = None,
+    ids_file: Annotated[Path | None, Option("--ids", help="File of ids, one per line.")] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Remove items from an index. A process that has it open keeps the old one."""
     from crossknn.indexing.index import Index
 
-    if bool(ids) == (ids_file is not None):
-        raise InputError("Give ids either as arguments or in a file with --ids.")
+    given = options.given_texts("ids", ids, ids_file)
     index = Index.load(folder)
-    changed = index.remove((ids or []) if ids_file is None else list(options.read_items(ids_file).texts))
+    changed = index.remove(given)
     changed.save(folder)
-    removed = len(index) - len(changed)
-    if as_json:
-        print_json([{**describe_index(changed, folder), "removed": removed}])
-    else:
-        out.print(f"removed {removed:,} item{'s' * (removed != 1)}: {len(changed):,} items now", highlight=False)
+    _print_change(changed, folder, "removed", len(index) - len(changed), as_json=as_json)
 
 
 def verify(
     folder: FolderArgument,
-    work_dir: Annotated[Path | None, typer.Option(help="Also verify the scores in this work folder.")] = None,
+    work_dir: Annotated[Path | None, Option(help="Also verify the scores in this work folder.")] = None,
 ) -> None:
     """Check every byte of an index against its checksums."""
     from crossknn.indexing.index import Index
@@ -124,7 +290,61 @@ def verify(
         out.print(Text(line), soft_wrap=True)
 
 
-def describe_index(index: Index, folder: Path) -> dict[str, Any]:
+def _parse_worker(text: str) -> tuple[int, int]:
+    """Which part, counted from 0, of how many."""
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise InputError(f"--worker must be I/N with I between 1 and N, such as 2/4, got {text!r}.")
+    return int(found[1]) - 1, int(found[2])
+
+
+def _score_part(items: Items, part: tuple[int, int], settings: dict[str, Any], *, as_json: bool) -> None:
+    from crossknn.indexing.builder import Build
+
+    build = Build(items, **settings)
+    build.score(part)
+    calls, work, worker = build.calls_made, settings["work_dir"], f"{part[0] + 1} of {part[1]}"
+    if as_json:
+        print_json([{"worker": worker, "calls_made": calls, "work_dir": str(work)}])
+    else:
+        out.print(Text(f"part {worker}: {calls:,} calls made, scores in {work}"), soft_wrap=True)
+    say("When all parts are scored, run the same command without --worker.")
+
+
+def _print_plan(plan: BuildPlan) -> None:
+    reuses = any(cost.to_make != cost.calls for cost in plan.costs)
+    names = ["calls", *(["left to\nmake"] * reuses), "score\nmin", "encode\nmin", "fit\nmin", "all\nmin"]
+    numbers = [Column(name, justify="right", no_wrap=True) for name in [*names, "index\nMB", "memory\nMB"]]
+    table = Table(Column("way", overflow="fold"), *numbers, box=None, pad_edge=False, header_style="dim")
+    for cost in plan.costs:
+        calls = [cost.calls, cost.to_make] if reuses else [cost.calls]
+        seconds = (cost.scoring, cost.encoding, cost.factorizing, cost.seconds)
+        table.add_row(
+            cost.way,
+            *("≤ " * cost.at_most + f"{count:,}" for count in calls),
+            *(f"{value / 60:,.1f}" for value in seconds),
+            *(f"{size / 1e6:,.0f}" for size in (cost.disk, cost.memory)),
+        )
+    out.print(table)
+    speed = plan.calls_per_second
+    calls_made = f"{plan.calls_made} calls ({speed:,.0f} a second)" if speed else "no calls"
+    out.print(
+        f"Measured with {calls_made} and a few items ({plan.items_per_second:,.0f} a second). The time to fit is "
+        "rough, and shorter if the fit stops early. Memory is what the build needs besides the models.",
+        highlight=False,
+        style="dim",
+    )
+
+
+def _print_change(index: Index, folder: Path, change: str, number: int, note: str = "", *, as_json: bool) -> None:
+    if as_json:
+        print_json([{**_describe_index(index, folder), change: number}])
+    else:
+        changed = f"{change} {number:,} item{'s' * (number != 1)}{note}"
+        out.print(f"{changed}: {len(index):,} items now", highlight=False)
+
+
+def _describe_index(index: Index, folder: Path) -> dict[str, Any]:
     """The facts about an index as plain values."""
     return {
         "folder": str(folder),
@@ -135,12 +355,12 @@ def describe_index(index: Index, folder: Path) -> dict[str, Any]:
         "scorer": index.scorer,
         "encoder": index.encoder,
         **asdict(index.normalization),
-        "bytes": count_bytes(folder),
+        "bytes": _count_bytes(folder),
         "report": index.report.as_dict(),
     }
 
 
-def count_bytes(folder: Path) -> int:
+def _count_bytes(folder: Path) -> int:
     """The size of an index on disk."""
     from crossknn.storage.atomic_dir import read_folder
 

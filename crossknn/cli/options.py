@@ -1,14 +1,16 @@
-"""Options that several commands share, and loading what they name: models, items, vectors, strategies, engines."""
+"""Options that several commands share, in groups, and loading what they name: models, items, strategies, engines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from itertools import islice
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from crossknn.errors import InputError
 
@@ -20,99 +22,196 @@ if TYPE_CHECKING:
 DEFAULT_SCORER = "cross-encoder/ms-marco-MiniLM-L6-v2"
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
-
-class Dtype(StrEnum):
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    int8 = "int8"
-
-
-class EngineName(StrEnum):
-    local = "local"
-    ray = "ray"
-
-
+Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "int8"])
+EngineName = StrEnum("EngineName", ["local", "ray"])
 ItemsArgument = Annotated[
-    Path, typer.Argument(metavar="CORPUS", help="Items: .jsonl, .csv, .tsv, .parquet, .txt, or a BEIR folder.")
+    Path, Argument(metavar="CORPUS", help="Items: .jsonl, .csv, .tsv, .parquet, .txt, or a BEIR folder.")
 ]
-IdFieldOption = Annotated[str | None, typer.Option("--id-field", help="Field or column of the item's id.")]
-TextFieldOption = Annotated[
-    list[str] | None, typer.Option("--text-field", help="Field or column of the text; repeat to join several.")
-]
-VectorsOption = Annotated[
-    Path | None,
-    typer.Option("--vectors", help="File (.npy) of item vectors: read if it exists, else written for next time."),
-]
-ScorerOption = Annotated[
-    str,
-    typer.Option(
-        "--scorer",
-        help="Cross-encoder: a hub name, a local folder, 'embedded' (needs no hub), or URL#MODEL of a rerank server.",
-    ),
-]
-EncoderOption = Annotated[
-    str, typer.Option("--encoder", help="Dual encoder: a hub name, a local folder, or 'embedded' (needs no hub).")
-]
-OptionalEncoderOption = Annotated[
-    str,
-    typer.Option("--encoder", help="Dual encoder: a hub name, a local folder, 'embedded' (needs no hub), or 'none'."),
-]
+DeviceOption = Annotated[str | None, Option(help="Device of the models: cpu or cuda. Default: cuda if available.")]
 AnyModelOption = Annotated[
-    bool, typer.Option("--any-model", help="Accept other models than the index was built with: you know they match.")
+    bool, Option("--any-model", help="Accept other models than the index was built with: you know they match.")
 ]
-DeviceOption = Annotated[
-    str | None, typer.Option("--device", help="Device of the models: cpu or cuda. Default: cuda if available.")
-]
-DtypeOption = Annotated[
-    Dtype,
-    typer.Option(
-        "--dtype", help="Precision of the cross-encoder. auto: float32 on cpu, bfloat16 on cuda. int8: cpu only."
-    ),
-]
-CacheOption = Annotated[Path | None, typer.Option("--cache", help="SQLite file that keeps the scores for later runs.")]
-EngineOption = Annotated[
-    EngineName, typer.Option("--engine", help="Where the models run: in this process, or on a Ray cluster.")
-]
-AddressOption = Annotated[
-    str | None,
-    typer.Option(
-        "--address",
-        metavar="HOST:PORT",
-        help="ray: the cluster this machine belongs to. Default: one started on this machine, else a new one.",
-    ),
-]
-WorkersOption = Annotated[
-    int | None, typer.Option("--workers", min=1, help="ray: number of workers. Default: one per GPU, else per CPU.")
-]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of a table.")]
+CacheOption = Annotated[Path | None, Option(help="SQLite file that keeps the scores for later runs.")]
+SeedOption = Annotated[int, Option(min=0, help="Random seed.")]
+JsonOption = Annotated[bool, Option("--json", help="Print one JSON object per line instead of a table.")]
 
 
-def load_scorer(
-    name: str, *, device: str | None, dtype: Dtype, cache: Path | None = None, work_dir: Path | None = None
-) -> Scorer:
-    """The cross-encoder that --scorer names, with its scores kept in --cache.
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with every parameter that is a dataclass replaced by its fields, which become options."""
+    groups: dict[str, Any] = {}
+    parameters: list[Parameter] = []
+    for name, parameter in signature(command, eval_str=True).parameters.items():
+        if is_dataclass(parameter.annotation):
+            groups[name] = parameter.annotation
+            options = signature(groups[name], eval_str=True).parameters.values()
+            parameters += [option.replace(kind=Parameter.KEYWORD_ONLY) for option in options]
+        else:
+            parameters.append(parameter)
 
-    The scores of a rerank server, which may cost money, are also kept in the `work_dir` of a build.
-    """
-    from crossknn.scorers.cached import Cached
-    from crossknn.scorers.cross_encoder import CrossEncoder
-    from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder, is_emb_cross_encoder
-    from crossknn.scorers.remote.scorer import RemoteScorer, is_url
+    @wraps(command)
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
 
-    check_device(device)
-    scorer: Scorer
-    if not is_url(name):
-        kind: Callable[..., Scorer] = EmbCrossEncoder if is_emb_cross_encoder(name) else CrossEncoder
-        scorer = kind(name, device=device, dtype=str(dtype))
-    elif dtype is Dtype.auto:
-        scorer = RemoteScorer(name)
-        cache = cache if work_dir is None else work_dir / "server-scores.db"
-    else:
-        raise InputError(f"--dtype {dtype} applies to local models only: a rerank server chooses its own precision.")
-    return scorer if cache is None else Cached(scorer, cache)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+@dataclass(frozen=True)
+class ScorerOptions:
+    """The cross-encoder, and how the models run."""
+
+    scorer: Annotated[
+        str,
+        Option(
+            help="Cross-encoder: a hub name, a local folder, 'embedded' (needs no hub), or URL#MODEL of a rerank "
+            "server."
+        ),
+    ] = DEFAULT_SCORER
+    device: DeviceOption = None
+    dtype: Annotated[
+        Dtype, Option(help="Precision of the cross-encoder. auto: float32 on cpu, bfloat16 on cuda. int8: cpu only.")
+    ] = Dtype.auto
+
+    def load_scorer(self, *, cache: Path | None = None, work_dir: Path | None = None) -> Scorer:
+        """The cross-encoder, with its scores kept in `cache`.
+
+        The scores of a rerank server, which may cost money, are also kept in the `work_dir` of a build.
+        """
+        from crossknn.scorers.cached import Cached
+        from crossknn.scorers.cross_encoder import CrossEncoder
+        from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder, is_emb_cross_encoder
+        from crossknn.scorers.remote.scorer import RemoteScorer, is_url
+
+        check_device(self.device)
+        scorer: Scorer
+        if not is_url(self.scorer):
+            kind: Callable[..., Scorer] = EmbCrossEncoder if is_emb_cross_encoder(self.scorer) else CrossEncoder
+            scorer = kind(self.scorer, device=self.device, dtype=str(self.dtype))
+        elif self.dtype is Dtype.auto:
+            scorer = RemoteScorer(self.scorer)
+            cache = cache if work_dir is None else work_dir / "server-scores.db"
+        else:
+            raise InputError(
+                f"--dtype {self.dtype} applies to local models only: a rerank server chooses its own precision."
+            )
+        return scorer if cache is None else Cached(scorer, cache)
+
+
+@dataclass(frozen=True)
+class ModelOptions(ScorerOptions):
+    """The cross-encoder and the dual encoder."""
+
+    encoder: Annotated[str, Option(help="Dual encoder: a hub name, a local folder, or 'embedded' (needs no hub).")] = (
+        DEFAULT_ENCODER
+    )
+
+    def load_encoder(self) -> Encoder:
+        """The dual encoder."""
+        from crossknn.encoders.sentence import SentenceEncoder
+
+        if self.encoder == "none":
+            raise InputError("--encoder must be a hub name, a local folder or 'embedded' for an index, got 'none'.")
+        return SentenceEncoder(self.encoder, device=self.device)
+
+
+@dataclass(frozen=True)
+class FieldOptions:
+    """The fields of a file of items."""
+
+    id_field: Annotated[str | None, Option(help="Field or column of the item's id.")] = None
+    text_field: Annotated[list[str] | None, Option(help="Field or column of the text; repeat to join several.")] = None
+
+    def read(self, path: Path, progress: Progress | None = None) -> Items:
+        """The items of a file or a BEIR folder."""
+        from crossknn.items.items import Items
+
+        options: dict[str, Any] = {"progress": progress}
+        if self.id_field is not None:
+            options["id"] = self.id_field
+        if self.text_field:
+            options["text"] = self.text_field[0] if len(self.text_field) == 1 else tuple(self.text_field)
+        return Items.from_path(path, **options)
+
+
+@dataclass(frozen=True)
+class SourceOptions(ModelOptions, FieldOptions):
+    """How items or an index are opened for search."""
+
+    encoder: Annotated[
+        str, Option(help="Dual encoder: a hub name, a local folder, 'embedded' (needs no hub), or 'none'.")
+    ] = DEFAULT_ENCODER
+    vectors: Annotated[
+        Path | None, Option(help="File (.npy) of item vectors: read if it exists, else written for next time.")
+    ] = None
+    any_model: AnyModelOption = False
+    cache: CacheOption = None
+
+    def check(self, corpus: Path, *, train_queries: Path | None = None) -> None:
+        """Raise `InputError` where an option is set that does not apply to an index, or to items."""
+        found, other = "no index", "indexes"
+        refused: dict[str, Any] = {"--any-model": self.any_model}
+        if is_index(corpus):
+            found, other = "an index", "items"
+            refused = {"--vectors": self.vectors, "--train-queries": train_queries, "--id-field": self.id_field}
+            refused["--text-field"] = self.text_field
+        for option, value in refused.items():
+            if value:
+                raise InputError(f"{option} applies to {other} only, and {corpus} is {found}. Leave it out.")
+
+    def arguments(self, source: Any, progress: Progress) -> dict[str, Any]:
+        """The arguments of a `Searcher` or `Service` of `source`: models and vectors, and where to search them."""
+        from crossknn.encoders.item_encoding import encode_items
+
+        scorer = self.load_scorer(cache=self.cache)
+        encoder = None if self.encoder == "none" else self.load_encoder()
+        vectors = None
+        if self.vectors is not None:
+            if encoder is None:
+                raise InputError("--vectors needs an --encoder: query and item vectors must come from the same model.")
+            vectors = encode_items(source, encoder, path=self.vectors, progress=progress)
+        models = {"scorer": scorer, "encoder": encoder, "vectors": vectors, "check_models": not self.any_model}
+        return {**models, "device": self.device, "progress": progress}
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Where the models of a build or a benchmark run."""
+
+    engine: Annotated[EngineName, Option(help="Where the models run: in this process, or on a Ray cluster.")] = (
+        EngineName.local
+    )
+    address: Annotated[
+        str | None,
+        Option(
+            metavar="HOST:PORT",
+            help="ray: the cluster this machine belongs to. Default: one started on this machine, else a new one.",
+        ),
+    ] = None
+    workers: Annotated[
+        int | None, Option(min=1, help="ray: number of workers. Default: one per GPU, else per CPU.")
+    ] = None
+
+    def make(self, models: ScorerOptions) -> Engine:
+        """The engine, if the other options go with it."""
+        from crossknn.engines.local import LOCAL
+        from crossknn.engines.ray import RayEngine
+        from crossknn.scorers.remote.scorer import is_url
+
+        if self.engine is EngineName.local:
+            for option, value in (("--address", self.address), ("--workers", self.workers)):
+                if value is not None:
+                    raise InputError(f"{option} applies to --engine ray only, got {value!r} without it.")
+            return LOCAL
+        if is_url(models.scorer):
+            raise InputError("--engine ray runs local models, and a rerank server has its own machines. Leave one out.")
+        if models.device is not None and ":" in models.device:
+            raise InputError(
+                f"--device must be cuda for --engine ray: each worker gets its own GPU. Got {models.device!r}."
+            )
+        return RayEngine(address=self.address, workers=self.workers)
 
 
 def check_device(device: str | None) -> None:
@@ -129,19 +228,8 @@ def check_device(device: str | None) -> None:
         raise InputError(f"--device must be one that torch can use here, got {device!r}: {reason}") from error
 
 
-def load_encoder(name: str, *, device: str | None) -> Encoder | None:
-    """The dual encoder that --encoder names; None for "none"."""
-    from crossknn.encoders.sentence import SentenceEncoder
-
-    return None if name == "none" else SentenceEncoder(name, device=device)
-
-
-def load_index_encoder(name: str, *, device: str | None) -> Encoder:
-    """The dual encoder that --encoder names, for commands that cannot do without one."""
-    encoder = load_encoder(name, device=device)
-    if encoder is None:
-        raise InputError("--encoder must be a hub name, a local folder or 'embedded' for an index, got 'none'.")
-    return encoder
+def is_index(corpus: Path) -> bool:
+    return (corpus / "index.json").is_file()
 
 
 def default_work_dir(folder: Path) -> Path:
@@ -150,46 +238,16 @@ def default_work_dir(folder: Path) -> Path:
     return named.with_name(f"{named.name}.work")
 
 
-def read_items(
-    path: Path,
-    *,
-    id_field: str | None = None,
-    text_fields: Sequence[str] | None = None,
-    progress: Progress | None = None,
-) -> Items:
-    """The items of a file or a BEIR folder."""
-    from crossknn.items.items import Items
-
-    options: dict[str, Any] = {"progress": progress}
-    if id_field is not None:
-        options["id"] = id_field
-    if text_fields:
-        options["text"] = text_fields[0] if len(text_fields) == 1 else tuple(text_fields)
-    return Items.from_path(path, **options)
+def read_texts(path: Path) -> list[str]:
+    """The queries or ids of a file: its lines, or the texts of a file of items."""
+    return list(FieldOptions().read(path).texts)
 
 
-def is_index(corpus: Path) -> bool:
-    return (corpus / "index.json").is_file()
-
-
-def check_corpus_options(corpus: Path, *, for_items: Mapping[str, Any], for_index: Mapping[str, Any]) -> None:
-    """Raise `InputError` where an option is set that does not apply to an index, or to items."""
-    found, other, options = ("an index", "items", for_items) if is_index(corpus) else ("no index", "indexes", for_index)
-    for option, value in options.items():
-        if value:
-            raise InputError(f"{option} applies to {other} only, and {corpus} is {found}. Leave it out.")
-
-
-def load_vectors(source: object, encoder: Encoder | None, path: Path | None, progress: Progress) -> Any:
-    """The item vectors that --vectors names, encoded first if the file is missing; None for an index."""
-    from crossknn.encoders.item_encoding import encode_items
-    from crossknn.items.items import Items
-
-    if path is None or not isinstance(source, Items):
-        return None
-    if encoder is None:
-        raise InputError("--vectors needs an --encoder: query and item vectors must come from the same model.")
-    return encode_items(source, encoder, path=path, progress=progress)
+def given_texts(name: str, given: list[str] | None, path: Path | None) -> list[str]:
+    """The texts given as arguments, or those of the file that the option --`name` names."""
+    if bool(given) == (path is not None):
+        raise InputError(f"Give {name} either as arguments or in a file with --{name}.")
+    return given or [] if path is None else read_texts(path)
 
 
 def choose_strategy(spec: str, options: Mapping[str, Any]) -> Strategy:
@@ -214,30 +272,3 @@ def choose_strategy(spec: str, options: Mapping[str, Any]) -> Strategy:
             raise InputError(f"{spec} and `{option}` both set {setting!r}. Leave one of them out.")
         settings[setting] = value
     return registry.make_strategy(name, settings)
-
-
-def make_engine(
-    name: EngineName, *, address: str | None, workers: int | None, scorer: str, device: str | None
-) -> Engine:
-    """The engine that --engine names, if the other options go with it."""
-    from crossknn.engines.local import LOCAL
-    from crossknn.engines.ray import RayEngine
-    from crossknn.scorers.remote.scorer import is_url
-
-    if name is EngineName.local:
-        for option, value in (("--address", address), ("--workers", workers)):
-            if value is not None:
-                raise InputError(f"{option} applies to --engine ray only, got {value!r} without it.")
-        return LOCAL
-    if is_url(scorer):
-        raise InputError("--engine ray runs local models, and a rerank server has its own machines. Leave one out.")
-    if device is not None and ":" in device:
-        raise InputError(f"--device must be cuda for --engine ray: each worker gets its own GPU. Got {device!r}.")
-    return RayEngine(address=address, workers=workers)
-
-
-def batches(values: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """The values in lists of at most `size`."""
-    iterator = iter(values)
-    while batch := list(islice(iterator, size)):
-        yield batch

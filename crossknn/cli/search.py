@@ -1,15 +1,16 @@
-"""`crossknn search`: the hits of queries in a corpus or an index, with explanations and a picture of the rounds."""
+"""`crossknn search` and `crossknn score`: hits of queries, explained and drawn, and the logits of given pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from crossknn.cli import options
 from crossknn.cli.console import ProgressBars, one_line, out, print_json
@@ -20,73 +21,64 @@ if TYPE_CHECKING:
     from crossknn.search.results import Hit, Hits
 
 QUERY_BATCH = 64
+PAIR_BATCH = 4096
 NORMALIZATION_QUERIES = 100
+RankBy = StrEnum("RankBy", ["score", "fused"])
 
 
-class RankBy(StrEnum):
-    score = "score"
-    fused = "fused"
-
-
+@options.with_groups
 def search(
-    corpus: Annotated[
-        Path,
-        typer.Argument(help="An index, or items: .jsonl, .csv, .tsv, .parquet, .txt, or a BEIR folder."),
-    ],
-    queries: Annotated[list[str] | None, typer.Argument(metavar="[QUERY]...", help="What to search for.")] = None,
-    queries_file: Annotated[
-        Path | None, typer.Option("--queries", help="File of queries, one per line or jsonl.")
-    ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Hits per query.")] = 10,
+    *,
+    corpus: Annotated[Path, Argument(help="An index, or items: .jsonl, .csv, .tsv, .parquet, .txt, or a BEIR folder.")],
+    queries: Annotated[list[str] | None, Argument(metavar="[QUERY]...", help="What to search for.")] = None,
+    queries_file: Annotated[Path | None, Option("--queries", help="File of queries, one per line or jsonl.")] = None,
+    k: Annotated[int, Option("-k", min=1, help="Hits per query.")] = 10,
     strategy: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="How to spend the budget: {strategies}. Settings follow after colons, as in axn:mix=0.8:first=bm25. "
             "Default: posterior; rerank without an encoder or with --retriever."
         ),
     ] = None,
-    budget: Annotated[int | None, typer.Option(min=1, help="Cross-encoder calls per query. Default: 100.")] = None,
+    budget: Annotated[int | None, Option(min=1, help="Cross-encoder calls per query. Default: 100.")] = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds of adaptive strategies. Default: 10, or a smaller budget.")
+        int | None, Option(min=1, help="Rounds of adaptive strategies. Default: 10, or a smaller budget.")
     ] = None,
     retriever: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="First stage: dense, bm25, tfidf, random, fused, or with an index fitted. "
             "Default: fused, without an encoder bm25."
         ),
     ] = None,
     stop_at: Annotated[
         float | None,
-        typer.Option(help="posterior: stop a query once this share of its top k is expected to be found, as 0.95."),
+        Option(
+            help="{strategies with stop_at}: stop a query once this share of its top k is expected to be found, "
+            "as 0.95."
+        ),
     ] = None,
     train_queries: Annotated[
         Path | None,
-        typer.Option(help="axn, tour: estimate α and β on 100 of these queries (10,000 calls), once per run."),
+        Option(
+            help="For strategies that normalize scores, such as axn: estimate α and β on 100 of these queries "
+            "(10,000 calls), once per run."
+        ),
     ] = None,
-    scorer: options.ScorerOption = options.DEFAULT_SCORER,
-    encoder: options.OptionalEncoderOption = options.DEFAULT_ENCODER,
-    vectors: options.VectorsOption = None,
-    filter_ids: Annotated[Path | None, typer.Option(help="File of ids, one per line: search only these items.")] = None,
+    filter_ids: Annotated[Path | None, Option(help="File of ids, one per line: search only these items.")] = None,
     deadline: Annotated[
-        float | None, typer.Option(help="Seconds per batch of queries; then return the best hits so far.")
+        float | None, Option(help="Seconds per batch of queries; then return the best hits so far.")
     ] = None,
     rank_by: Annotated[
-        RankBy, typer.Option(help="Order of the hits: by score, or by score, dense and bm25 fused.")
+        RankBy, Option(help="Order of the hits: by score, or by score, dense and bm25 fused.")
     ] = RankBy.score,
     explained: Annotated[
-        bool, typer.Option("--explain", help="Show each hit's round, estimate and rank by every retriever.")
+        bool, Option("--explain", help="Show each hit's round, estimate and rank by every retriever.")
     ] = False,
     picture: Annotated[
-        Path | None,
-        typer.Option("--picture", metavar="FILE.png", help="Plot the estimates and scores of a query, round by round."),
+        Path | None, Option(metavar="FILE.png", help="Plot the estimates and scores of a query, round by round.")
     ] = None,
-    any_model: options.AnyModelOption = False,
-    id_field: options.IdFieldOption = None,
-    text_field: options.TextFieldOption = None,
-    device: options.DeviceOption = None,
-    dtype: options.DtypeOption = options.Dtype.auto,
-    cache: options.CacheOption = None,
+    opened: options.SourceOptions,
     as_json: options.JsonOption = False,
 ) -> None:
     """Search CORPUS with a cross-encoder."""
@@ -94,39 +86,23 @@ def search(
     from crossknn.search.searcher import Searcher
     from crossknn.strategies.exact import Exact
 
-    for_items = {"--vectors": vectors, "--train-queries": train_queries, "--id-field": id_field}
-    options.check_corpus_options(
-        corpus, for_items={**for_items, "--text-field": text_field}, for_index={"--any-model": any_model}
-    )
-    texts = _read_queries(queries or [], queries_file)
+    opened.check(corpus, train_queries=train_queries)
+    texts = options.given_texts("queries", queries, queries_file)
     chosen = options.choose_strategy(
-        strategy or ("rerank" if retriever or encoder == "none" else "posterior"),
+        strategy or ("rerank" if retriever or opened.encoder == "none" else "posterior"),
         {"budget": budget, "rounds": rounds, "retriever": retriever, "stop_at": stop_at},
     )
     if picture is not None:
         _check_picture(picture, texts, exact=isinstance(chosen, Exact))
-    allowed = None if filter_ids is None else set(options.read_items(filter_ids).texts)
+    allowed = None if filter_ids is None else set(options.read_texts(filter_ids))
     found: list[Hits] = []
     with ProgressBars() as progress:
-        source: Items | Index
-        if options.is_index(corpus):
-            source = Index.load(corpus)
-        else:
-            source = options.read_items(corpus, id_field=id_field, text_fields=text_field, progress=progress)
-        model = options.load_scorer(scorer, device=device, dtype=dtype, cache=cache)
-        dual_encoder = options.load_encoder(encoder, device=device)
-        searcher = Searcher(
-            source,
-            scorer=model,
-            encoder=dual_encoder,
-            vectors=options.load_vectors(source, dual_encoder, vectors, progress),
-            device=device,
-            check_models=not any_model,
-            progress=progress,
-        )
+        source = Index.load(corpus) if options.is_index(corpus) else opened.read(corpus, progress)
+        searcher = Searcher(source, **opened.arguments(source, progress))
         if train_queries is not None:
-            searcher.fit_normalization(list(options.read_items(train_queries).texts)[:NORMALIZATION_QUERIES])
-        for batch in options.batches(texts, QUERY_BATCH):
+            searcher.fit_normalization(options.read_texts(train_queries)[:NORMALIZATION_QUERIES])
+        for start in range(0, len(texts), QUERY_BATCH):
+            batch = texts[start : start + QUERY_BATCH]
             some = searcher.search_many(
                 batch, k=k, strategy=chosen, filter=allowed, deadline=deadline, rank_by=rank_by.value
             )
@@ -140,10 +116,58 @@ def search(
         _print_hits(hits, searcher.items, explained=explained)
 
 
-def _read_queries(given: list[str], path: Path | None) -> list[str]:
-    if bool(given) == (path is not None):
-        raise InputError("Give queries either as arguments or in a file with --queries.")
-    return given if path is None else list(options.read_items(path).texts)
+@options.with_groups
+def score(
+    *,
+    texts: Annotated[
+        list[str] | None, Argument(metavar="[QUERY ITEM...]", help="A query and the items to score.")
+    ] = None,
+    pairs: Annotated[
+        Path | None, Option(help="File of pairs: .jsonl, .csv or .tsv with the fields 'query' and 'item'.")
+    ] = None,
+    models: options.ScorerOptions,
+    cache: options.CacheOption = None,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Score pairs of texts with a cross-encoder: raw logits, in the given order."""
+    from crossknn.scorers.base import score_pairs
+
+    given = _read_pairs(texts or [], pairs)
+    total = 0 if pairs else len(texts or []) - 1
+    table = Table("score", "query", "item")
+    with ProgressBars() as progress:
+        model = models.load_scorer(cache=cache)
+        done = 0
+        while batch := list(islice(given, PAIR_BATCH)):
+            scores = score_pairs(model, [query for query, _ in batch], [item for _, item in batch])
+            done += len(batch)
+            progress("scoring", done, max(done, total))
+            scored = [(query, item, float(value)) for (query, item), value in zip(batch, scores, strict=True)]
+            if as_json:
+                print_json([{"query": query, "item": item, "score": value} for query, item, value in scored])
+                continue
+            for query, item, value in scored:
+                table.add_row(f"{value:.4f}", Text(one_line(query)), Text(one_line(item)))
+    if not as_json:
+        out.print(table)
+
+
+def _read_pairs(texts: list[str], path: Path | None) -> Iterator[tuple[str, str]]:
+    from crossknn.items import fields, readers
+
+    if path is None:
+        if len(texts) < 2:
+            raise InputError("Give a query and at least one item, or a file of pairs with --pairs.")
+        return ((texts[0], item) for item in texts[1:])
+    if texts:
+        raise InputError("Give either texts as arguments or pairs in a file with --pairs.")
+    limits: dict[str, Any] = {"errors": "strict", "max_line_bytes": readers.MAX_LINE_BYTES}
+    source: readers.Source
+    if path.name.removesuffix(".gz").endswith((".csv", ".tsv")):
+        source = readers.Csv(path, delimiter=None, quote='"', id="query", text="item", join=" ", **limits)
+    else:
+        source = readers.JsonLines(path, fields.Fields.of("query", "item", " "), **limits)
+    return ((query, item) for query, item, _ in source)
 
 
 def _hits_as_json(hits: Hits, *, explained: bool) -> dict[str, Any]:

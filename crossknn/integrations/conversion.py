@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -50,21 +51,18 @@ def rerank_texts(scorer: Scorer, query: str, texts: Sequence[str], *, k: int | N
     return [(place, float(scores[place])) for place in np.argsort(-scores, kind="stable")[:k].tolist()]
 
 
+@dataclass(eq=False, repr=False)
 class BenchmarkSearch:
     """A search model for benchmarks: cross-encoder, encoder, and `budget` or `strategy` as in `Searcher.search`."""
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        *,
-        encoder: Encoder | None = None,
-        budget: int | None = None,
-        strategy: Strategy | None = None,
-    ) -> None:
-        self.scorer = check_scorer(scorer)
-        self.encoder = encoder
-        self.budget = budget
-        self.strategy = strategy
+    scorer: Scorer
+    _: KW_ONLY
+    encoder: Encoder | None = None
+    budget: int | None = None
+    strategy: Strategy | None = None
+
+    def __post_init__(self) -> None:
+        check_scorer(self.scorer)
 
     def _search_all(self, searcher: Searcher, queries: Mapping[str, str], top_k: int) -> Run:
         """The best items of each query, at most as many as its calls: only scored items have a score."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
+from functools import cache
 from threading import Lock
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from crossknn._checks import check_positive
 from crossknn._imports import missing_extra
@@ -45,22 +46,19 @@ class SavedIndex:
         return Searcher(Index.load(self.index), scorer=CrossEncoder(self.scorer), encoder=encoder)
 
 
-class _Lazy(Generic[T]):
-    """A value that is loaded once, by whichever thread needs it first."""
+def _once(load: Callable[[], T]) -> Callable[[], T]:
+    """`load`, which only the first thread that needs its value calls."""
+    lock, loaded = Lock(), cache(load)
 
-    def __init__(self, load: Callable[[], T]) -> None:
-        self._load = load
-        self._values: list[T] = []
-        self._lock = Lock()
+    def get() -> T:
+        with lock:
+            return loaded()
 
-    def get(self) -> T:
-        with self._lock:
-            if not self._values:
-                self._values.append(self._load())
-            return self._values[0]
+    return get
 
 
 @component
+@dataclass(eq=False, repr=False)
 class CrossKnnRetriever:
     """Returns the best items as `Document`s with scores; round and proposer are in their meta.
 
@@ -68,30 +66,22 @@ class CrossKnnRetriever:
         searcher: A `Searcher`, or a `SavedIndex`, which is loaded when the pipeline warms up and can be serialized.
         documents: The items' documents by id, copies of which are returned and whose meta `filters` test;
             `from_documents` sets it.
-        top_k: Number of documents, `k` of `Searcher.search`.
-        budget, strategy, filter, deadline: As in `Searcher.search`.
+        top_k: Number of documents. It and all further settings are those of `Searcher.search`.
     """
 
-    def __init__(
-        self,
-        searcher: Searcher | SavedIndex,
-        *,
-        documents: Mapping[str, Document] | None = None,
-        top_k: int = 10,
-        budget: int | None = None,
-        strategy: Strategy | None = None,
-        filter: Filter | None = None,
-        deadline: float | None = None,
-    ) -> None:
-        check_positive("top_k", top_k)
-        self.searcher = searcher
-        self.documents = documents
-        self.top_k = top_k
-        self.budget = budget
-        self.strategy = strategy
-        self.filter = filter
-        self.deadline = deadline
-        self._searcher = _Lazy(lambda: searcher.open() if isinstance(searcher, SavedIndex) else searcher)
+    searcher: Searcher | SavedIndex
+    _: KW_ONLY
+    documents: Mapping[str, Document] | None = None
+    top_k: int = 10
+    budget: int | None = None
+    strategy: Strategy | None = None
+    filter: Filter | None = None
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("top_k", self.top_k)
+        source = self.searcher
+        self._searcher = _once(lambda: source.open() if isinstance(source, SavedIndex) else source)
 
     @classmethod
     def from_documents(
@@ -104,14 +94,14 @@ class CrossKnnRetriever:
 
     def warm_up(self) -> None:
         """Load a saved index and its models; called by the pipeline."""
-        self._searcher.get()
+        self._searcher()
 
     @component.output_types(documents=list[Document])
     def run(
         self, query: str, filters: dict[str, Any] | None = None, top_k: int | None = None
     ) -> dict[str, list[Document]]:
         """The best documents for a query. `filters` are Haystack's, on the documents' meta."""
-        hits = self._searcher.get().search(query, **self._options(filters, top_k))
+        hits = self._searcher().search(query, **self._options(filters, top_k))
         return {"documents": [self._as_document(hit) for hit in hits]}
 
     @component.output_types(documents=list[Document])
@@ -119,7 +109,7 @@ class CrossKnnRetriever:
         self, query: str, filters: dict[str, Any] | None = None, top_k: int | None = None
     ) -> dict[str, list[Document]]:
         """`run` without blocking the event loop."""
-        searcher = await asyncio.to_thread(self._searcher.get)
+        searcher = await asyncio.to_thread(self._searcher)
         hits = await searcher.asearch(query, **self._options(filters, top_k))
         return {"documents": [self._as_document(hit) for hit in hits]}
 
@@ -171,7 +161,7 @@ class CrossKnnRetriever:
 
     def _as_document(self, hit: Hit) -> Document:
         if self.documents is None:
-            text = self._searcher.get().items.text(hit.row)
+            text = self._searcher().items.text(hit.row)
             return Document(id=hit.id, content=text, score=hit.score, meta=provenance(hit))
         document = document_of(hit, self.documents)
         return replace(document, score=hit.score, meta={**document.meta, **provenance(hit)})
@@ -194,11 +184,11 @@ class CrossKnnRanker:
             check_scorer(scorer)
         self.scorer = scorer
         self.top_k = top_k
-        self._scorer: _Lazy[Scorer] = _Lazy(lambda: CrossEncoder(scorer) if isinstance(scorer, str) else scorer)
+        self._scorer: Callable[[], Scorer] = _once(lambda: CrossEncoder(scorer) if isinstance(scorer, str) else scorer)
 
     def warm_up(self) -> None:
         """Load the scorer; called by the pipeline."""
-        self._scorer.get()
+        self._scorer()
 
     @component.output_types(documents=list[Document])
     def run(self, query: str, documents: list[Document], top_k: int | None = None) -> dict[str, list[Document]]:
@@ -206,7 +196,7 @@ class CrossKnnRanker:
         k = self.top_k if top_k is None else top_k
         if k is not None:
             check_positive("top_k", k)
-        best = rerank_texts(self._scorer.get(), query, [_content_of(document) for document in documents], k=k)
+        best = rerank_texts(self._scorer(), query, [_content_of(document) for document in documents], k=k)
         return {"documents": [replace(documents[place], score=score) for place, score in best]}
 
     @component.output_types(documents=list[Document])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Annotated, Any, Self, cast
 
 from crossknn._imports import missing_extra
 from crossknn.integrations.conversion import check_scorer, document_of, provenance, rerank_texts
@@ -18,7 +17,7 @@ try:
     from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun, Callbacks
     from langchain_core.documents import BaseDocumentCompressor, Document
     from langchain_core.retrievers import BaseRetriever
-    from pydantic import ConfigDict, Field, SkipValidation, field_validator
+    from pydantic import AfterValidator, ConfigDict, Field, SkipValidation
 except ImportError as error:
     raise missing_extra("langchain_core", error, extra="langchain") from error
 
@@ -26,10 +25,8 @@ except ImportError as error:
 class CrossKnnRetriever(BaseRetriever):
     """Returns the best items as `Document`s, with score, round and proposer in their metadata.
 
-    Args:
-        searcher: What is searched.
-        documents: The items' documents by id, whose metadata is returned; `from_documents` sets it.
-        k, budget, strategy, filter, deadline: As in `Searcher.search`; `invoke` and `ainvoke` accept them as well.
+    `documents` are the items' documents by id, whose metadata is returned; `from_documents` sets it. The other settings
+    are those of `Searcher.search`; `invoke` and `ainvoke` accept them as well.
     """
 
     searcher: Searcher
@@ -81,13 +78,8 @@ class CrossKnnCompressor(BaseDocumentCompressor):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    scorer: SkipValidation[Scorer]
+    scorer: Annotated[Scorer, SkipValidation, AfterValidator(check_scorer)]
     k: int | None = Field(default=3, gt=0)
-
-    @field_validator("scorer")
-    @classmethod
-    def _check_scorer(cls, scorer: Scorer) -> Scorer:
-        return check_scorer(scorer)
 
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
@@ -97,8 +89,3 @@ class CrossKnnCompressor(BaseDocumentCompressor):
             documents[place].model_copy(update={"metadata": {**documents[place].metadata, "score": score}})
             for place, score in best
         ]
-
-    async def acompress_documents(
-        self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
-    ) -> Sequence[Document]:
-        return await asyncio.to_thread(self.compress_documents, documents, query, callbacks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from crossknn._checks import check_positive
 from crossknn._imports import missing_extra
@@ -20,7 +20,7 @@ try:
     from llama_index.core.postprocessor.types import BaseNodePostprocessor
     from llama_index.core.retrievers import BaseRetriever
     from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
-    from pydantic import Field, SkipValidation, field_validator
+    from pydantic import AfterValidator, Field, SkipValidation
 except ImportError as error:
     raise missing_extra("llama_index.core", error, extra="llama-index") from error
 
@@ -28,11 +28,8 @@ except ImportError as error:
 class CrossKnnRetriever(BaseRetriever):
     """Returns the best items as nodes with scores; round and proposer are metadata hidden from LLMs and encoders.
 
-    Args:
-        searcher: What is searched.
-        nodes: The items' nodes by id, copies of which are returned; `from_nodes` sets it.
-        k, budget, strategy, filter, deadline: As in `Searcher.search`.
-        callback_manager: LlamaIndex's own.
+    `nodes` are the items' nodes by id, copies of which are returned; `from_nodes` sets it. The other settings are those
+    of `Searcher.search`, and LlamaIndex's own `callback_manager`.
     """
 
     def __init__(
@@ -89,13 +86,8 @@ class CrossKnnPostprocessor(BaseNodePostprocessor):
     `to_dict` leaves the scorer out: read it back with `from_dict(data, scorer=…)`.
     """
 
-    scorer: SkipValidation[Scorer] = Field(exclude=True)
+    scorer: Annotated[Scorer, SkipValidation, AfterValidator(check_scorer)] = Field(exclude=True)
     k: int | None = Field(default=3, gt=0)
-
-    @field_validator("scorer")
-    @classmethod
-    def _check_scorer(cls, scorer: Scorer) -> Scorer:
-        return check_scorer(scorer)
 
     @classmethod
     def class_name(cls) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,7 @@ from crossknn.errors import InputError
 from crossknn.integrations.conversion import BenchmarkSearch, Run
 from crossknn.items.items import Items
 from crossknn.search.searcher import Searcher
-from crossknn.strategies.base import Strategy
 from crossknn.strategies.exact import Exact
-from crossknn.types import Encoder, Scorer
 
 try:
     from mteb.models import ModelMeta
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
+@dataclass(eq=False, repr=False)
 class CrossKnnSearch(BenchmarkSearch):
     """`mteb.evaluate(CrossKnnSearch(scorer, encoder=encoder), tasks)`.
 
@@ -32,18 +32,8 @@ class CrossKnnSearch(BenchmarkSearch):
     results under `name` and a revision that changes with the models, the budget and the strategy.
     """
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        *,
-        encoder: Encoder | None = None,
-        budget: int | None = None,
-        strategy: Strategy | None = None,
-        name: str = "crossknn/search",
-    ) -> None:
-        super().__init__(scorer, encoder=encoder, budget=budget, strategy=strategy)
-        self.name = name
-        self._searcher: Searcher | None = None
+    name: str = field(default="crossknn/search", kw_only=True)
+    _searcher: Searcher | None = field(default=None, init=False)
 
     @property
     def mteb_model_meta(self) -> ModelMeta:

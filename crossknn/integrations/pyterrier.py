@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from crossknn._checks import check_positive
@@ -22,33 +23,25 @@ except ImportError as error:
 ADDED_COLUMNS = ("docno", "score", "rank", "text")  # columns that a search adds
 
 
+@dataclass(eq=False, repr=False)
 class CrossKnnRetriever(pt.Transformer):
     """Adds the best `k` items of every query to its columns: docno, score, rank (from 0) and text.
 
-    Args:
-        searcher: What is searched.
-        k, budget, strategy, filter: As in `Searcher.search_many`.
-        batch_size: Queries that are searched together, with one scorer call per round.
+    `k`, `budget`, `strategy` and `filter` are those of `Searcher.search_many`; `batch_size` queries are searched
+    together, with one scorer call per round.
     """
 
-    def __init__(
-        self,
-        searcher: Searcher,
-        *,
-        k: int = 10,
-        budget: int | None = None,
-        strategy: Strategy | None = None,
-        filter: Filter | None = None,
-        batch_size: int = 64,
-    ) -> None:
-        check_positive("k", k)
-        check_positive("batch_size", batch_size)
-        self.searcher = searcher
-        self.k = k
-        self.budget = budget
-        self.strategy = strategy
-        self.filter = filter
-        self.batch_size = batch_size
+    searcher: Searcher
+    _: KW_ONLY
+    k: int = 10
+    budget: int | None = None
+    strategy: Strategy | None = None
+    filter: Filter | None = None
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        check_positive("k", self.k)
+        check_positive("batch_size", self.batch_size)
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         pt.validate.query_frame(inp, extra_columns=["query"], context=self)

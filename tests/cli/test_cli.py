@@ -234,6 +234,18 @@ def test_a_strategy_in_the_registry_can_be_searched_with(corpus, bert_folder, mo
     assert "'mine' has no setting for --budget" in str(error)
 
 
+def test_help_lists_the_strategies_of_the_registry(monkeypatch):
+    monkeypatch.setitem(STRATEGIES, "mine", Mine)
+    monkeypatch.setitem(STRATEGIES, "budgeted", ck.Rerank)
+    monkeypatch.setenv("TERMINAL_WIDTH", "500")
+    assert f"How to spend the budget: {', '.join(STRATEGIES)}." in " ".join(invoke("search", "--help").stdout.split())
+    with_budget = [name for name in STRATEGIES if name not in ("exact", "mine")]
+    for command in ("matrix", "set"):
+        shown = " ".join(invoke("bench", command, "--help").stdout.split())
+        assert f"Known: {', '.join(with_budget)}." in shown
+    assert all("{strategies" not in invoke(command, "--help").stdout for command in ("search", "demo"))
+
+
 def test_errors_name_options_instead_of_arguments():
     commands = typer.main.get_command(app).commands
     for command, message, shown in [

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import crossknn as ck
-from crossknn.cli.build import _print_plan
+from crossknn.cli.index import _print_plan
 from crossknn.cli.options import default_work_dir
 from crossknn.indexing.planner import BuildPlan, Cost
 from crossknn.storage.score_log import ScoreLog

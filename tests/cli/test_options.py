@@ -8,30 +8,30 @@ from rich.console import Console
 
 import crossknn as ck
 from crossknn.cli.console import ProgressBars
-from crossknn.cli.options import EngineName, make_engine
+from crossknn.cli.options import EngineName, EngineOptions, ScorerOptions
 from crossknn.engines.local import LOCAL
 
-PLAIN = {"address": None, "workers": None, "scorer": "my-model", "device": None}
+MODELS = ScorerOptions("my-model")
 
 
 def test_the_engine_that_the_options_name():
-    assert make_engine(EngineName.local, **PLAIN) is LOCAL
-    made = make_engine(EngineName.ray, **{**PLAIN, "address": "head:6379", "workers": 3})
+    assert EngineOptions().make(MODELS) is LOCAL
+    made = EngineOptions(EngineName.ray, address="head:6379", workers=3).make(MODELS)
     assert made == ck.engines.RayEngine(address="head:6379", workers=3)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("engine", "models", "message"),
     [
-        ("local", {"address": "head:6379"}, "--address applies to --engine ray only"),
-        ("local", {"workers": 2}, "--workers applies to --engine ray only"),
-        ("ray", {"scorer": "http://127.0.0.1:80/rerank"}, "--engine ray runs local models"),
-        ("ray", {"device": "cuda:1"}, "--device must be cuda"),
+        (EngineOptions(address="head:6379"), MODELS, "--address applies to --engine ray only"),
+        (EngineOptions(workers=2), MODELS, "--workers applies to --engine ray only"),
+        (EngineOptions(EngineName.ray), ScorerOptions("http://127.0.0.1:80/rerank"), "--engine ray runs local models"),
+        (EngineOptions(EngineName.ray), ScorerOptions("my-model", device="cuda:1"), "--device must be cuda"),
     ],
 )
-def test_options_that_contradict_the_engine_are_refused(name, options, message):
+def test_options_that_contradict_the_engine_are_refused(engine, models, message):
     with pytest.raises(ck.InputError, match=message):
-        make_engine(EngineName(name), **{**PLAIN, **options})
+        engine.make(models)
 
 
 def test_progress_without_a_terminal_is_logged_or_silent(capsys):

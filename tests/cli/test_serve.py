@@ -15,7 +15,7 @@ import pytest
 
 from crossknn.cli import main
 from crossknn.cli.serve import serve
-from crossknn.serve.settings import Limits, Settings
+from crossknn.serve.settings import Settings
 from tests.scorers import tiny
 
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_served_is_said(monkeypatch, capsys, corpus, tmp_path):
 def test_on_loopback_without_a_key_it_answers_to_its_own_names(monkeypatch, corpus, options, hosts):
     given = []
     monkeypatch.delenv("CROSSKNN_API_KEY", raising=False)
-    monkeypatch.setattr("crossknn.cli.options.load_scorer", lambda *_, **__: None)
+    monkeypatch.setattr("crossknn.cli.options.ScorerOptions.load_scorer", lambda *_, **__: None)
     monkeypatch.setattr("crossknn.serve.service.Service", lambda *_, settings, **__: given.append(settings))
     monkeypatch.setattr("crossknn.cli.serve._run", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["crossknn", "serve", str(corpus), "--encoder", "none", "--port", "0", *options])
@@ -113,8 +113,7 @@ def test_a_missing_extra_is_named(monkeypatch, capsys, corpus):
 
 def test_the_defaults_of_options_are_those_of_the_settings():
     options = {name: one.default for name, one in inspect.signature(serve).parameters.items()}
-    limits = {f"max_{name}": value for name, value in asdict(Limits()).items()}
-    assert {name: options[name] for name in limits} == limits
-    names = {"workers": "running", "waiting": "waiting", "batch": "batch_pairs", "scorer_timeout": "scorer_timeout"}
-    names |= {name: name for name in ("poll", "grace", "api_key", "public_info", "log_queries")}
-    assert {name: options[name] for name in names} == {name: getattr(Settings(), own) for name, own in names.items()}
+    settings = asdict(Settings())
+    assert settings.pop("hosts") is None  # set by the command, from --host and --allow-host
+    settings |= settings.pop("limits")
+    assert {name: options[name] for name in settings} == settings

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossknn.cli.options import Dtype, load_scorer
+from crossknn.cli.options import Dtype, ScorerOptions
 from crossknn.errors import InputError
 from crossknn.example import wordnet as example
 from crossknn.scorers.cross_encoder import CrossEncoder
@@ -97,7 +97,7 @@ def test_outlier_channels_and_tokens_cost_no_precision(activation: torch.nn.Modu
 
 
 def test_the_command_line_opens_int8() -> None:
-    scorer = load_scorer("embedded", device="cpu", dtype=Dtype.int8, cache=None)
+    scorer = ScorerOptions("embedded", device="cpu", dtype=Dtype.int8).load_scorer()
     assert isinstance(scorer, CrossEncoder)
     assert scorer.dtype == "int8"
 
