@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from crossknn._checks import check_positive, invalid
 from crossknn._imports import import_extra
 from crossknn.errors import InputError, ScorerError
-from crossknn.models.batching import batches_in_order, length_buckets
+from crossknn.models.batching import batches_in_order, length_buckets, without_cudnn_attention
 from crossknn.models.hub import portable_name
-from crossknn.models.torch_attention import without_cudnn_attention
 from crossknn.scorers.base import check_pairs, check_scores, describe_pair
 from crossknn.scorers.inference.int8 import encoder_linears, quantize_linears
 from crossknn.scorers.inference.loading import (

@@ -19,8 +19,7 @@ from crossknn._checks import check_number, check_positive, invalid
 from crossknn.errors import InputError, PartialScores, ScorerError
 from crossknn.models.fingerprints import function_fingerprint
 from crossknn.scorers.base import check_pairs, describe_pair
-from crossknn.scorers.remote.client import KEY_VARIABLE, PLAIN_HEADERS, RerankClient, is_loopback
-from crossknn.scorers.remote.cost import CostTracker
+from crossknn.scorers.remote.client import KEY_VARIABLE, PLAIN_HEADERS, CostTracker, RerankClient, is_loopback
 from crossknn.scorers.remote.providers import choose_provider, parse_response, to_logits
 from crossknn.types import Scores
 
@@ -50,7 +49,8 @@ class RemoteScorer:
             back-off or as the server's Retry-After demands.
         price_per_1000: The price of 1,000 pairs (Cohere: searches, of up to 100 pairs each), for `spent`.
         spend_limit: Requests that would make `spent` exceed this are not sent.
-        fingerprint: Names the model where the URL does not: a server may move, or change what it serves.
+        fingerprint: Names the model where the URL does not: a server may move, or change what it serves. By default
+            the URL, the model and a hash of every setting that changes scores; never the key.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RemoteScorer:
         self._fields = _check_fields(fields or {})
         self._headers = _make_headers(self._url, api_key, headers or {})
         self._costs = CostTracker(price_per_1000, spend_limit)
-        self._fingerprint = self._own_fingerprint() if fingerprint is None else function_fingerprint(fingerprint)
+        self.fingerprint = self._own_fingerprint() if fingerprint is None else function_fingerprint(fingerprint)
         self._connect()
 
     def _connect(self) -> None:
@@ -113,11 +113,6 @@ class RemoteScorer:
     def dialect(self) -> str:
         """The provider whose requests and responses are used."""
         return self._provider.name
-
-    @property
-    def fingerprint(self) -> str:
-        """The name given, or the URL, the model and a hash of every setting that changes scores; never the key."""
-        return self._fingerprint
 
     @property
     def spent(self) -> float:
