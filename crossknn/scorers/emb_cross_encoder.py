@@ -6,17 +6,15 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from crossknn._checks import check_choice, invalid
 from crossknn.errors import InputError, ScorerError
 from crossknn.models.hub import EMBEDDED, find_model
-from crossknn.scorers.inference.engine import STORED_TOKENS, Describe, ModelScorer, PaddedBatch
-from crossknn.scorers.inference.loading import Pretrained, load_pretrained
-from crossknn.scorers.inference.pair_batches import LongItems
-from crossknn.scorers.inference.pair_template import TokenSpans
+from crossknn.scorers.inference.engine import Describe, ModelScorer, ModelSettings, PaddedBatch
+from crossknn.scorers.inference.pairs import TokenSpans
 from crossknn.scorers.inference.token_store import Tokens
 
 POOLING_FILE = "crossknn_pooling.json"
@@ -66,34 +64,16 @@ class EmbCrossEncoder(ModelScorer):
         item_pooling: str | None = None,
         mention_tokens: tuple[str, str] | None = None,
         title_token: str | None = None,
-        device: Any = None,
-        dtype: str = "auto",
-        max_length: int | None = None,
-        max_query_tokens: int | None = None,
-        max_item_tokens: int | None = None,
-        long_items: LongItems = "cut",
-        stride: int | None = None,
-        batch_tokens: int | None = None,
-        stored_tokens: int = STORED_TOKENS,
+        **settings: Unpack[ModelSettings],
     ) -> None:
-        pretrained = load_pretrained(name, kind="AutoModel", device=device, dtype=dtype)
-        super().__init__(
-            pretrained,
-            max_length=max_length,
-            max_query_tokens=max_query_tokens,
-            max_item_tokens=max_item_tokens,
-            long_items=long_items,
-            stride=stride,
-            batch_tokens=batch_tokens,
-            stored_tokens=stored_tokens,
-        )
+        super().__init__(name, kind="AutoModel", **settings)
         given = {
             "query_pooling": query_pooling,
             "item_pooling": item_pooling,
             "mention_tokens": None if mention_tokens is None else tuple(mention_tokens),
             "title_token": title_token,
         }
-        self.pooling = _choose_pooling(given, _saved_pooling(pretrained), pretrained.source)
+        self.pooling = _choose_pooling(given, _saved_pooling(self._pretrained.folder), self._pretrained.source)
         self._marker_ids = self._find_markers()
         self._quantize()
 
@@ -130,12 +110,12 @@ class EmbCrossEncoder(ModelScorer):
     def _check_ids(self, ids: Tokens, spans: TokenSpans, describe: Describe) -> None:
         """Raise `ScorerError` for a pair without the special tokens that its poolings read."""
         query_starts = np.full(len(ids), len(self.template.prefix))
-        item_starts = query_starts + spans.query_lengths + len(self.template.middle)
+        item_starts = query_starts + spans.queries.lengths + len(self.template.middle)
         columns = np.arange(ids.shape[1])
         for token, marker in self._marker_ids.items():
-            text, starts, lengths = "query", query_starts, spans.query_lengths
+            text, starts, lengths = "query", query_starts, spans.queries.lengths
             if token == self.pooling.title_token:
-                text, starts, lengths = "item", item_starts, spans.item_lengths
+                text, starts, lengths = "item", item_starts, spans.items.lengths
             missing = np.flatnonzero(~((ids == marker) & _inside(columns, starts, lengths)).any(axis=1))
             if len(missing):
                 raise ScorerError(
@@ -200,9 +180,9 @@ def _mean(states: Any, inside: Any) -> Any:
     return (states * weights[:, :, None]).sum(1) / weights.sum(1, keepdim=True).clamp(min=1)
 
 
-def _saved_pooling(pretrained: Pretrained) -> Pooling | None:
+def _saved_pooling(folder: Path) -> Pooling | None:
     """The poolings that `save` wrote beside the weights, if any."""
-    file = pretrained.folder / POOLING_FILE
+    file = folder / POOLING_FILE
     if not file.is_file():
         return None
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +12,7 @@ from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import count, pairwise
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,17 +28,19 @@ from crossknn.scorers.inference.loading import (
     Pretrained,
     check_half_precision,
     hash_weights,
+    load_pretrained,
     max_input_length,
     score_config,
 )
-from crossknn.scorers.inference.pair_batches import (
+from crossknn.scorers.inference.pairs import (
     ForwardPasses,
     LongItems,
+    TokenSpans,
     Truncation,
+    find_template,
     max_over_windows,
     plan_passes,
 )
-from crossknn.scorers.inference.pair_template import TokenSpans, find_template
 from crossknn.scorers.inference.token_store import Ragged, Tokens, TokenStore, fast_tokenize
 from crossknn.scorers.inference.varlen import VarlenBatch, VarlenModel
 from crossknn.types import Rows, Scores
@@ -93,26 +96,43 @@ class PaddedBatch:
         return PaddedBatch(inputs, self.query_start, *(text[rows] for text in texts))
 
 
+class ModelSettings(TypedDict, total=False):
+    """The settings of every `ModelScorer`; `CrossEncoder` explains them."""
+
+    device: Any
+    dtype: str
+    max_length: int | None
+    max_query_tokens: int | None
+    max_item_tokens: int | None
+    long_items: LongItems
+    stride: int | None
+    batch_tokens: int | None
+    stored_tokens: int
+
+
 class ModelScorer:
     """Tokenizes each text once, assembles pairs as arrays and runs batches; a subclass reads the scores.
 
-    The arguments after `pretrained` are those of `CrossEncoder`.
+    `kind` is an Auto class of transformers; the other arguments are those of `CrossEncoder`.
     """
 
     def __init__(
         self,
-        pretrained: Pretrained,
+        name: str | os.PathLike[str],
         *,
-        max_length: int | None,
-        max_query_tokens: int | None,
-        max_item_tokens: int | None,
-        long_items: LongItems,
-        stride: int | None,
-        batch_tokens: int | None,
-        stored_tokens: int,
+        kind: str,
+        device: Any = None,
+        dtype: str = "auto",
+        max_length: int | None = None,
+        max_query_tokens: int | None = None,
+        max_item_tokens: int | None = None,
+        long_items: LongItems = "cut",
+        stride: int | None = None,
+        batch_tokens: int | None = None,
+        stored_tokens: int = STORED_TOKENS,
     ) -> None:
         self._torch = import_extra("torch", extra="models")
-        self._pretrained = pretrained
+        self._pretrained = pretrained = load_pretrained(name, kind=kind, device=device, dtype=dtype)
         tokenize = fast_tokenize(pretrained.backend)
         self.template = find_template(pretrained.tokenizer, tokenize)
         longest = _choose_max_length(pretrained, max_length, self.template.specials)
@@ -127,7 +147,6 @@ class ModelScorer:
         self._embeddings = int(pretrained.model.get_input_embeddings().num_embeddings)
         self._varlen: VarlenModel | None = None  # set by a subclass that supports it
         self._lock = Lock()
-        self._warned = False
         self.counts = ScoringCounts()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -204,9 +223,9 @@ class ModelScorer:
         self, query_texts: list[str], query_rows: Rows, item_texts: list[str], item_rows: Rows
     ) -> Callable[[], Scores]:
         """Run the pairs on the device; the returned function waits for their scores."""
-        queries, query_at = _look_up(self._queries, query_texts, query_rows)
-        items, item_at = _look_up(self._items, item_texts, item_rows)
-        passes = plan_passes(self.template, self.truncation, queries, items, query_at, item_at)
+        queries = _look_up(self._queries, query_texts, query_rows)
+        items = _look_up(self._items, item_texts, item_rows)
+        passes = plan_passes(self.template, self.truncation, TokenSpans(queries, items))
 
         def describe(row: int) -> str:
             pair = passes.pair[row]
@@ -246,8 +265,8 @@ class ModelScorer:
         lengths = self.template.lengths(spans)
         order = np.arange(len(lengths)) if self.device.type == "cuda" else np.argsort(-lengths, kind="stable")
         spans, lengths = spans.take(order), lengths[order]
-        queries, items = self._to_device(spans.queries), self._to_device(spans.items)
-        bounds = (spans.query_starts, spans.query_lengths, spans.item_starts, spans.item_lengths)
+        queries, items = self._to_device(spans.queries.flat), self._to_device(spans.items.flat)
+        bounds = (spans.queries.starts, spans.queries.lengths, spans.items.starts, spans.items.lengths)
         for rows in batches_in_order(lengths, self.batch_tokens):
             moved = self._to_device(np.stack([bound[rows] for bound in bounds]))
             yield order[rows], VarlenBatch(queries, items, moved, lengths[rows])
@@ -256,7 +275,7 @@ class ModelScorer:
         """On a GPU an id without an embedding would end the process with a mere assertion."""
         template = self.template
         specials = (*template.prefix, *template.middle, *template.suffix, template.pad)
-        largest = int(max(spans.queries.max(initial=0), spans.items.max(initial=0), *specials))
+        largest = int(max(spans.queries.flat.max(initial=0), spans.items.flat.max(initial=0), *specials))
         if largest >= self._embeddings:
             raise InputError(
                 f"{self._pretrained.source} has {self._embeddings} token embeddings, but its tokenizer returned token "
@@ -266,7 +285,7 @@ class ModelScorer:
     def _pad(self, ids: Tokens, spans: TokenSpans, *, masked: bool) -> PaddedBatch:
         """Only ids and lengths are copied; masks and token types are made on the device."""
         inputs = {"input_ids": self._to_device(ids).long()}
-        query_lengths, item_lengths = self._to_device(np.stack([spans.query_lengths, spans.item_lengths]))
+        query_lengths, item_lengths = self._to_device(np.stack([spans.queries.lengths, spans.items.lengths]))
         columns = self._torch.arange(ids.shape[1], device=self.device)
         if masked:
             totals = self.template.specials + query_lengths + item_lengths
@@ -318,14 +337,13 @@ class ModelScorer:
     def _count(self, passes: ForwardPasses, padded_tokens: int) -> None:
         tokens = int(self.template.lengths(passes.spans).sum())
         with self._lock:
+            cut_before = self.counts.items_cut + self.counts.queries_cut
             self.counts.passes += len(passes.pair)
             self.counts.items_cut += passes.items_cut
             self.counts.queries_cut += passes.queries_cut
             self.counts.tokens += tokens
             self.counts.padding += padded_tokens - tokens
-            warn = not self._warned and bool(passes.items_cut or passes.queries_cut)
-            self._warned = self._warned or warn
-        if warn:
+        if not cut_before and passes.items_cut + passes.queries_cut:
             logger.warning(
                 "%d items and %d queries were cut to max_length %d; see .counts for the running totals, and "
                 "long_items='max' to score long items whole. This is logged once.",
@@ -378,9 +396,10 @@ def _distinct(texts: Sequence[str], name: str) -> tuple[list[str], Rows]:
     return list(rows), np.fromiter(map(rows.__getitem__, texts), np.int64, len(texts))
 
 
-def _look_up(store: TokenStore, texts: list[str], rows: Rows) -> tuple[Ragged, Rows]:
+def _look_up(store: TokenStore, texts: list[str], rows: Rows) -> Ragged:
+    """The tokens of `texts[rows[i]]`, each text of which is looked up once."""
     used, inverse = np.unique(rows, return_inverse=True)
-    return store.lookup([texts[row] for row in used]), inverse
+    return store.lookup([texts[row] for row in used]).take(inverse)
 
 
 def _prefetch(batches: Iterator[Batch]) -> Iterator[Batch]:

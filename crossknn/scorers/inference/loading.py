@@ -76,14 +76,12 @@ def choose_dtype(dtype: str, device_type: str) -> str:
 def _load(transformers: Any, folder: Path, kind: str, dtype: Any, source: str) -> tuple[Any, Any]:
     """Model and tokenizer; only safetensors, and never code from the model's folder."""
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-    options = {"dtype" if version >= (4, 56) else "torch_dtype": dtype}
     invalid_weights = import_extra("safetensors", extra="models").SafetensorError
     try:
         with no_progress_bars():
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), use_fast=True, **safe)
             model, info = getattr(transformers, kind).from_pretrained(
-                str(folder), use_safetensors=True, output_loading_info=True, **safe, **options
+                str(folder), dtype=dtype, use_safetensors=True, output_loading_info=True, **safe
             )
     except (OSError, ValueError, KeyError, invalid_weights) as error:
         raise ModelNotFound(f"{folder}: transformers could not load a model (safetensors): {error}") from error
