@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult
 from urllib.request import getproxies, proxy_bypass
@@ -101,6 +102,7 @@ class CostTracker:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Another process begins at zero."""
         return type(self), (self.price, self.limit)
 
     @property
@@ -142,7 +144,7 @@ class RerankClient:
         self, url: SplitResult, headers: Mapping[str, str], *, timeout: float, retries: int, costs: CostTracker
     ) -> None:
         self._httpx = import_extra("httpx", extra="remote")
-        self._url = url.geturl()
+        self._url = url
         self._name = f"{url.scheme}://{url.netloc}{url.path}"  # the query string may hold a key
         self._headers = dict(headers)
         self._secrets = find_secrets(headers)
@@ -153,6 +155,11 @@ class RerankClient:
         self._verify = ssl.create_default_context() if url.scheme == "https" else False
         self._idle: deque[Connection] = deque()
         self._process = os.getpid()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets all settings, the key included, and opens its own connections."""
+        settings: dict[str, Any] = {"timeout": self._timeout, "retries": self._retries, "costs": self._costs}
+        return partial(RerankClient, self._url, self._headers, **settings), ()
 
     def post(self, body: bytes, units: int, stop: threading.Event) -> bytes:
         """The response to a request, each attempt of which may be billed as `units`, or `ScorerError`.
@@ -204,7 +211,9 @@ class RerankClient:
         try:
             timeouts = dict.fromkeys(("connect", "read", "write", "pool"), self._timeout)
             extensions = {"timeout": timeouts, "trace": connection.on_event}
-            request = self._httpx.Request("POST", self._url, headers=self._headers, content=body, extensions=extensions)
+            request = self._httpx.Request(
+                "POST", self._url.geturl(), headers=self._headers, content=body, extensions=extensions
+            )
             response = connection.transport.handle_request(request)
             try:
                 content = _read_bounded(response)

@@ -72,7 +72,9 @@ class RemoteScorer:
         fingerprint: str | None = None,
     ) -> None:
         self._url, self.model = parse_url(url, model)
+        self.url = f"{self._url.scheme}://{self._url.netloc}{self._url.path}"  # the query string may hold a key
         self._provider = choose_provider(dialect, host=str(self._url.hostname), path=self._url.path, model=self.model)
+        self.dialect = self._provider.name
         self.logits = self._provider.probabilities if logits is None else bool(logits)
         self.batch_size = self._provider.batch_size if batch_size is None else batch_size
         self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
@@ -82,37 +84,14 @@ class RemoteScorer:
         if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
             raise invalid("retries", "a nonnegative integer", retries)
         self._fields = _check_fields(fields or {})
-        self._headers = _make_headers(self._url, api_key, headers or {})
+        merged = _make_headers(self._url, api_key, headers or {})
         self._costs = CostTracker(price_per_1000, spend_limit)
         self.fingerprint = self._own_fingerprint() if fingerprint is None else function_fingerprint(fingerprint)
-        self._connect()
-
-    def _connect(self) -> None:
-        self._client = RerankClient(
-            self._url, self._headers, timeout=self.timeout, retries=self.retries, costs=self._costs
-        )
+        self._client = RerankClient(self._url, merged, timeout=timeout, retries=retries, costs=self._costs)
         self._scores_checked = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Workers get all settings, the key included; each has its own connections and costs."""
-        return {name: value for name, value in vars(self).items() if name not in ("_client", "_scores_checked")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._connect()
 
     def __repr__(self) -> str:
         return f"RemoteScorer({self.url!r}, model={self.model!r}, dialect={self.dialect!r})"
-
-    @property
-    def url(self) -> str:
-        """The endpoint, without a query string: it may hold a key."""
-        return f"{self._url.scheme}://{self._url.netloc}{self._url.path}"
-
-    @property
-    def dialect(self) -> str:
-        """The provider whose requests and responses are used."""
-        return self._provider.name
 
     @property
     def spent(self) -> float:
@@ -166,9 +145,6 @@ class RemoteScorer:
                     errors.append(error)
                     stop.set()
 
-        if min(self.concurrency, len(batches)) <= 1:
-            work()
-            return scores, errors[0] if errors else None
         # Daemons, which an executor's threads are not: an interrupted program must not wait for a server.
         workers = [threading.Thread(target=work, daemon=True) for _ in range(min(self.concurrency, len(batches)))]
         try:
