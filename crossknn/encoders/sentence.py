@@ -140,13 +140,13 @@ class FastEncoding:
     which on a fast device takes longer than the model does.
     """
 
-    def __init__(self, model: Any, backend: Any, constants: dict[str, Any], pad_id: int, *, type_ids: bool) -> None:
+    def __init__(self, model: Any, backend: Any, features: dict[str, Any]) -> None:
         self._torch = import_extra("torch", extra="models")
         self._model = model
         self._backend = backend
-        self._constants = constants  # features that are the same for all texts
-        self._pad_id = pad_id
-        self._type_ids = type_ids
+        self._pad_id = model.tokenizer.pad_token_id or 0
+        self._type_ids = "token_type_ids" in features
+        self._constants = {name: value for name, value in features.items() if name not in TENSORS}  # for all texts
 
     @classmethod
     def for_model(cls, model: Any) -> Self | None:
@@ -160,8 +160,7 @@ class FastEncoding:
         backend = type(backend).from_str(backend.to_str())  # a copy: the library changes its settings at every call
         backend.no_padding()
         backend.enable_truncation(model.max_seq_length)
-        constants = {name: value for name, value in expected.items() if name not in TENSORS}
-        fast = cls(model, backend, constants, model.tokenizer.pad_token_id or 0, type_ids="token_type_ids" in expected)
+        fast = cls(model, backend, expected)
         return fast if fast._agrees(expected) else None
 
     def encode(self, texts: Sequence[str], *, batch_size: int, batch_tokens: int, normalize: bool) -> Vectors:

@@ -133,26 +133,23 @@ class EmbCrossEncoder(ModelScorer):
         states = self._pretrained.model(**batch.inputs).last_hidden_state.float()  # (pairs, longest, dim)
         return (self._query_vectors(states, batch) * self._item_vectors(states, batch)).sum(-1)
 
-    def _columns(self, states: Any) -> Any:
-        return self._torch.arange(states.shape[1], device=states.device)
-
     def _query_vectors(self, states: Any, batch: PaddedBatch) -> Any:
         if self.pooling.query_pooling == "cls":
             return states[:, 0]
+        rows, columns = (self._torch.arange(size, device=states.device) for size in states.shape[:2])
         starts = self._torch.full_like(batch.query_lengths, batch.query_start)
-        inside = _inside(self._columns(states), starts, batch.query_lengths)
+        inside = _inside(columns, starts, batch.query_lengths)
         if self.pooling.mention_tokens is None:
             return _mean(states, inside)
         before, after = (self._marker_ids[token] for token in self.pooling.mention_tokens)
-        rows = self._torch.arange(len(states), device=states.device)
         first = states[rows, _first(inside & (batch.ids == before))]
         return (first + states[rows, _first(inside & (batch.ids == after))]) / 2
 
     def _item_vectors(self, states: Any, batch: PaddedBatch) -> Any:
-        rows = self._torch.arange(len(states), device=states.device)
+        rows, columns = (self._torch.arange(size, device=states.device) for size in states.shape[:2])
         if self.pooling.item_pooling == "sep":
             return states[rows, batch.item_starts - 1]
-        inside = _inside(self._columns(states), batch.item_starts, batch.item_lengths)
+        inside = _inside(columns, batch.item_starts, batch.item_lengths)
         if self.pooling.title_token is None:
             return _mean(states, inside)
         return states[rows, _first(inside & (batch.ids == self._marker_ids[self.pooling.title_token]))]

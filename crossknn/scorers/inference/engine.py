@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -17,21 +16,14 @@ from typing import Any, TypedDict, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn._checks import check_positive, invalid
+from crossknn._checks import check_positive
 from crossknn._imports import import_extra
 from crossknn.errors import InputError, ScorerError
 from crossknn.models.batching import batches_in_order, length_buckets, without_cudnn_attention
 from crossknn.models.hub import portable_name
 from crossknn.scorers.base import check_pairs, check_scores, describe_pair
 from crossknn.scorers.inference.int8 import encoder_linears, quantize_linears
-from crossknn.scorers.inference.loading import (
-    Pretrained,
-    check_half_precision,
-    hash_weights,
-    load_pretrained,
-    max_input_length,
-    score_config,
-)
+from crossknn.scorers.inference.loading import check_half_precision, load_pretrained
 from crossknn.scorers.inference.pairs import (
     ForwardPasses,
     LongItems,
@@ -47,7 +39,7 @@ from crossknn.types import Rows, Scores
 
 logger = logging.getLogger(__name__)
 
-Batch = TypeVar("Batch")
+Work = TypeVar("Work")
 Describe = Callable[[int], str]  # from a row to its pair, for error messages
 
 CHUNK_PAIRS = 16_384  # tokenized together; the device works on one chunk while the next is prepared
@@ -114,6 +106,11 @@ class ModelScorer:
     """Tokenizes each text once, assembles pairs as arrays and runs batches; a subclass reads the scores.
 
     `kind` is an Auto class of transformers; the other arguments are those of `CrossEncoder`.
+
+    Attributes:
+        dtype: The precision of the model's weights.
+        threads: The best number of concurrent calls: on a GPU one is prepared while another waits for the device.
+        counts: Running totals.
     """
 
     def __init__(
@@ -133,15 +130,17 @@ class ModelScorer:
     ) -> None:
         self._torch = import_extra("torch", extra="models")
         self._pretrained = pretrained = load_pretrained(name, kind=kind, device=device, dtype=dtype)
+        self.device, self.dtype = pretrained.device, pretrained.dtype
+        self.threads = 2 if self.device.type == "cuda" else 1
         tokenize = fast_tokenize(pretrained.backend)
         self.template = find_template(pretrained.tokenizer, tokenize)
-        longest = _choose_max_length(pretrained, max_length, self.template.specials)
+        longest = pretrained.choose_max_length(max_length, specials=self.template.specials)
         self.truncation = Truncation(longest, max_query_tokens, max_item_tokens, long_items, stride)
-        kind = "int8" if self.dtype == "int8" else self.device.type
-        self.batch_tokens = batch_tokens or BATCH_TOKENS.get(kind, BATCH_TOKENS["cpu"])
+        runs_on = "int8" if self.dtype == "int8" else self.device.type
+        self.batch_tokens = batch_tokens or BATCH_TOKENS.get(runs_on, BATCH_TOKENS["cpu"])
         check_positive("batch_tokens", self.batch_tokens)
         check_positive("stored_tokens", stored_tokens)
-        self._memory = {"batch_tokens": batch_tokens, "stored_tokens": stored_tokens}
+        self._given = {"device": device, "batch_tokens": batch_tokens, "stored_tokens": stored_tokens}
         self._queries = TokenStore(tokenize, max_tokens=stored_tokens)
         self._items = TokenStore(tokenize, max_tokens=stored_tokens)
         self._embeddings = int(pretrained.model.get_input_embeddings().num_embeddings)
@@ -152,32 +151,17 @@ class ModelScorer:
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process gets the model's name and all settings, and opens the model itself."""
         opened = self._pretrained
-        settings = {"device": opened.requested_device, "dtype": self.dtype, **asdict(self.truncation), **self._memory}
+        settings = {"dtype": self.dtype, **asdict(self.truncation), **self._given}
         subclass: Callable[..., ModelScorer] = type(self)  # which takes a name
         return partial(subclass, portable_name(opened.source, opened.folder), **settings, **self._own_settings()), ()
-
-    @property
-    def device(self) -> Any:
-        """The device of the model."""
-        return self._pretrained.device
-
-    @property
-    def threads(self) -> int:
-        """The best number of concurrent calls: on a GPU one is prepared while another waits for the device."""
-        return 2 if self.device.type == "cuda" else 1
-
-    @property
-    def dtype(self) -> str:
-        """The precision of the model's weights."""
-        return self._pretrained.dtype
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of weights, config, tokenizer and every setting that changes scores; computed on first use."""
-        digest = blake2b(hash_weights(self._pretrained.model), digest_size=16)
+        digest = blake2b(self._pretrained.hash_weights(), digest_size=16)
         settings = {
             "scorer": type(self).__name__,
-            "config": score_config(self._pretrained.model),
+            "config": self._pretrained.score_config(),
             "dtype": self.dtype,
             "limits": asdict(self.truncation),
             "template": asdict(self.template),
@@ -197,17 +181,15 @@ class ModelScorer:
         keys, inverse = np.unique(query_rows * len(item_texts) + item_rows, return_inverse=True)
         query_rows, item_rows = np.divmod(keys, len(item_texts))
         scores = np.empty(len(keys), np.float32)
-        running: deque[tuple[slice, Callable[[], Scores]]] = deque()
         if self.device.type == "cpu" and self.dtype in ("bfloat16", "float16"):
             check_half_precision(self.dtype)
         with self._torch.inference_mode(), without_cudnn_attention(self.device):
-            for chunk in self._chunks(len(keys)):
-                running.append((chunk, self._submit(query_texts, query_rows[chunk], item_texts, item_rows[chunk])))
-                if len(running) > 1:
-                    done, finish = running.popleft()
-                    scores[done] = finish()
-            for done, finish in running:
-                scores[done] = finish()
+            submitted = (
+                (chunk, self._submit(query_texts, query_rows[chunk], item_texts, item_rows[chunk]))
+                for chunk in self._chunks(len(keys))
+            )
+            for chunk, finish in _prefetch(submitted):
+                scores[chunk] = finish()
         with self._lock:
             self.counts.pairs += len(queries)
         return check_scores(scores[inverse], queries, items)
@@ -377,16 +359,6 @@ class ModelScorer:
         raise NotImplementedError
 
 
-def _choose_max_length(pretrained: Pretrained, max_length: int | None, specials: int) -> int:
-    default, limit = max_input_length(pretrained.model, pretrained.tokenizer)
-    if max_length is None:
-        return default
-    if max_length < specials + 2 or (limit is not None and max_length > limit):
-        bounds = f"at least {specials + 2}" if limit is None else f"between {specials + 2} and {limit}"
-        raise invalid("max_length", f"{bounds} for this model", max_length)
-    return max_length
-
-
 def _distinct(texts: Sequence[str], name: str) -> tuple[list[str], Rows]:
     """The distinct texts, and the row of each given text among them."""
     for text in texts:
@@ -402,10 +374,10 @@ def _look_up(store: TokenStore, texts: list[str], rows: Rows) -> Ragged:
     return store.lookup([texts[row] for row in used]).take(inverse)
 
 
-def _prefetch(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Assemble the next batch before the current one runs: models may wait for the device when they read a mask."""
-    current = next(batches, None)
+def _prefetch(work: Iterator[Work]) -> Iterator[Work]:
+    """The work, each piece of which is prepared before the one before it is done: doing may wait for the device."""
+    current = next(work, None)
     while current is not None:
-        following = next(batches, None)
+        following = next(work, None)
         yield current
         current = following
