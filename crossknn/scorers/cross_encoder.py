@@ -31,6 +31,12 @@ class CrossEncoder(ModelScorer):
         label: The logit to read, by name or number, where there are several.
         batch_tokens: Tokens of a batch at most; by default chosen for the device.
         stored_tokens: Token ids of texts to keep in memory at most.
+
+    Attributes:
+        device: The device of the model.
+        dtype: The precision of its weights.
+        threads: The best number of concurrent calls: on a GPU one is prepared while another waits for the device.
+        counts: Running totals of pairs, forward passes, truncations and tokens.
     """
 
     def __init__(

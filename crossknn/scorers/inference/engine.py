@@ -105,12 +105,7 @@ class ModelSettings(TypedDict, total=False):
 class ModelScorer:
     """Tokenizes each text once, assembles pairs as arrays and runs batches; a subclass reads the scores.
 
-    `kind` is an Auto class of transformers; the other arguments are those of `CrossEncoder`.
-
-    Attributes:
-        dtype: The precision of the model's weights.
-        threads: The best number of concurrent calls: on a GPU one is prepared while another waits for the device.
-        counts: Running totals.
+    `kind` is an Auto class of transformers; the other arguments, and the attributes, are those of `CrossEncoder`.
     """
 
     def __init__(

@@ -51,6 +51,10 @@ class RemoteScorer:
         spend_limit: Requests that would make `spent` exceed this are not sent.
         fingerprint: Names the model where the URL does not: a server may move, or change what it serves. By default
             the URL, the model and a hash of every setting that changes scores; never the key.
+
+    Attributes:
+        url: The endpoint, without a query string: it may hold a key.
+        dialect: The provider whose requests and responses are used.
     """
 
     def __init__(
@@ -72,7 +76,7 @@ class RemoteScorer:
         fingerprint: str | None = None,
     ) -> None:
         self._url, self.model = parse_url(url, model)
-        self.url = f"{self._url.scheme}://{self._url.netloc}{self._url.path}"  # the query string may hold a key
+        self.url = f"{self._url.scheme}://{self._url.netloc}{self._url.path}"
         self._provider = choose_provider(dialect, host=str(self._url.hostname), path=self._url.path, model=self.model)
         self.dialect = self._provider.name
         self.logits = self._provider.probabilities if logits is None else bool(logits)
