@@ -9,10 +9,10 @@ from zlib import crc32
 
 import numpy as np
 
-from crossknn.encoders.function import function_encoder
+from crossknn.encoders.base import function_encoder
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
-from crossknn.scorers.function import function_scorer
+from crossknn.scorers.base import function_scorer
 
 DIM, WORDS, VOCABULARY, QUERIES = 384, 24, 50_000, 500
 

@@ -26,11 +26,10 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from benchmarks.matrix_rate import device_seconds, matrix_rate, matrix_work
 from benchmarks.scoring_speed import draw_pairs, surroundings
-from crossknn.models.batching import batches_in_order, length_buckets
-from crossknn.models.torch_attention import without_cudnn_attention
+from crossknn.models.batching import batches_in_order, length_buckets, without_cudnn_attention
 from crossknn.scorers.inference.cls_only import patch_last_layer
 from crossknn.scorers.inference.ops import FLASH_OPS, Layout, Ops, flash_attention, triton_ops
-from crossknn.scorers.inference.pair_template import find_template
+from crossknn.scorers.inference.pairs import find_template
 from crossknn.scorers.inference.token_store import fast_tokenize
 from crossknn.scorers.inference.varlen import VarlenModel
 

@@ -1,4 +1,4 @@
-from crossknn.encoders.function import function_encoder as function_encoder
+from crossknn.encoders.base import function_encoder as function_encoder
 from crossknn.encoders.precomputed import PrecomputedEncoder as PrecomputedEncoder
 from crossknn.encoders.sentence import SentenceEncoder as SentenceEncoder
 from crossknn.engines.ray import RayEngine as RayEngine
@@ -23,11 +23,11 @@ from crossknn.retrievers.fused import Fused as Fused
 from crossknn.retrievers.simple import Given as Given
 from crossknn.retrievers.simple import Random as Random
 from crossknn.retrievers.tfidf import TfIdf as TfIdf
+from crossknn.scorers.base import function_scorer as function_scorer
 from crossknn.scorers.base import score_pairs as score_pairs
 from crossknn.scorers.cached import Cached as Cached
 from crossknn.scorers.cross_encoder import CrossEncoder as CrossEncoder
 from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder as EmbCrossEncoder
-from crossknn.scorers.function import function_scorer as function_scorer
 from crossknn.scorers.remote.scorer import RemoteScorer as RemoteScorer
 from crossknn.search.results import Hit as Hit
 from crossknn.search.results import Hits as Hits

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from crossknn._checks import check_positive, check_seed
 from crossknn.errors import CrossKnnError, InputError
-from crossknn.scorers.inference.loading import Pretrained, max_input_length
+from crossknn.scorers.inference.loading import Pretrained
 from tools.pairs import Pairs, Tokens, in_chunks, score
 from tools.source_lists import RANDOM_NEGATIVES, Relevance, draw_negatives, draw_positives, nearest
 from tools.source_models import DualEncoder, EmbModel, load_base, save_dual_encoder, save_emb_model, write_json
@@ -186,7 +186,7 @@ def read_task(base: Pretrained, options: argparse.Namespace) -> Task:
 
 
 def check_lengths(base: Pretrained, options: argparse.Namespace) -> None:
-    longest = max_input_length(base.model, base.tokenizer)[0] // 8 * 8  # texts are padded to a multiple of 8
+    longest = base.max_input_length()[0] // 8 * 8  # texts are padded to a multiple of 8
     wanted = options.query_tokens + options.item_tokens + SPECIAL[1]
     if wanted > longest:
         raise InputError(

@@ -1,4 +1,4 @@
-from crossknn.encoders.function import function_encoder as function_encoder
+from crossknn.encoders.base import function_encoder as function_encoder
 from crossknn.encoders.item_encoding import encode_items as encode_items
 from crossknn.encoders.precomputed import PrecomputedEncoder as PrecomputedEncoder
 from crossknn.encoders.precomputed import load_vectors as load_vectors

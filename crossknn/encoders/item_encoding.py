@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,7 @@ def encode_items(
 
 def count_encoded(items: Items, encoder: Encoder, *, path: str | Path, dtype: str = "float16") -> int:
     """How many rows are stored already in the file of `encode_items`; refuses the same files."""
-    return _Run(items, encoder, 1, 1, np.dtype(dtype), LOCAL, None).block_file(Path(path)).count_rows()
+    return _block_file(items, encoder, Path(path), np.dtype(dtype)).count_rows()
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class _Run:
     progress: Progress | None
 
     def into_memory(self) -> NDArray[Any]:
-        vectors = np.empty((len(self.items), self.dim()), self.dtype)
+        vectors = np.empty((len(self.items), _dim(self.encoder)), self.dtype)
         for start, block in self.encode([range(len(self.items))], vectors.shape[1]):
             vectors[start : start + len(block)] = block
         return vectors
@@ -86,7 +87,7 @@ class _Run:
             raise invalid("path", "a file that ends in .npy", str(path))
         if is_unnamed(self.encoder.fingerprint):
             raise InputError("The encoder has no name to store its vectors under: give function_encoder a fingerprint.")
-        file = self.block_file(path)
+        file = _block_file(self.items, self.encoder, path, self.dtype)
         vectors = file.load()
         if vectors is not None:
             return vectors
@@ -94,14 +95,6 @@ class _Run:
             for start, block in blocks:
                 file.write({start: block})
         return file.map()
-
-    def block_file(self, path: Path) -> BlockFile:
-        inputs = {"items": self.items.fingerprint, "encoder": self.encoder.fingerprint}
-        return BlockFile(path, inputs, rows=len(self.items), width=self.dim, dtype=self.dtype)
-
-    def dim(self) -> int:
-        """The dimension, from the shape that the encoder returns for no texts."""
-        return int(check_vectors(self.encoder.encode_items([]), []).shape[1])
 
     def encode(self, ranges: Sequence[range], dim: int) -> Generator[tuple[int, NDArray[Any]], None, None]:
         """Blocks of vectors of these rows as they are done, each with its first row."""
@@ -144,3 +137,13 @@ class _Run:
 
 def _encode_texts(encoder: Encoder, texts: list[str], dim: int) -> Vectors:
     return check_vectors(encoder.encode_items(texts), texts, dim=dim)
+
+
+def _block_file(items: Items, encoder: Encoder, path: Path, dtype: np.dtype[Any]) -> BlockFile:
+    inputs = {"items": items.fingerprint, "encoder": encoder.fingerprint}
+    return BlockFile(path, inputs, rows=len(items), width=partial(_dim, encoder), dtype=dtype)
+
+
+def _dim(encoder: Encoder) -> int:
+    """The dimension, from the shape that the encoder returns for no texts."""
+    return int(check_vectors(encoder.encode_items([]), []).shape[1])

@@ -1,4 +1,4 @@
-"""Dual encoders of sentence-transformers."""
+"""Dual encoders of sentence-transformers, with a fast path for its `encode`."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from hashlib import file_digest, sha256
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
 from crossknn._checks import check_choice, check_positive, invalid
 from crossknn._imports import import_extra
 from crossknn.encoders.base import check_vectors
-from crossknn.encoders.fast_encode import FastEncoding
 from crossknn.errors import ModelNotFound
+from crossknn.models.batching import length_buckets, without_cudnn_attention
 from crossknn.models.hub import EMBEDDED, find_model, no_progress_bars, portable_name
-from crossknn.models.torch_attention import without_cudnn_attention
 from crossknn.types import Vectors
+
+if TYPE_CHECKING:
+    import torch
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 BATCH_SIZE = {"cpu": 32, "cuda": 256}
@@ -28,6 +31,8 @@ AT_ONCE = {"cpu": 256, "cuda": 8192}
 CONFIG_FILES = ("modules.json", "config.json", "config_sentence_transformers.json", "sentence_bert_config.json")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "*.model")  # where there is no tokenizer.json
+TENSORS: Final = {"input_ids", "attention_mask", "token_type_ids"}
+SAMPLES: Final = ("Ice", "", "  Two\tspaces  and\na LINE ", "naïve café ﬁ 水 Σ", "[SEP] <s> </s> [PAD]", "word " * 9000)
 
 
 class SentenceEncoder:
@@ -71,7 +76,8 @@ class SentenceEncoder:
         self.folder = find_model(_full_name(name_or_folder), kind="SentenceTransformer")
         self.normalize = normalize
         self._prompts = {"query": query_prompt, "document": item_prompt}
-        self._device, self._given_batch_size = device, batch_size
+        self._settings: dict[str, Any] = {"device": device, "batch_size": batch_size, "normalize": normalize}
+        self._settings |= {"query_prompt": query_prompt, "item_prompt": item_prompt}
         self._model = _load(library, self.folder, device, dtype)
         self.max_tokens = _limit_tokens(self._model, max_tokens)
         self.batch_size = batch_size or BATCH_SIZE.get(self._model.device.type, BATCH_SIZE["cpu"])
@@ -83,18 +89,8 @@ class SentenceEncoder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as the model's name and settings; another process loads the model itself."""
-        opened = partial(
-            type(self),
-            portable_name(self.name, self.folder),
-            device=self._device,
-            dtype=self._dtype,
-            batch_size=self._given_batch_size,
-            normalize=self.normalize,
-            query_prompt=self._prompts["query"],
-            item_prompt=self._prompts["document"],
-            max_tokens=self.max_tokens,
-        )
-        return opened, ()
+        name = portable_name(self.name, self.folder)
+        return partial(type(self), name, dtype=self._dtype, max_tokens=self.max_tokens, **self._settings), ()
 
     @property
     def _dtype(self) -> str:
@@ -132,20 +128,82 @@ class SentenceEncoder:
         if self._fast is not None:
             sizes = {"batch_size": self.batch_size, "batch_tokens": self._batch_tokens}
             return self._fast.encode(texts, **sizes, normalize=self.normalize)
-        options: dict[str, Any] = {
-            "batch_size": self.batch_size,
-            "normalize_embeddings": self.normalize,
-            "show_progress_bar": False,
-            "convert_to_numpy": True,
-        }
-        prompt = self._prompts[side]
-        if prompt is not None:
-            options["prompt"] = prompt
-        if hasattr(self._model, f"encode_{side}"):  # sentence-transformers 5 and later
-            return getattr(self._model, f"encode_{side}")(texts, **options)
-        if prompt is None and side in self._model.prompts:
-            options["prompt_name"] = side
-        return self._model.encode(texts, **options)
+        encode = {"query": self._model.encode_query, "document": self._model.encode_document}[side]
+        options = {"batch_size": self.batch_size, "normalize_embeddings": self.normalize, "show_progress_bar": False}
+        return encode(texts, prompt=self._prompts[side], **options)
+
+
+class FastEncoding:
+    """One tokenizer call for all texts and one transfer of all vectors; created by `for_model`.
+
+    The library's own `encode` makes Python lists of all token ids and synchronizes with the device after each batch,
+    which on a fast device takes longer than the model does.
+    """
+
+    def __init__(self, model: Any, backend: Any, features: dict[str, Any]) -> None:
+        self._torch = import_extra("torch", extra="models")
+        self._model = model
+        self._backend = backend
+        self._pad_id = model.tokenizer.pad_token_id or 0
+        self._type_ids = "token_type_ids" in features
+        self._constants = {name: value for name, value in features.items() if name not in TENSORS}  # for all texts
+
+    @classmethod
+    def for_model(cls, model: Any) -> Self | None:
+        """None where the model is unusual in any way, and the library's own `encode` must be used."""
+        if any(model.prompts.values()) or model.truncate_dim is not None:
+            return None
+        backend = getattr(getattr(model, "tokenizer", None), "backend_tokenizer", None)
+        if type(model[0]).__name__ != "Transformer" or backend is None or not model.max_seq_length:
+            return None
+        expected = dict(model.preprocess(list(SAMPLES)))
+        backend = type(backend).from_str(backend.to_str())  # a copy: the library changes its settings at every call
+        backend.no_padding()
+        backend.enable_truncation(model.max_seq_length)
+        fast = cls(model, backend, expected)
+        return fast if fast._agrees(expected) else None
+
+    def encode(self, texts: Sequence[str], *, batch_size: int, batch_tokens: int, normalize: bool) -> Vectors:
+        """(texts, dim), in batches of at least `batch_size` texts, and more while they have at most `batch_tokens`."""
+        tokens = self._tokenize(texts)
+        batches = list(length_buckets(np.array([len(ids) for ids in tokens]), batch_tokens, min_rows=batch_size))
+        torch, parts = self._torch, []
+        with torch.inference_mode():
+            for batch in batches:
+                features = self._pad([tokens[place] for place in batch])
+                part = self._model(self._to_device(features))["sentence_embedding"]
+                parts.append(torch.nn.functional.normalize(part, p=2, dim=1) if normalize else part)
+            in_order: Vectors = torch.cat(parts).float().cpu().numpy()
+        vectors = np.empty_like(in_order)
+        vectors[np.concatenate(batches)] = in_order
+        return vectors
+
+    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts))]
+
+    def _pad(self, tokens: list[list[int]]) -> dict[str, torch.Tensor]:
+        lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+        mask = np.arange(lengths.max()) < lengths[:, None]
+        ids = np.full(mask.shape, self._pad_id, np.int64)
+        ids[mask] = np.fromiter(chain.from_iterable(tokens), np.int64, int(lengths.sum()))
+        arrays = {"input_ids": ids, "attention_mask": mask.astype(np.int64)}
+        if self._type_ids:
+            arrays["token_type_ids"] = np.zeros_like(ids)
+        return {name: self._torch.from_numpy(array) for name, array in arrays.items()}
+
+    def _to_device(self, features: dict[str, torch.Tensor]) -> dict[str, Any]:
+        device = self._model.device
+        if device.type == "cuda":  # for copies that overlap with computation
+            features = {name: tensor.pin_memory() for name, tensor in features.items()}
+        return {name: tensor.to(device, non_blocking=True) for name, tensor in features.items()} | self._constants
+
+    def _agrees(self, expected: dict[str, Any]) -> bool:
+        """Whether the features of the samples equal the library's."""
+        features = self._pad(self._tokenize(SAMPLES))
+        return all(
+            self._torch.is_tensor(expected.get(name)) and self._torch.equal(expected[name], tensor)
+            for name, tensor in features.items()
+        ) and not any(map(self._torch.is_tensor, self._constants.values()))
 
 
 def _full_name(name: str | Path) -> str | Path:

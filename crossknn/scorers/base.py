@@ -1,13 +1,18 @@
-"""Checked scoring: every score that the package uses passes through `score_pairs` or `check_scores`."""
+"""Checked scoring, which every score that the package uses passes through, and scorers from functions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from crossknn._checks import invalid
 from crossknn.errors import InputError, ScorerError
+from crossknn.models.fingerprints import function_fingerprint
 from crossknn.types import Scorer, Scores
+
+PairFunction = Callable[[list[tuple[str, str]]], Any]
 
 
 def score_pairs(scorer: Scorer, queries: Sequence[str], items: Sequence[str]) -> Scores:
@@ -43,12 +48,12 @@ def check_scores(scores: object, queries: Sequence[str], items: Sequence[str]) -
         if len(array) < len(queries):
             message += f"; the first without one is {describe_pair(queries[len(array)], items[len(array)])}"
         raise ScorerError(f"{message}.")
-    invalid = np.flatnonzero(~np.isfinite(array))
-    if len(invalid):
-        first = int(invalid[0])
+    bad = np.flatnonzero(~np.isfinite(array))
+    if len(bad):
+        first = int(bad[0])
         raise ScorerError(
             f"the scorer returned {array[first]} for {describe_pair(queries[first], items[first])}"
-            f" ({len(invalid)} of {len(array)} scores are not finite). "
+            f" ({len(bad)} of {len(array)} scores are not finite). "
             "In float16 this is usually an overflow: try dtype='bfloat16' or 'float32'."
         )
     return array
@@ -58,3 +63,34 @@ def describe_pair(query: str, item: str, *, width: int = 80) -> str:
     """The pair as a short, quoted text for an error message."""
     texts = (text if len(text) <= width else text[: width - 1] + "…" for text in (query, item))
     return "query {!r} and item {!r}".format(*texts)
+
+
+def function_scorer(fn: PairFunction, *, fingerprint: str | None = None) -> FunctionScorer:
+    """A scorer from a function.
+
+    Args:
+        fn: Returns one raw score per `(query, item)`, as an array, a tensor or a list.
+        fingerprint: Names what the function computes; change it when its scores change, for scores are cached and
+            indexes are checked by it. `Cached` refuses a scorer without one.
+    """
+    return FunctionScorer(fn, fingerprint=fingerprint)
+
+
+class FunctionScorer:
+    """A function over pairs as a scorer; made by `function_scorer`."""
+
+    def __init__(self, fn: PairFunction, *, fingerprint: str | None) -> None:
+        if not callable(fn):
+            raise invalid("fn", "a function of a list of pairs", fn)
+        self._fn = fn
+        self.fingerprint = function_fingerprint(fingerprint)
+
+    def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
+        """One score per pair; exceptions of the function are passed on unchanged."""
+        check_pairs(queries, items)
+        if not len(queries):
+            return np.empty(0, np.float32)
+        scores = self._fn(list(zip(queries, items, strict=True)))
+        if hasattr(scores, "detach"):  # a tensor, on a GPU or in bfloat16 no array by itself
+            scores = scores.detach().float().cpu().numpy()
+        return check_scores(scores, queries, items)

@@ -54,11 +54,11 @@ class Cached:
                 "Name it: function_scorer(fn, fingerprint='my-model-v1')."
             )
         self.scorer = scorer
+        self.fingerprint = scorer.fingerprint  # caching changes no score
         self.path = Path(path)
         self.every = every
         self.hits = 0
         self.misses = 0
-        self._fingerprint = self.scorer.fingerprint.encode()
         self._local = threading.local()
         self._lock = threading.Lock()
         self._connection()  # an unusable file is an error now, not in the middle of a search
@@ -66,11 +66,6 @@ class Cached:
     def __reduce__(self) -> tuple[Any, ...]:
         """Workers get the scorer and the path; each opens the file itself."""
         return partial(Cached, self.scorer, self.path, every=self.every), ()
-
-    @property
-    def fingerprint(self) -> str:
-        """The scorer's own: caching changes no score."""
-        return self.scorer.fingerprint
 
     def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
         """The scores of the pairs; only distinct pairs that are not cached go to the scorer."""
@@ -117,9 +112,9 @@ class Cached:
     def _key(self, query: str, item: str) -> bytes:
         """16 bytes; each part is preceded by its length, so that distinct pairs hash distinct bytes."""
         digest = blake2b(digest_size=16)
-        for part in (self._fingerprint, query.encode("utf-8", "surrogatepass"), item.encode("utf-8", "surrogatepass")):
-            digest.update(struct.pack("<Q", len(part)))
-            digest.update(part)
+        for text in (self.fingerprint, query, item):
+            part = text.encode("utf-8", "surrogatepass")
+            digest.update(struct.pack("<Q", len(part)) + part)
         return digest.digest()
 
     def _read(self, keys: list[bytes]) -> dict[bytes, float]:
@@ -133,16 +128,9 @@ class Cached:
         return known
 
     def _write(self, scores: dict[bytes, float]) -> None:
-        with self._readable_errors():
-            connection = self._connection()
+        with self._readable_errors(), self._connection() as connection:  # which commits, or rolls back
             connection.execute("BEGIN IMMEDIATE")
-            try:
-                connection.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", scores.items())
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
+            connection.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", scores.items())
 
     def _count(self, *, hits: int = 0, misses: int = 0) -> None:
         with self._lock:

@@ -9,8 +9,7 @@ from crossknn._checks import invalid
 from crossknn.errors import InputError
 from crossknn.scorers.inference.cls_only import patch_last_layer
 from crossknn.scorers.inference.engine import STORED_TOKENS, ModelScorer, PaddedBatch
-from crossknn.scorers.inference.loading import load_pretrained
-from crossknn.scorers.inference.pair_batches import LongItems
+from crossknn.scorers.inference.pairs import LongItems
 from crossknn.scorers.inference.varlen import VarlenBatch, make_varlen
 
 
@@ -32,6 +31,12 @@ class CrossEncoder(ModelScorer):
         label: The logit to read, by name or number, where there are several.
         batch_tokens: Tokens of a batch at most; by default chosen for the device.
         stored_tokens: Token ids of texts to keep in memory at most.
+
+    Attributes:
+        device: The device of the model.
+        dtype: The precision of its weights.
+        threads: The best number of concurrent calls: on a GPU one is prepared while another waits for the device.
+        counts: Running totals of pairs, forward passes, truncations and tokens.
     """
 
     def __init__(
@@ -49,9 +54,11 @@ class CrossEncoder(ModelScorer):
         batch_tokens: int | None = None,
         stored_tokens: int = STORED_TOKENS,
     ) -> None:
-        pretrained = load_pretrained(name, kind="AutoModelForSequenceClassification", device=device, dtype=dtype)
         super().__init__(
-            pretrained,
+            name,
+            kind="AutoModelForSequenceClassification",
+            device=device,
+            dtype=dtype,
             max_length=max_length,
             max_query_tokens=max_query_tokens,
             max_item_tokens=max_item_tokens,
@@ -60,9 +67,10 @@ class CrossEncoder(ModelScorer):
             batch_tokens=batch_tokens,
             stored_tokens=stored_tokens,
         )
-        self.label = choose_label(pretrained.model.config, label)
-        self._varlen = make_varlen(pretrained.model, self.template)
-        self.cls_only = self._varlen is not None or patch_last_layer(pretrained.model)
+        model = self._pretrained.model
+        self.label = choose_label(model.config, label)
+        self._varlen = make_varlen(model, self.template)
+        self.cls_only = self._varlen is not None or patch_last_layer(model)
         self._quantize()
 
     def _own_settings(self) -> dict[str, Any]:

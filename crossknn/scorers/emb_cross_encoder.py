@@ -6,17 +6,15 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from crossknn._checks import check_choice, invalid
 from crossknn.errors import InputError, ScorerError
 from crossknn.models.hub import EMBEDDED, find_model
-from crossknn.scorers.inference.engine import STORED_TOKENS, Describe, ModelScorer, PaddedBatch
-from crossknn.scorers.inference.loading import Pretrained, load_pretrained
-from crossknn.scorers.inference.pair_batches import LongItems
-from crossknn.scorers.inference.pair_template import TokenSpans
+from crossknn.scorers.inference.engine import Describe, ModelScorer, ModelSettings, PaddedBatch
+from crossknn.scorers.inference.pairs import TokenSpans
 from crossknn.scorers.inference.token_store import Tokens
 
 POOLING_FILE = "crossknn_pooling.json"
@@ -66,34 +64,16 @@ class EmbCrossEncoder(ModelScorer):
         item_pooling: str | None = None,
         mention_tokens: tuple[str, str] | None = None,
         title_token: str | None = None,
-        device: Any = None,
-        dtype: str = "auto",
-        max_length: int | None = None,
-        max_query_tokens: int | None = None,
-        max_item_tokens: int | None = None,
-        long_items: LongItems = "cut",
-        stride: int | None = None,
-        batch_tokens: int | None = None,
-        stored_tokens: int = STORED_TOKENS,
+        **settings: Unpack[ModelSettings],
     ) -> None:
-        pretrained = load_pretrained(name, kind="AutoModel", device=device, dtype=dtype)
-        super().__init__(
-            pretrained,
-            max_length=max_length,
-            max_query_tokens=max_query_tokens,
-            max_item_tokens=max_item_tokens,
-            long_items=long_items,
-            stride=stride,
-            batch_tokens=batch_tokens,
-            stored_tokens=stored_tokens,
-        )
+        super().__init__(name, kind="AutoModel", **settings)
         given = {
             "query_pooling": query_pooling,
             "item_pooling": item_pooling,
             "mention_tokens": None if mention_tokens is None else tuple(mention_tokens),
             "title_token": title_token,
         }
-        self.pooling = _choose_pooling(given, _saved_pooling(pretrained), pretrained.source)
+        self.pooling = _choose_pooling(given, _saved_pooling(self._pretrained.folder), self._pretrained.source)
         self._marker_ids = self._find_markers()
         self._quantize()
 
@@ -130,12 +110,12 @@ class EmbCrossEncoder(ModelScorer):
     def _check_ids(self, ids: Tokens, spans: TokenSpans, describe: Describe) -> None:
         """Raise `ScorerError` for a pair without the special tokens that its poolings read."""
         query_starts = np.full(len(ids), len(self.template.prefix))
-        item_starts = query_starts + spans.query_lengths + len(self.template.middle)
+        item_starts = query_starts + spans.queries.lengths + len(self.template.middle)
         columns = np.arange(ids.shape[1])
         for token, marker in self._marker_ids.items():
-            text, starts, lengths = "query", query_starts, spans.query_lengths
+            text, starts, lengths = "query", query_starts, spans.queries.lengths
             if token == self.pooling.title_token:
-                text, starts, lengths = "item", item_starts, spans.item_lengths
+                text, starts, lengths = "item", item_starts, spans.items.lengths
             missing = np.flatnonzero(~((ids == marker) & _inside(columns, starts, lengths)).any(axis=1))
             if len(missing):
                 raise ScorerError(
@@ -153,26 +133,23 @@ class EmbCrossEncoder(ModelScorer):
         states = self._pretrained.model(**batch.inputs).last_hidden_state.float()  # (pairs, longest, dim)
         return (self._query_vectors(states, batch) * self._item_vectors(states, batch)).sum(-1)
 
-    def _columns(self, states: Any) -> Any:
-        return self._torch.arange(states.shape[1], device=states.device)
-
     def _query_vectors(self, states: Any, batch: PaddedBatch) -> Any:
         if self.pooling.query_pooling == "cls":
             return states[:, 0]
+        rows, columns = (self._torch.arange(size, device=states.device) for size in states.shape[:2])
         starts = self._torch.full_like(batch.query_lengths, batch.query_start)
-        inside = _inside(self._columns(states), starts, batch.query_lengths)
+        inside = _inside(columns, starts, batch.query_lengths)
         if self.pooling.mention_tokens is None:
             return _mean(states, inside)
         before, after = (self._marker_ids[token] for token in self.pooling.mention_tokens)
-        rows = self._torch.arange(len(states), device=states.device)
         first = states[rows, _first(inside & (batch.ids == before))]
         return (first + states[rows, _first(inside & (batch.ids == after))]) / 2
 
     def _item_vectors(self, states: Any, batch: PaddedBatch) -> Any:
-        rows = self._torch.arange(len(states), device=states.device)
+        rows, columns = (self._torch.arange(size, device=states.device) for size in states.shape[:2])
         if self.pooling.item_pooling == "sep":
             return states[rows, batch.item_starts - 1]
-        inside = _inside(self._columns(states), batch.item_starts, batch.item_lengths)
+        inside = _inside(columns, batch.item_starts, batch.item_lengths)
         if self.pooling.title_token is None:
             return _mean(states, inside)
         return states[rows, _first(inside & (batch.ids == self._marker_ids[self.pooling.title_token]))]
@@ -200,9 +177,9 @@ def _mean(states: Any, inside: Any) -> Any:
     return (states * weights[:, :, None]).sum(1) / weights.sum(1, keepdim=True).clamp(min=1)
 
 
-def _saved_pooling(pretrained: Pretrained) -> Pooling | None:
+def _saved_pooling(folder: Path) -> Pooling | None:
     """The poolings that `save` wrote beside the weights, if any."""
-    file = pretrained.folder / POOLING_FILE
+    file = folder / POOLING_FILE
     if not file.is_file():
         return None
     try:

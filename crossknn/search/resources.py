@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from crossknn._checks import check_signals, invalid
-from crossknn.encoders.base import check_vectors
-from crossknn.encoders.cached import CachedEncoder
+from crossknn.encoders.base import CachedEncoder, check_vectors
 from crossknn.encoders.item_encoding import encode_items
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from crossknn import __version__
 from crossknn._checks import invalid
-from crossknn.encoders.cached import CachedEncoder
+from crossknn.encoders.base import CachedEncoder
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items

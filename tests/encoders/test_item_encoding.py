@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossknn.encoders.function import function_encoder
+from crossknn.encoders.base import function_encoder
 from crossknn.encoders.item_encoding import count_encoded, encode_items
 from crossknn.errors import EncoderError, InputError
 from crossknn.items.items import Items

@@ -6,7 +6,7 @@ import lzma
 import numpy as np
 import pytest
 
-from crossknn.encoders.function import function_encoder
+from crossknn.encoders.base import function_encoder
 from crossknn.errors import InputError
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.contenders import default_names, resolve_strategies
@@ -14,7 +14,7 @@ from crossknn.evaluate.precomputed import PrecomputedRetriever, SharedRetriever
 from crossknn.evaluate.tasks import read_matrix, read_set, score_task
 from crossknn.items.items import Items
 from crossknn.retrievers.bm25 import Bm25
-from crossknn.scorers.function import function_scorer
+from crossknn.scorers.base import function_scorer
 from crossknn.testing import check_retriever, check_scorer
 from tests.evaluate.folders import write_beir, write_scores
 from tests.paths import ROOT

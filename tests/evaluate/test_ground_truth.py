@@ -15,7 +15,7 @@ from crossknn.evaluate import ground_truth as truth
 from crossknn.evaluate.comparison import exact_truth
 from crossknn.evaluate.ground_truth import exact_scores, truth_hits, truth_rows
 from crossknn.items.items import Items
-from crossknn.scorers.function import function_scorer
+from crossknn.scorers.base import function_scorer
 from crossknn.storage import block_file
 from crossknn.testing import MatrixScorer
 from tests.kills import die_at, forking

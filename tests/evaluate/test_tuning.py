@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossknn.encoders.function import function_encoder
+from crossknn.encoders.base import function_encoder
 from crossknn.errors import InputError
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.comparison import Comparison
@@ -15,7 +15,7 @@ from crossknn.evaluate.contenders import AvailableData
 from crossknn.evaluate.report.findings import explain_oracles, headline, tally
 from crossknn.evaluate.tasks import count_held_out, read_matrix, read_set, score_task
 from crossknn.evaluate.tuning import default_tuned_names, make_candidates, run_tuned
-from crossknn.scorers.function import function_scorer
+from crossknn.scorers.base import function_scorer
 from tests.evaluate.conftest import result
 from tests.evaluate.folders import write_beir, write_scores
 

@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 import torch
 
-from crossknn.encoders.function import function_encoder
+from crossknn.encoders.base import function_encoder
 from crossknn.encoders.item_encoding import count_encoded
 from crossknn.errors import InputError
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerItem
 from crossknn.items.items import Items
-from crossknn.scorers.function import function_scorer
+from crossknn.scorers.base import function_scorer
 from crossknn.storage.score_chunks import hash_texts
 from crossknn.storage.score_log import ScoreLog
 

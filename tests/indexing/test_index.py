@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from crossknn.encoders.function import function_encoder
+from crossknn.encoders.base import function_encoder
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError, ScorerError
 from crossknn.indexing.factorization.cur import Cur
@@ -19,7 +19,7 @@ from crossknn.indexing.index import Index
 from crossknn.indexing.report import BuildReport, Coverage
 from crossknn.indexing.sampling import PerItem, PerQuery
 from crossknn.items.items import Items
-from crossknn.scorers.function import function_scorer
+from crossknn.scorers.base import function_scorer
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.exact import Exact

@@ -25,7 +25,7 @@ from crossknn.errors import InputError, ScorerError
 from crossknn.indexing.pair_scoring import open_score_log, score_pairs_into
 from crossknn.indexing.score_matrix import Pairs, SparseScores
 from crossknn.items.items import Items
-from crossknn.scorers.function import function_scorer
+from crossknn.scorers.base import function_scorer
 from crossknn.storage import atomic
 from crossknn.storage.score_chunks import Chunk, hash_texts, write_chunk
 from crossknn.storage.score_log import LogSize, ScoreLog

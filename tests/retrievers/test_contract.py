@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from crossknn.encoders.function import function_encoder
+from crossknn.encoders.base import function_encoder
 from crossknn.errors import InputError
 from crossknn.items.items import Items
 from crossknn.retrievers.bm25 import Bm25

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from crossknn.encoders.function import function_encoder
+from crossknn.encoders.base import function_encoder
 from crossknn.errors import EncoderError, InputError
 from crossknn.items.items import Items
 from crossknn.retrievers.dense import Dense

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from crossknn.errors import InputError, ScorerError
+from crossknn.scorers.base import function_scorer
 from crossknn.scorers.cached import Cached
-from crossknn.scorers.function import function_scorer
 from crossknn.testing import MatrixScorer, check_scorer
 from tests.paths import ROOT
 
@@ -260,7 +260,7 @@ def test_a_forked_process_opens_the_file_itself(tmp_path: Path) -> None:
 WORKER = """
 import sys, time
 from crossknn.scorers.cached import Cached
-from crossknn.scorers.function import function_scorer
+from crossknn.scorers.base import function_scorer
 path, log, pause, first, last = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
 
 def fn(pairs):

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from crossknn.errors import InputError, ScorerError
+from crossknn.scorers.base import function_scorer
 from crossknn.scorers.cached import Cached
-from crossknn.scorers.function import function_scorer
 from crossknn.scorers.timing import Speed, Timed, load_speed, measure_speed, save_speed
 from crossknn.testing import MatrixScorer, check_scorer
 

@@ -12,7 +12,7 @@ from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.errors import EncoderError, InputError, ScorerError
 from crossknn.items.items import Items
 from crossknn.retrievers.simple import Given
-from crossknn.scorers.function import function_scorer
+from crossknn.scorers.base import function_scorer
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.cur import AdaCur, AnnCur

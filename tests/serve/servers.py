@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from crossknn.encoders.function import function_encoder
+from crossknn.encoders.base import function_encoder
 from crossknn.items.items import Items
 from crossknn.serve.server import Server, bind, url_of
 from crossknn.serve.service import Service

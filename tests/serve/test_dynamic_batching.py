@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossknn.errors import InputError, ScorerError
-from crossknn.scorers.function import function_scorer
+from crossknn.scorers.base import function_scorer
 from crossknn.search.searcher import Searcher
 from crossknn.serve.dynamic_batching import BatchingScorer, CallCancelled, ScorerUnavailable, fair_shares
 from crossknn.strategies.rerank import Rerank

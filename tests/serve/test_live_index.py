@@ -13,7 +13,7 @@ import pytest
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
-from crossknn.scorers.function import function_scorer
+from crossknn.scorers.base import function_scorer
 from crossknn.serve.live_index import IndexWatcher
 from tests.serve.servers import ENCODER, QUERIES, TEXTS, WatchedScorer, opened, serving, wait_until
 

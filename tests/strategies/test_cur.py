@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossknn.encoders.function import function_encoder
+from crossknn.encoders.base import function_encoder
 from crossknn.errors import InputError
 from crossknn.indexing.factorization.cur import Cur
 from crossknn.indexing.index import Index

@@ -11,7 +11,7 @@ import pytest
 from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.errors import InputError, StoreError
 from crossknn.items.items import Items
-from crossknn.scorers.function import function_scorer
+from crossknn.scorers.base import function_scorer
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.posterior.strategy import Posterior

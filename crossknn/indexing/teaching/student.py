@@ -15,8 +15,8 @@ from crossknn._imports import import_extra
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import EncoderError, InputError
 from crossknn.indexing.factorization.trainer import batches
+from crossknn.models.batching import without_cudnn_attention
 from crossknn.models.hub import no_progress_bars
-from crossknn.models.torch_attention import without_cudnn_attention
 from crossknn.storage.atomic import sync, temporary_path
 
 if TYPE_CHECKING:

@@ -4,48 +4,42 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import deque
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import count, pairwise
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn._checks import check_positive, invalid
+from crossknn._checks import check_positive
 from crossknn._imports import import_extra
 from crossknn.errors import InputError, ScorerError
-from crossknn.models.batching import batches_in_order, length_buckets
+from crossknn.models.batching import batches_in_order, length_buckets, without_cudnn_attention
 from crossknn.models.hub import portable_name
-from crossknn.models.torch_attention import without_cudnn_attention
 from crossknn.scorers.base import check_pairs, check_scores, describe_pair
 from crossknn.scorers.inference.int8 import encoder_linears, quantize_linears
-from crossknn.scorers.inference.loading import (
-    Pretrained,
-    check_half_precision,
-    hash_weights,
-    max_input_length,
-    score_config,
-)
-from crossknn.scorers.inference.pair_batches import (
+from crossknn.scorers.inference.loading import check_half_precision, load_pretrained
+from crossknn.scorers.inference.pairs import (
     ForwardPasses,
     LongItems,
+    TokenSpans,
     Truncation,
+    find_template,
     max_over_windows,
     plan_passes,
 )
-from crossknn.scorers.inference.pair_template import TokenSpans, find_template
 from crossknn.scorers.inference.token_store import Ragged, Tokens, TokenStore, fast_tokenize
 from crossknn.scorers.inference.varlen import VarlenBatch, VarlenModel
 from crossknn.types import Rows, Scores
 
 logger = logging.getLogger(__name__)
 
-Batch = TypeVar("Batch")
+Work = TypeVar("Work")
 Describe = Callable[[int], str]  # from a row to its pair, for error messages
 
 CHUNK_PAIRS = 16_384  # tokenized together; the device works on one chunk while the next is prepared
@@ -94,72 +88,75 @@ class PaddedBatch:
         return PaddedBatch(inputs, self.query_start, *(text[rows] for text in texts))
 
 
+class ModelSettings(TypedDict, total=False):
+    """The settings of every `ModelScorer`; `CrossEncoder` explains them."""
+
+    device: Any
+    dtype: str
+    max_length: int | None
+    max_query_tokens: int | None
+    max_item_tokens: int | None
+    long_items: LongItems
+    stride: int | None
+    batch_tokens: int | None
+    stored_tokens: int
+
+
 class ModelScorer:
     """Tokenizes each text once, assembles pairs as arrays and runs batches; a subclass reads the scores.
 
-    The arguments after `pretrained` are those of `CrossEncoder`.
+    `kind` is an Auto class of transformers; the other arguments, and the attributes, are those of `CrossEncoder`.
     """
 
     def __init__(
         self,
-        pretrained: Pretrained,
+        name: str | os.PathLike[str],
         *,
-        max_length: int | None,
-        max_query_tokens: int | None,
-        max_item_tokens: int | None,
-        long_items: LongItems,
-        stride: int | None,
-        batch_tokens: int | None,
-        stored_tokens: int,
+        kind: str,
+        device: Any = None,
+        dtype: str = "auto",
+        max_length: int | None = None,
+        max_query_tokens: int | None = None,
+        max_item_tokens: int | None = None,
+        long_items: LongItems = "cut",
+        stride: int | None = None,
+        batch_tokens: int | None = None,
+        stored_tokens: int = STORED_TOKENS,
     ) -> None:
         self._torch = import_extra("torch", extra="models")
-        self._pretrained = pretrained
+        self._pretrained = pretrained = load_pretrained(name, kind=kind, device=device, dtype=dtype)
+        self.device, self.dtype = pretrained.device, pretrained.dtype
+        self.threads = 2 if self.device.type == "cuda" else 1
         tokenize = fast_tokenize(pretrained.backend)
         self.template = find_template(pretrained.tokenizer, tokenize)
-        longest = _choose_max_length(pretrained, max_length, self.template.specials)
+        longest = pretrained.choose_max_length(max_length, specials=self.template.specials)
         self.truncation = Truncation(longest, max_query_tokens, max_item_tokens, long_items, stride)
-        kind = "int8" if self.dtype == "int8" else self.device.type
-        self.batch_tokens = batch_tokens or BATCH_TOKENS.get(kind, BATCH_TOKENS["cpu"])
+        runs_on = "int8" if self.dtype == "int8" else self.device.type
+        self.batch_tokens = batch_tokens or BATCH_TOKENS.get(runs_on, BATCH_TOKENS["cpu"])
         check_positive("batch_tokens", self.batch_tokens)
         check_positive("stored_tokens", stored_tokens)
-        self._memory = {"batch_tokens": batch_tokens, "stored_tokens": stored_tokens}
+        self._given = {"device": device, "batch_tokens": batch_tokens, "stored_tokens": stored_tokens}
         self._queries = TokenStore(tokenize, max_tokens=stored_tokens)
         self._items = TokenStore(tokenize, max_tokens=stored_tokens)
         self._embeddings = int(pretrained.model.get_input_embeddings().num_embeddings)
         self._varlen: VarlenModel | None = None  # set by a subclass that supports it
         self._lock = Lock()
-        self._warned = False
         self.counts = ScoringCounts()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process gets the model's name and all settings, and opens the model itself."""
         opened = self._pretrained
-        settings = {"device": opened.requested_device, "dtype": self.dtype, **asdict(self.truncation), **self._memory}
+        settings = {"dtype": self.dtype, **asdict(self.truncation), **self._given}
         subclass: Callable[..., ModelScorer] = type(self)  # which takes a name
         return partial(subclass, portable_name(opened.source, opened.folder), **settings, **self._own_settings()), ()
-
-    @property
-    def device(self) -> Any:
-        """The device of the model."""
-        return self._pretrained.device
-
-    @property
-    def threads(self) -> int:
-        """The best number of concurrent calls: on a GPU one is prepared while another waits for the device."""
-        return 2 if self.device.type == "cuda" else 1
-
-    @property
-    def dtype(self) -> str:
-        """The precision of the model's weights."""
-        return self._pretrained.dtype
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of weights, config, tokenizer and every setting that changes scores; computed on first use."""
-        digest = blake2b(hash_weights(self._pretrained.model), digest_size=16)
+        digest = blake2b(self._pretrained.hash_weights(), digest_size=16)
         settings = {
             "scorer": type(self).__name__,
-            "config": score_config(self._pretrained.model),
+            "config": self._pretrained.score_config(),
             "dtype": self.dtype,
             "limits": asdict(self.truncation),
             "template": asdict(self.template),
@@ -179,17 +176,15 @@ class ModelScorer:
         keys, inverse = np.unique(query_rows * len(item_texts) + item_rows, return_inverse=True)
         query_rows, item_rows = np.divmod(keys, len(item_texts))
         scores = np.empty(len(keys), np.float32)
-        running: deque[tuple[slice, Callable[[], Scores]]] = deque()
         if self.device.type == "cpu" and self.dtype in ("bfloat16", "float16"):
             check_half_precision(self.dtype)
         with self._torch.inference_mode(), without_cudnn_attention(self.device):
-            for chunk in self._chunks(len(keys)):
-                running.append((chunk, self._submit(query_texts, query_rows[chunk], item_texts, item_rows[chunk])))
-                if len(running) > 1:
-                    done, finish = running.popleft()
-                    scores[done] = finish()
-            for done, finish in running:
-                scores[done] = finish()
+            submitted = (
+                (chunk, self._submit(query_texts, query_rows[chunk], item_texts, item_rows[chunk]))
+                for chunk in self._chunks(len(keys))
+            )
+            for chunk, finish in _prefetch(submitted):
+                scores[chunk] = finish()
         with self._lock:
             self.counts.pairs += len(queries)
         return check_scores(scores[inverse], queries, items)
@@ -205,9 +200,9 @@ class ModelScorer:
         self, query_texts: list[str], query_rows: Rows, item_texts: list[str], item_rows: Rows
     ) -> Callable[[], Scores]:
         """Run the pairs on the device; the returned function waits for their scores."""
-        queries, query_at = _look_up(self._queries, query_texts, query_rows)
-        items, item_at = _look_up(self._items, item_texts, item_rows)
-        passes = plan_passes(self.template, self.truncation, queries, items, query_at, item_at)
+        queries = _look_up(self._queries, query_texts, query_rows)
+        items = _look_up(self._items, item_texts, item_rows)
+        passes = plan_passes(self.template, self.truncation, TokenSpans(queries, items))
 
         def describe(row: int) -> str:
             pair = passes.pair[row]
@@ -247,8 +242,8 @@ class ModelScorer:
         lengths = self.template.lengths(spans)
         order = np.arange(len(lengths)) if self.device.type == "cuda" else np.argsort(-lengths, kind="stable")
         spans, lengths = spans.take(order), lengths[order]
-        queries, items = self._to_device(spans.queries), self._to_device(spans.items)
-        bounds = (spans.query_starts, spans.query_lengths, spans.item_starts, spans.item_lengths)
+        queries, items = self._to_device(spans.queries.flat), self._to_device(spans.items.flat)
+        bounds = (spans.queries.starts, spans.queries.lengths, spans.items.starts, spans.items.lengths)
         for rows in batches_in_order(lengths, self.batch_tokens):
             moved = self._to_device(np.stack([bound[rows] for bound in bounds]))
             yield order[rows], VarlenBatch(queries, items, moved, lengths[rows])
@@ -257,7 +252,7 @@ class ModelScorer:
         """On a GPU an id without an embedding would end the process with a mere assertion."""
         template = self.template
         specials = (*template.prefix, *template.middle, *template.suffix, template.pad)
-        largest = int(max(spans.queries.max(initial=0), spans.items.max(initial=0), *specials))
+        largest = int(max(spans.queries.flat.max(initial=0), spans.items.flat.max(initial=0), *specials))
         if largest >= self._embeddings:
             raise InputError(
                 f"{self._pretrained.source} has {self._embeddings} token embeddings, but its tokenizer returned token "
@@ -267,7 +262,7 @@ class ModelScorer:
     def _pad(self, ids: Tokens, spans: TokenSpans, *, masked: bool) -> PaddedBatch:
         """Only ids and lengths are copied; masks and token types are made on the device."""
         inputs = {"input_ids": self._to_device(ids).long()}
-        query_lengths, item_lengths = self._to_device(np.stack([spans.query_lengths, spans.item_lengths]))
+        query_lengths, item_lengths = self._to_device(np.stack([spans.queries.lengths, spans.items.lengths]))
         columns = self._torch.arange(ids.shape[1], device=self.device)
         if masked:
             totals = self.template.specials + query_lengths + item_lengths
@@ -319,14 +314,13 @@ class ModelScorer:
     def _count(self, passes: ForwardPasses, padded_tokens: int) -> None:
         tokens = int(self.template.lengths(passes.spans).sum())
         with self._lock:
+            cut_before = self.counts.items_cut + self.counts.queries_cut
             self.counts.passes += len(passes.pair)
             self.counts.items_cut += passes.items_cut
             self.counts.queries_cut += passes.queries_cut
             self.counts.tokens += tokens
             self.counts.padding += padded_tokens - tokens
-            warn = not self._warned and bool(passes.items_cut or passes.queries_cut)
-            self._warned = self._warned or warn
-        if warn:
+        if not cut_before and passes.items_cut + passes.queries_cut:
             logger.warning(
                 "%d items and %d queries were cut to max_length %d; see .counts for the running totals, and "
                 "long_items='max' to score long items whole. This is logged once.",
@@ -360,16 +354,6 @@ class ModelScorer:
         raise NotImplementedError
 
 
-def _choose_max_length(pretrained: Pretrained, max_length: int | None, specials: int) -> int:
-    default, limit = max_input_length(pretrained.model, pretrained.tokenizer)
-    if max_length is None:
-        return default
-    if max_length < specials + 2 or (limit is not None and max_length > limit):
-        bounds = f"at least {specials + 2}" if limit is None else f"between {specials + 2} and {limit}"
-        raise invalid("max_length", f"{bounds} for this model", max_length)
-    return max_length
-
-
 def _distinct(texts: Sequence[str], name: str) -> tuple[list[str], Rows]:
     """The distinct texts, and the row of each given text among them."""
     for text in texts:
@@ -379,15 +363,16 @@ def _distinct(texts: Sequence[str], name: str) -> tuple[list[str], Rows]:
     return list(rows), np.fromiter(map(rows.__getitem__, texts), np.int64, len(texts))
 
 
-def _look_up(store: TokenStore, texts: list[str], rows: Rows) -> tuple[Ragged, Rows]:
+def _look_up(store: TokenStore, texts: list[str], rows: Rows) -> Ragged:
+    """The tokens of `texts[rows[i]]`, each text of which is looked up once."""
     used, inverse = np.unique(rows, return_inverse=True)
-    return store.lookup([texts[row] for row in used]), inverse
+    return store.lookup([texts[row] for row in used]).take(inverse)
 
 
-def _prefetch(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Assemble the next batch before the current one runs: models may wait for the device when they read a mask."""
-    current = next(batches, None)
+def _prefetch(work: Iterator[Work]) -> Iterator[Work]:
+    """The work, each piece of which is prepared before the one before it is done: doing may wait for the device."""
+    current = next(work, None)
     while current is not None:
-        following = next(batches, None)
+        following = next(work, None)
         yield current
         current = following

@@ -71,7 +71,7 @@ def int8_linear(torch: Any, weight: Any, bias: Any, calibration: Any) -> Callabl
     after_activation = minimum > -0.25 * float(calibration.amax(0).median())  # as after GELU: no channel far below zero
     if after_activation:
         return _nonnegative_linear(torch, weight, bias, minimum)
-    return _symmetric_linear(torch, weight, bias, *_smoothing(torch, calibration, weight))
+    return _symmetric_linear(torch, weight, bias, calibration)
 
 
 def _nonnegative_linear(torch: Any, weight: Any, bias: Any, minimum: float) -> Callable[[Any], Any]:
@@ -87,8 +87,11 @@ def _nonnegative_linear(torch: Any, weight: Any, bias: Any, minimum: float) -> C
     return forward
 
 
-def _symmetric_linear(torch: Any, weight: Any, bias: Any, center: Any, factor: Any) -> Callable[[Any], Any]:
-    """For inputs around a center: 127 levels on either side."""
+def _symmetric_linear(torch: Any, weight: Any, bias: Any, calibration: Any) -> Callable[[Any], Any]:
+    """For inputs around a center: 127 levels on either side; factors balance the deviations of inputs and weights."""
+    deviation = calibration.std(0, correction=0).clamp(min=MIN_SCALE)
+    size = weight.square().mean(0).sqrt().clamp(min=MIN_SCALE)
+    center, factor = calibration.mean(0), torch.sqrt(size / deviation)
     packed = _pack(torch, weight / factor)
     centered_bias = bias + weight @ center
     shift = -center * factor
@@ -106,13 +109,6 @@ def _multiply(torch: Any, inputs: Any, scale: Any, packed: Any, bias: Any, *, le
     """(…, outputs) of inputs between -1 and 1, quantized with a step of 1 / `levels`."""
     products = getattr(torch.ops.quantized, LINEAR_OP)(inputs, 1 / levels, zero_point, packed)
     return torch.addcmul(bias, products, scale, out=products)
-
-
-def _smoothing(torch: Any, calibration: Any, weight: Any) -> tuple[Any, Any]:
-    """(center, factor) of each channel, which balance the deviations of inputs and weights."""
-    deviation = calibration.std(0, correction=0).clamp(min=MIN_SCALE)
-    size = weight.square().mean(0).sqrt().clamp(min=MIN_SCALE)
-    return calibration.mean(0), torch.sqrt(size / deviation)
 
 
 def _pack(torch: Any, weight: Any) -> Any:

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from crossknn._checks import check_choice
+from crossknn._checks import check_choice, invalid
 from crossknn._imports import import_extra
 from crossknn.errors import InputError, ModelNotFound
 from crossknn.models.hub import find_model, no_progress_bars
@@ -38,10 +38,43 @@ class Pretrained:
     tokenizer: Any
     backend: Any  # a private copy of the fast tokenizer, without truncation or padding
     device: Any
-    requested_device: Any  # as the user gave it; None: a GPU if there is one
     dtype: str
     folder: Path
     source: str  # as the user gave it: a folder, a hub name or "embedded"
+
+    def max_input_length(self) -> tuple[int, int | None]:
+        """(default length, hard limit); the limit is None where positions are relative."""
+        limit = None
+        for name, module in self.model.named_modules():
+            if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
+                # With a padding position (RoBERTa) the first text position follows it.
+                limit = module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+        known = [limit, self.tokenizer.model_max_length, getattr(self.model.config, "max_position_embeddings", None)]
+        return min([int(length) for length in known if length and 0 < length < 1_000_000] or [512]), limit
+
+    def choose_max_length(self, max_length: int | None, *, specials: int) -> int:
+        """The length given, if it suits the model and leaves room for a token of each text; by default the model's."""
+        default, limit = self.max_input_length()
+        if max_length is None:
+            return default
+        if max_length < specials + 2 or (limit is not None and max_length > limit):
+            bounds = f"at least {specials + 2}" if limit is None else f"between {specials + 2} and {limit}"
+            raise invalid("max_length", f"{bounds} for this model", max_length)
+        return max_length
+
+    def hash_weights(self) -> bytes:
+        """A digest of every tensor of the model, with names and shapes."""
+        torch = import_extra("torch", extra="models")
+        digest = blake2b(digest_size=16)
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return digest.digest()
+
+    def score_config(self) -> dict[str, Any]:
+        """The config's settings that differ from the defaults and can change a score."""
+        config: dict[str, Any] = self.model.config.to_diff_dict()
+        return {key: value for key, value in config.items() if key not in CONFIG_WITHOUT_EFFECT}
 
 
 def load_pretrained(name: str | os.PathLike[str], *, kind: str, device: Any, dtype: str) -> Pretrained:
@@ -60,7 +93,7 @@ def load_pretrained(name: str | os.PathLike[str], *, kind: str, device: Any, dty
     backend.no_truncation()
     backend.no_padding()
     model = model.eval().requires_grad_(False).to(target)
-    return Pretrained(model, tokenizer, backend, target, device, dtype, folder, source)
+    return Pretrained(model, tokenizer, backend, target, dtype, folder, source)
 
 
 def choose_dtype(dtype: str, device_type: str) -> str:
@@ -76,14 +109,12 @@ def choose_dtype(dtype: str, device_type: str) -> str:
 def _load(transformers: Any, folder: Path, kind: str, dtype: Any, source: str) -> tuple[Any, Any]:
     """Model and tokenizer; only safetensors, and never code from the model's folder."""
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-    options = {"dtype" if version >= (4, 56) else "torch_dtype": dtype}
     invalid_weights = import_extra("safetensors", extra="models").SafetensorError
     try:
         with no_progress_bars():
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), use_fast=True, **safe)
             model, info = getattr(transformers, kind).from_pretrained(
-                str(folder), use_safetensors=True, output_loading_info=True, **safe, **options
+                str(folder), dtype=dtype, use_safetensors=True, output_loading_info=True, **safe
             )
     except (OSError, ValueError, KeyError, invalid_weights) as error:
         raise ModelNotFound(f"{folder}: transformers could not load a model (safetensors): {error}") from error
@@ -114,30 +145,3 @@ def check_half_precision(dtype: str) -> None:
             f"forbids (signal {-probe.returncode}). Use 'float32' or 'int8', or set the environment variable "
             "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 before Python starts."
         )
-
-
-def max_input_length(model: Any, tokenizer: Any) -> tuple[int, int | None]:
-    """(default length, hard limit); the limit is None where positions are relative."""
-    limit = None
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
-            # With a padding position (RoBERTa) the first text position follows it.
-            limit = module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
-    known = [limit, tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None)]
-    return min([int(length) for length in known if length and 0 < length < 1_000_000] or [512]), limit
-
-
-def hash_weights(model: Any) -> bytes:
-    """A digest of every tensor of the model, with names and shapes."""
-    torch = import_extra("torch", extra="models")
-    digest = blake2b(digest_size=16)
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.digest()
-
-
-def score_config(model: Any) -> dict[str, Any]:
-    """The config's settings that differ from the defaults and can change a score."""
-    config: dict[str, Any] = model.config.to_diff_dict()
-    return {key: value for key, value in config.items() if key not in CONFIG_WITHOUT_EFFECT}

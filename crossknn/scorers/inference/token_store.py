@@ -31,6 +31,20 @@ class Ragged:
         flat = np.concatenate(rows) if len(rows) else np.empty(0, np.int32)
         return cls(flat, np.cumsum(lengths) - lengths, lengths)
 
+    def take(self, rows: NDArray[np.int64]) -> Ragged:
+        """Some of the rows, of the same buffer; one may be taken several times."""
+        return Ragged(self.flat, self.starts[rows], self.lengths[rows])
+
+    def copy_to(self, target: Tokens, at: Counts) -> None:
+        """`target[at[i] : at[i] + lengths[i]] = row i` for all rows at once."""
+        ends = np.cumsum(self.lengths)
+        if not len(ends) or not ends[-1]:
+            return
+        steps = np.arange(ends[-1])
+        before = ends - self.lengths
+        source = np.repeat(self.starts - before, self.lengths) + steps
+        target[np.repeat(at - before, self.lengths) + steps] = self.flat[source]
+
 
 class TokenStore:
     """Token ids by text, evicted first in, first out once `max_tokens` are stored. Thread-safe.
@@ -45,9 +59,6 @@ class TokenStore:
         self._rows: dict[Key, Tokens] = {}  # in the order of insertion
         self._lock = Lock()
         self.tokens = 0  # stored now
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def lookup(self, texts: Sequence[str]) -> Ragged:
         """The token ids of each text; those not stored are tokenized in one call."""
@@ -76,10 +87,9 @@ def fast_tokenize(backend: Any) -> Callable[[list[str]], list[Tokens]]:
     `backend` is a `tokenizers.Tokenizer` that nobody else changes: the functions of `transformers` set truncation on
     a shared one at every call, which is not thread-safe.
     """
-    encode = getattr(backend, "encode_batch_fast", backend.encode_batch)
 
     def tokenize(texts: list[str]) -> list[Tokens]:
-        encodings = encode([_without_surrogates(text) for text in texts], add_special_tokens=False)
+        encodings = backend.encode_batch_fast([_without_surrogates(text) for text in texts], add_special_tokens=False)
         return [np.fromiter(encoding.ids, np.int32, len(encoding)) for encoding in encodings]
 
     return tokenize

@@ -17,7 +17,7 @@ import numpy as np
 from crossknn._imports import import_extra
 from crossknn.scorers.inference.cls_only import last_layer
 from crossknn.scorers.inference.ops import FLASH_OPS, TORCH_OPS, Layout, Ops, triton_ops
-from crossknn.scorers.inference.pair_template import PairTemplate
+from crossknn.scorers.inference.pairs import PairTemplate
 from crossknn.scorers.inference.token_store import Counts
 
 logger = logging.getLogger(__name__)

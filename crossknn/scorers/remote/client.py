@@ -1,8 +1,9 @@
-"""HTTP client of a rerank endpoint: keep-alive connections, one deadline per request, retries with back-off."""
+"""HTTP client of a rerank endpoint: keep-alive connections, one deadline per request, retries, and their cost."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import socket
@@ -14,14 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from itertools import count
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult
 from urllib.request import getproxies, proxy_bypass
 
+from crossknn._checks import invalid
 from crossknn._imports import import_extra
-from crossknn.errors import ScorerError
-from crossknn.scorers.remote.cost import CostTracker
+from crossknn.errors import InputError, ScorerError
 
 if TYPE_CHECKING:
     import httpx
@@ -85,24 +86,65 @@ class Connection:
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # of TLS too: its own would race with a read
 
 
+class CostTracker:
+    """Billed units times their price, never more than a limit. Thread-safe; each process counts for itself."""
+
+    def __init__(self, price_per_1000: float | None, spend_limit: float | None) -> None:
+        for name, value in (("price_per_1000", price_per_1000), ("spend_limit", spend_limit)):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (number and 0 <= value < math.inf):
+                raise invalid(name, "a nonnegative number", value)
+        if spend_limit is not None and price_per_1000 is None:
+            raise InputError("`spend_limit` needs `price_per_1000`: without it the cost is unknown.")
+        self.price = price_per_1000
+        self.limit = spend_limit
+        self.units = 0
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process begins at zero."""
+        return type(self), (self.price, self.limit)
+
+    @property
+    def spent(self) -> float:
+        """The cost so far; 0 without a price."""
+        return self._cost(self.units)
+
+    def check(self, units: int) -> None:
+        """Raise `ScorerError` if this many units would exceed the limit."""
+        if self.limit is not None and self.spent + self._cost(units) > self.limit * (1 + 1e-9):
+            raise ScorerError(
+                f"`spend_limit` is {self.limit:g} and {self.spent:g} is spent: "
+                f"this request would cost {self._cost(units):g} more."
+            )
+
+    def charge(self, units: int) -> None:
+        """Count units, or raise `ScorerError` if they would exceed the limit."""
+        with self._lock:
+            self.check(units)
+            self.units += units
+
+    def adjust(self, units: int) -> None:
+        """Correct the count, up or down, by what was really billed; the limit is not checked."""
+        with self._lock:
+            self.units += units
+
+    def _cost(self, units: int) -> float:
+        return units * (self.price or 0.0) / 1000
+
+
 class RerankClient:
     """POST requests to one URL from any number of threads, each on a connection of its own.
 
-    Redirects are not followed. Proxies come from the environment and are never used for this machine itself.
-
-    Args:
-        url: The endpoint.
-        headers: Sent with every request. Error messages mask all but the plain ones.
-        timeout: Seconds for one attempt, from connecting to the last byte of the response.
-        retries: Further attempts after a timeout, a lost connection, or a status 408, 429 or 5xx.
-        costs: Charged before each attempt.
+    Redirects are not followed. Proxies come from the environment and are never used for this machine itself. Error
+    messages mask all `headers` but the plain ones, and `costs` are charged before each attempt; see `RemoteScorer`.
     """
 
     def __init__(
         self, url: SplitResult, headers: Mapping[str, str], *, timeout: float, retries: int, costs: CostTracker
     ) -> None:
         self._httpx = import_extra("httpx", extra="remote")
-        self._url = url.geturl()
+        self._url = url
         self._name = f"{url.scheme}://{url.netloc}{url.path}"  # the query string may hold a key
         self._headers = dict(headers)
         self._secrets = find_secrets(headers)
@@ -114,18 +156,19 @@ class RerankClient:
         self._idle: deque[Connection] = deque()
         self._process = os.getpid()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets all settings, the key included, and opens its own connections."""
+        settings: dict[str, Any] = {"timeout": self._timeout, "retries": self._retries, "costs": self._costs}
+        return partial(RerankClient, self._url, self._headers, **settings), ()
+
     def post(self, body: bytes, units: int, stop: threading.Event) -> bytes:
-        """Send a request, with retries.
+        """The response to a request, each attempt of which may be billed as `units`, or `ScorerError`.
 
-        Args:
-            body: The request's JSON.
-            units: What each attempt may be billed as.
-            stop: Ends the wait for the next attempt early.
-
-        Raises:
-            ScorerError: Why there is no response.
+        `stop` ends the wait for the next attempt early.
         """
-        for attempt in count(1):
+        attempt = 0
+        while True:
+            attempt += 1
             result = self._attempt(body, units)
             if isinstance(result, bytes):
                 return result
@@ -134,7 +177,6 @@ class RerankClient:
                 attempts = f" ({attempt} attempts)" if attempt > 1 else ""
                 raise ScorerError(f"{result.message}{attempts}.{result.hint and ' '}{result.hint}")
             logger.info("%s; attempt %d follows", result.message, attempt + 1)
-        raise AssertionError("unreachable")
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -169,7 +211,9 @@ class RerankClient:
         try:
             timeouts = dict.fromkeys(("connect", "read", "write", "pool"), self._timeout)
             extensions = {"timeout": timeouts, "trace": connection.on_event}
-            request = self._httpx.Request("POST", self._url, headers=self._headers, content=body, extensions=extensions)
+            request = self._httpx.Request(
+                "POST", self._url.geturl(), headers=self._headers, content=body, extensions=extensions
+            )
             response = connection.transport.handle_request(request)
             try:
                 content = _read_bounded(response)

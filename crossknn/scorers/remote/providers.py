@@ -27,6 +27,7 @@ class Provider:
         batch_size: The default number of items per request.
         probabilities: Whether it always returns probabilities.
         items_per_unit: How many items are billed as one unit.
+        domains: Where hosts speak this dialect.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Provider:
     batch_size: int = 100
     probabilities: bool = False
     items_per_unit: int = 1
+    domains: tuple[str, ...] = ()
 
     def request_body(self, query: str, items: Sequence[str], *, model: str | None, fields: Mapping[str, Any]) -> bytes:
         """The JSON of a request for the scores of all `items`."""
@@ -55,8 +57,8 @@ PROVIDERS = {
     for provider in (
         Provider("tei", items_field="texts", fields={"raw_scores": True, "truncate": True}, batch_size=32),
         Provider("vllm", fields={"use_activation": False, "truncate_prompt_tokens": -1}),
-        Provider("jina", fields={"return_documents": False}),
-        Provider("cohere", probabilities=True, items_per_unit=100),
+        Provider("jina", fields={"return_documents": False}, domains=("jina.ai",)),
+        Provider("cohere", probabilities=True, items_per_unit=100, domains=("cohere.com", "cohere.ai")),
     )
 }
 
@@ -66,9 +68,9 @@ def choose_provider(dialect: str, *, host: str, path: str, model: str | None) ->
     check_choice("dialect", dialect, ("auto", *PROVIDERS))
     if dialect != "auto":
         return PROVIDERS[dialect]
-    for domain, name in (("cohere.com", "cohere"), ("cohere.ai", "cohere"), ("jina.ai", "jina")):
-        if host == domain or host.endswith(f".{domain}"):
-            return PROVIDERS[name]
+    for provider in PROVIDERS.values():
+        if any(host == domain or host.endswith(f".{domain}") for domain in provider.domains):
+            return provider
     versioned = "/v1/" in path or "/v2/" in path
     return PROVIDERS["vllm" if versioned or model is not None else "tei"]
 

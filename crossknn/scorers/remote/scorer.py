@@ -19,8 +19,7 @@ from crossknn._checks import check_number, check_positive, invalid
 from crossknn.errors import InputError, PartialScores, ScorerError
 from crossknn.models.fingerprints import function_fingerprint
 from crossknn.scorers.base import check_pairs, describe_pair
-from crossknn.scorers.remote.client import KEY_VARIABLE, PLAIN_HEADERS, RerankClient, is_loopback
-from crossknn.scorers.remote.cost import CostTracker
+from crossknn.scorers.remote.client import KEY_VARIABLE, PLAIN_HEADERS, CostTracker, RerankClient, is_loopback
 from crossknn.scorers.remote.providers import choose_provider, parse_response, to_logits
 from crossknn.types import Scores
 
@@ -50,7 +49,12 @@ class RemoteScorer:
             back-off or as the server's Retry-After demands.
         price_per_1000: The price of 1,000 pairs (Cohere: searches, of up to 100 pairs each), for `spent`.
         spend_limit: Requests that would make `spent` exceed this are not sent.
-        fingerprint: Names the model where the URL does not: a server may move, or change what it serves.
+        fingerprint: Names the model where the URL does not: a server may move, or change what it serves. By default
+            the URL, the model and a hash of every setting that changes scores; never the key.
+
+    Attributes:
+        url: The endpoint, without a query string: it may hold a key.
+        dialect: The provider whose requests and responses are used.
     """
 
     def __init__(
@@ -72,7 +76,9 @@ class RemoteScorer:
         fingerprint: str | None = None,
     ) -> None:
         self._url, self.model = parse_url(url, model)
+        self.url = f"{self._url.scheme}://{self._url.netloc}{self._url.path}"
         self._provider = choose_provider(dialect, host=str(self._url.hostname), path=self._url.path, model=self.model)
+        self.dialect = self._provider.name
         self.logits = self._provider.probabilities if logits is None else bool(logits)
         self.batch_size = self._provider.batch_size if batch_size is None else batch_size
         self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
@@ -82,42 +88,14 @@ class RemoteScorer:
         if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
             raise invalid("retries", "a nonnegative integer", retries)
         self._fields = _check_fields(fields or {})
-        self._headers = _make_headers(self._url, api_key, headers or {})
+        merged = _make_headers(self._url, api_key, headers or {})
         self._costs = CostTracker(price_per_1000, spend_limit)
-        self._fingerprint = self._own_fingerprint() if fingerprint is None else function_fingerprint(fingerprint)
-        self._connect()
-
-    def _connect(self) -> None:
-        self._client = RerankClient(
-            self._url, self._headers, timeout=self.timeout, retries=self.retries, costs=self._costs
-        )
+        self.fingerprint = self._own_fingerprint() if fingerprint is None else function_fingerprint(fingerprint)
+        self._client = RerankClient(self._url, merged, timeout=timeout, retries=retries, costs=self._costs)
         self._scores_checked = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Workers get all settings, the key included; each has its own connections and costs."""
-        return {name: value for name, value in vars(self).items() if name not in ("_client", "_scores_checked")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._connect()
 
     def __repr__(self) -> str:
         return f"RemoteScorer({self.url!r}, model={self.model!r}, dialect={self.dialect!r})"
-
-    @property
-    def url(self) -> str:
-        """The endpoint, without a query string: it may hold a key."""
-        return f"{self._url.scheme}://{self._url.netloc}{self._url.path}"
-
-    @property
-    def dialect(self) -> str:
-        """The provider whose requests and responses are used."""
-        return self._provider.name
-
-    @property
-    def fingerprint(self) -> str:
-        """The name given, or the URL, the model and a hash of every setting that changes scores; never the key."""
-        return self._fingerprint
 
     @property
     def spent(self) -> float:
@@ -171,9 +149,6 @@ class RemoteScorer:
                     errors.append(error)
                     stop.set()
 
-        if min(self.concurrency, len(batches)) <= 1:
-            work()
-            return scores, errors[0] if errors else None
         # Daemons, which an executor's threads are not: an interrupted program must not wait for a server.
         workers = [threading.Thread(target=work, daemon=True) for _ in range(min(self.concurrency, len(batches)))]
         try:

@@ -16,7 +16,7 @@ from crossknn.indexing.teaching import distillation
 from crossknn.indexing.teaching.distillation import Distillation, Distilled, distill
 from crossknn.indexing.teaching.student import Student
 from crossknn.items.items import Items
-from crossknn.scorers.function import function_scorer
+from crossknn.scorers.base import function_scorer
 from crossknn.testing import check_encoder
 from tests.scorers import tiny
 

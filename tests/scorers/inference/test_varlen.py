@@ -17,7 +17,7 @@ from crossknn.scorers.inference.ops import (
     grouped_attention,
     triton_ops,
 )
-from crossknn.scorers.inference.pair_batches import plan_passes
+from crossknn.scorers.inference.pairs import TokenSpans, plan_passes
 from crossknn.scorers.inference.token_store import Ragged
 from crossknn.scorers.inference.varlen import VarlenBatch, VarlenModel, find_first_position, make_varlen
 from tests.scorers import tiny
@@ -38,11 +38,10 @@ def make_batch(scorer: CrossEncoder, queries: list[str], items: list[str]) -> Va
     tokens = [
         Ragged.of(store._tokenize(texts)) for store, texts in ((scorer._queries, queries), (scorer._items, items))
     ]
-    every = np.arange(len(queries))
-    pairs = plan_passes(scorer.template, scorer.truncation, *tokens, every, every).spans
-    spans = np.stack([pairs.query_starts, pairs.query_lengths, pairs.item_starts, pairs.item_lengths])
-    lengths = scorer.template.specials + pairs.query_lengths + pairs.item_lengths
-    return VarlenBatch(*map(torch.from_numpy, (pairs.queries, pairs.items, spans)), lengths)
+    pairs = plan_passes(scorer.template, scorer.truncation, TokenSpans(*tokens)).spans
+    bounds = (pairs.queries.starts, pairs.queries.lengths, pairs.items.starts, pairs.items.lengths)
+    buffers = (pairs.queries.flat, pairs.items.flat, np.stack(bounds))
+    return VarlenBatch(*map(torch.from_numpy, buffers), scorer.template.lengths(pairs))
 
 
 def make_norm(dim: int, dtype: torch.dtype) -> torch.nn.LayerNorm:

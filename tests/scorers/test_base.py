@@ -5,7 +5,7 @@ import pytest
 
 from crossknn.errors import InputError, ScorerError
 from crossknn.models.fingerprints import UNNAMED
-from crossknn.scorers.function import function_scorer
+from crossknn.scorers.base import function_scorer
 from crossknn.testing import check_scorer
 
 

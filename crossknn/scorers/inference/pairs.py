@@ -1,14 +1,18 @@
-"""The tokenizer's template for a pair of texts: inferred from it, and verified before any pair is scored."""
+"""Pairs of texts as token ids: the tokenizer's template, truncation to the model's length, sliding windows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from crossknn._checks import check_choice, check_positive
 from crossknn.errors import InputError
 from crossknn.scorers.inference.token_store import Counts, Ragged, Tokens
+from crossknn.types import Rows, Scores
+
+LongItems = Literal["cut", "max"]
 
 PROBE_PAIRS = (
     ("how do rivers freeze", "Rivers freeze from the top down."),
@@ -31,27 +35,17 @@ class TypeStep:
     after_query: bool
     after_item: bool
 
-    def position(self, query_lengths: Any, item_lengths: Any) -> Any:
-        """The position of the step in every pair."""
-        return self.offset + query_lengths * self.after_query + item_lengths * self.after_item
-
 
 @dataclass(frozen=True, slots=True)
 class TokenSpans:
-    """The tokens of each pair as spans of two buffers; all but the buffers have one entry per pair."""
+    """The tokens of pairs, each with a row of `queries` and a row of `items`."""
 
-    queries: Tokens
-    query_starts: Counts
-    query_lengths: Counts
-    items: Tokens
-    item_starts: Counts
-    item_lengths: Counts
+    queries: Ragged
+    items: Ragged
 
-    def take(self, rows: Any) -> TokenSpans:
+    def take(self, rows: Rows) -> TokenSpans:
         """The spans of some of the pairs, in the order of `rows`."""
-        query_starts, query_lengths = self.query_starts[rows], self.query_lengths[rows]
-        item_starts, item_lengths = self.item_starts[rows], self.item_lengths[rows]
-        return TokenSpans(self.queries, query_starts, query_lengths, self.items, item_starts, item_lengths)
+        return TokenSpans(self.queries.take(rows), self.items.take(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +70,7 @@ class PairTemplate:
 
     def lengths(self, spans: TokenSpans) -> Counts:
         """(pairs,) all tokens of each pair."""
-        return self.specials + spans.query_lengths + spans.item_lengths
+        return self.specials + spans.queries.lengths + spans.items.lengths
 
     def assemble(self, spans: TokenSpans) -> Tokens:
         """(pairs, longest) int32: the ids of each pair, padded on the right."""
@@ -85,45 +79,32 @@ class PairTemplate:
         ids = np.full((len(totals), width), self.pad, np.int32)
         rows = np.arange(len(totals)) * width
         query_at = rows + len(self.prefix)
-        middle_at = query_at + spans.query_lengths
+        middle_at = query_at + spans.queries.lengths
         item_at = middle_at + len(self.middle)
-        suffix_at = item_at + spans.item_lengths
+        suffix_at = item_at + spans.items.lengths
         flat = ids.reshape(-1)
         for special, at in ((self.prefix, rows), (self.middle, middle_at), (self.suffix, suffix_at)):
             for shift, token in enumerate(special):
                 flat[at + shift] = token
-        _copy_spans(spans.queries, spans.query_starts, spans.query_lengths, flat, query_at)
-        _copy_spans(spans.items, spans.item_starts, spans.item_lengths, flat, item_at)
+        spans.queries.copy_to(flat, query_at)
+        spans.items.copy_to(flat, item_at)
         return ids
 
     def token_types(self, positions: Any, query_lengths: Any, item_lengths: Any) -> Any:
         """The types of tokens at these positions of their pairs; arrays or tensors of shapes that broadcast."""
         types = (self.first_type or 0) + 0 * (positions + query_lengths)
         for step in self.type_steps:
-            types = types + step.step * (positions >= step.position(query_lengths, item_lengths))
+            at = step.offset + query_lengths * step.after_query + item_lengths * step.after_item
+            types = types + step.step * (positions >= at)
         return types
 
 
-def _copy_spans(source: Tokens, starts: Counts, lengths: Counts, target: Tokens, at: Counts) -> None:
-    """`target[at[i] : at[i] + lengths[i]] = source[starts[i] : starts[i] + lengths[i]]` for all rows at once."""
-    ends = np.cumsum(lengths)
-    if not len(ends) or not ends[-1]:
-        return
-    steps = np.arange(ends[-1])
-    before = ends - lengths
-    target[np.repeat(at - before, lengths) + steps] = source[np.repeat(starts - before, lengths) + steps]
-
-
 def find_template(tokenizer: Any, tokenize: Any) -> PairTemplate:
-    """The tokenizer's own way to join a pair, or `InputError` if it cannot be reproduced.
+    """A fast tokenizer's own way to join a pair, or `InputError` if it cannot be reproduced.
 
-    Args:
-        tokenizer: A fast tokenizer of transformers.
-        tokenize: Returns the token ids of each text alone (`token_store.fast_tokenize`).
+    `tokenize` returns the token ids of each text alone (`token_store.fast_tokenize`).
     """
     name = type(tokenizer).__name__
-    if not getattr(tokenizer, "is_fast", False):
-        raise InputError(f"The model's tokenizer must be a fast one (with a tokenizer.json), got {name}.")
     if tokenizer.pad_token_id is None:
         raise InputError(f"The model's tokenizer ({name}) must have a padding token. Set its pad_token and save it.")
     query, item = PROBE_PAIRS[0]
@@ -167,8 +148,7 @@ def _verify(template: PairTemplate, tokenizer: Any, tokenize: Any) -> None:
     for query, item in (*PROBE_PAIRS, *((f"a {token} b", f"{token} c") for token in separators)):
         expected = tokenizer([query], [item], verbose=False)
         queries, items = Ragged.of(tokenize([query])), Ragged.of(tokenize([item]))
-        spans = TokenSpans(queries.flat, queries.starts, queries.lengths, items.flat, items.starts, items.lengths)
-        ids = template.assemble(spans)
+        ids = template.assemble(TokenSpans(queries, items))
         equal = ids[0].tolist() == list(expected["input_ids"][0])
         if equal and template.first_type is not None:
             types = template.token_types(np.arange(ids.shape[1]), queries.lengths[:, None], items.lengths[:, None])
@@ -178,3 +158,99 @@ def _verify(template: PairTemplate, tokenizer: Any, tokenize: Any) -> None:
                 f"The tokenizer ({type(tokenizer).__name__}) joins the query {query!r} and the item {item!r} in a way "
                 "that cannot be rebuilt from their own tokens. Score with crossknn.function_scorer instead."
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """The maximum length of a pair, and the treatment of longer ones; the arguments of `CrossEncoder`.
+
+    The names of the fields are part of a scorer's fingerprint.
+    """
+
+    max_length: int
+    max_query_tokens: int | None = None
+    max_item_tokens: int | None = None
+    long_items: LongItems = "cut"
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_length", "max_query_tokens", "max_item_tokens", "stride"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        check_choice("long_items", self.long_items, ("cut", "max"))
+        if self.stride is not None and self.long_items == "cut":
+            raise InputError("`stride` needs `long_items` 'max': with 'cut' no windows slide over the items.")
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPasses:
+    """Forward passes of the model, each over one pair or one window of a pair's item."""
+
+    spans: TokenSpans
+    pair: Rows  # (passes,) the pair of each pass, ascending
+    items_cut: int  # pairs whose item was truncated
+    queries_cut: int
+
+
+def plan_passes(template: PairTemplate, truncation: Truncation, whole: TokenSpans) -> ForwardPasses:
+    """The forward passes of pairs, given all tokens of their texts."""
+    room = truncation.max_length - template.specials
+    full_query, full_item = whole.queries.lengths, whole.items.lengths
+    query_limit = _clip(full_query, truncation.max_query_tokens)
+    item_limit = _clip(full_item, truncation.max_item_tokens)
+    query_kept, item_kept = longest_first(query_limit, item_limit, room)
+    pair = np.arange(len(full_query))
+    windowed = truncation.long_items == "max"
+    item_read = item_limit if windowed else item_kept  # tokens read in some pass
+    query_starts = whole.queries.starts + (full_query - query_kept) * template.cut_left
+    item_starts = whole.items.starts + (full_item - item_read) * template.cut_left
+    if windowed:
+        pair, shift = _windows(item_limit, item_kept, truncation.stride)
+        item_starts = item_starts[pair] + shift
+    queries = Ragged(whole.queries.flat, query_starts[pair], query_kept[pair])
+    items = Ragged(whole.items.flat, item_starts, item_kept[pair])
+    cut = int((item_read < full_item).sum()), int((query_kept < full_query).sum())
+    return ForwardPasses(TokenSpans(queries, items), pair, *cut)
+
+
+def longest_first(query_lengths: Counts, item_lengths: Counts, room: int) -> tuple[Counts, Counts]:
+    """The lengths that fit in `room` together when tokens are dropped from the longer text first.
+
+    The closed form of the fast tokenizers' `longest_first`: where both texts are longer than half the room,
+    each gets half, and an odd token goes to the longer one (to the item where they are equal). Tokenizers before
+    0.23.3 give it to the item where each text alone is longer than the room.
+    """
+    fits = query_lengths + item_lengths <= room
+    shorter = np.minimum(query_lengths, item_lengths)
+    longer = np.maximum(shorter, room - shorter)
+    both = shorter + longer > room
+    shorter = np.where(both, room // 2, shorter)
+    longer = np.where(both, room - room // 2, longer)
+    query_longer = query_lengths > item_lengths
+    query_kept = np.where(fits, query_lengths, np.where(query_longer, longer, shorter))
+    item_kept = np.where(fits, item_lengths, np.where(query_longer, shorter, longer))
+    return query_kept, item_kept
+
+
+def _clip(lengths: Counts, limit: int | None) -> Counts:
+    return lengths if limit is None else np.minimum(lengths, limit)
+
+
+def _windows(lengths: Counts, window: Counts, stride: int | None) -> tuple[Rows, Counts]:
+    """(pair, start) of windows that cover each item; the last one ends where the item ends.
+
+    Without a stride a window slides by half its length.
+    """
+    step = np.maximum(1, np.minimum(window, window // 2 if stride is None else stride))
+    counts = 1 + -(-(lengths - window) // step)
+    pair = np.repeat(np.arange(len(lengths)), counts)
+    number = np.arange(len(pair)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return pair, np.minimum(number * step[pair], (lengths - window)[pair])
+
+
+def max_over_windows(scores: Scores, pair: Rows, pairs: int) -> Scores:
+    """(pairs,) the largest score among the passes of each pair."""
+    if len(pair) == pairs:
+        return scores
+    best: Scores = np.maximum.reduceat(scores, np.searchsorted(pair, np.arange(pairs)))
+    return best
