@@ -1,3 +1,5 @@
+from crossknn.indexing.distillation import Distillation as Distillation
+from crossknn.indexing.distillation import distill as distill
 from crossknn.indexing.factorization.cur import Cur as Cur
 from crossknn.indexing.factorization.inductive import Inductive as Inductive
 from crossknn.indexing.factorization.transductive import Transductive as Transductive
@@ -8,5 +10,3 @@ from crossknn.indexing.planner import plan_build as plan_build
 from crossknn.indexing.report import BuildReport as BuildReport
 from crossknn.indexing.sampling import PerItem as PerItem
 from crossknn.indexing.sampling import PerQuery as PerQuery
-from crossknn.indexing.teaching.distillation import Distillation as Distillation
-from crossknn.indexing.teaching.distillation import distill as distill
