@@ -79,7 +79,14 @@ def score_pairs_into(
         on_calls: Called with the number of pairs of each call.
         progress: Called after every chunk.
     """
-    _check(log, pairs, queries, items, scorer, chunk, part)
+    if scorer.fingerprint != log.scorer:
+        raise invalid("scorer", f"the one of the log in {log.folder}, {log.scorer!r}", scorer.fingerprint)
+    if (pairs.n_queries, pairs.n_items) != (len(queries), len(items)):
+        requirement = f"of these queries ({len(queries)}) and items ({len(items)})"
+        raise invalid("pairs", requirement, (pairs.n_queries, pairs.n_items))
+    check_positive("chunk", chunk)
+    if not 0 <= part[0] < part[1]:
+        raise invalid("part", "(worker, workers) with 0 ≤ worker < workers", part)
     state = PairScores(pairs, TextCodes(hash_texts(queries)), TextCodes(hash_texts(items.texts)))
     plan = _make_plan(log, state, chunk)
     missing = state.missing()
@@ -132,39 +139,36 @@ class _Run:
     def read_stored_chunks(self) -> None:
         """Read the plan's chunks in the log, so that a damaged one is found before hours of scoring."""
         stored = self.log.chunks_of(self.plan)
-        for number in [number for number in self.calls if number in stored]:
-            self._enter(number, self._read(stored[number], self.calls[number]))
+        for number in sorted(stored.keys() & self.calls.keys()):
+            self._read(number, stored[number])
         self._report()
 
     def jobs(self) -> Iterator[Job]:
         """The texts of each call, unless another worker has made it in the meantime."""
-        for number, positions in list(self.calls.items()):
-            name = self.log.chunks_of(self.plan).get(number)
-            if name is None:
-                pairs = self.state.pairs.take(positions)
-                texts = [self.queries[query] for query in pairs.queries.tolist()]
-                yield number, (texts, self.items.texts_of(pairs.rows))
-            else:
-                self._enter(number, self._read(name, positions))
-                self._report()
+        for number in list(self.calls):
+            if not self._read_if_stored(number):
+                yield number, texts_of(self.state.pairs.take(self.calls[number]), self.queries, self.items)
 
     def store(self, number: int, scores: Scores) -> None:
         """Write one chunk, unless another worker has written it in the meantime."""
-        positions = self.calls[number]
-        name = self.log.chunks_of(self.plan).get(number)
-        if name is None:
-            self.log.write(Chunk(*self.state.hashes_of(positions), scores), self.plan, number)
-        else:
-            scores = self._read(name, positions)
-        self._enter(number, scores)
-        self._report()
+        if not self._read_if_stored(number):
+            self.log.write(Chunk(*self.state.hashes_of(self.calls[number]), scores), self.plan, number)
+            self._enter(number, scores)
+            self._report()
 
-    def _read(self, name: str, positions: Rows) -> Scores:
+    def _read_if_stored(self, number: int) -> bool:
+        name = self.log.chunks_of(self.plan).get(number)
+        if name is not None:
+            self._read(number, name)
+            self._report()
+        return name is not None
+
+    def _read(self, number: int, name: str) -> None:
         chunk = self.log.read(name)
-        queries, items = self.state.hashes_of(positions)
+        queries, items = self.state.hashes_of(self.calls[number])
         if not (np.array_equal(chunk.queries, queries) and np.array_equal(chunk.items, items)):
             raise InputError(f"{self.log.folder / name}: its pairs are not those of its plan. {DELETE_CHUNK}")
-        return chunk.scores
+        self._enter(number, chunk.scores)
 
     def _enter(self, number: int, scores: Scores) -> None:
         self.state.enter(self.calls.pop(number), scores)
@@ -173,6 +177,11 @@ class _Run:
     def _report(self) -> None:
         if self.progress is not None:
             self.progress(STEP, self.done, self.total)
+
+
+def texts_of(pairs: Pairs, queries: Sequence[str], items: Items) -> tuple[list[str], list[str]]:
+    """The texts of the pairs, as a scorer takes them."""
+    return [queries[number] for number in pairs.queries.tolist()], items.texts_of(pairs.rows)
 
 
 class TextCodes:
@@ -278,22 +287,3 @@ def _distinct(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], Rows]:
     first = np.ones(len(keys), np.bool_)
     np.not_equal(keys[1:], keys[:-1], out=first[1:])
     return (keys, order) if first.all() else (keys[first], order[first])
-
-
-def _check(
-    log: ScoreLog,
-    pairs: Pairs,
-    queries: Sequence[str],
-    items: Items,
-    scorer: Scorer,
-    chunk: int,
-    part: tuple[int, int],
-) -> None:
-    if scorer.fingerprint != log.scorer:
-        raise invalid("scorer", f"the one of the log in {log.folder}, {log.scorer!r}", scorer.fingerprint)
-    if (pairs.n_queries, pairs.n_items) != (len(queries), len(items)):
-        requirement = f"of these queries ({len(queries)}) and items ({len(items)})"
-        raise invalid("pairs", requirement, (pairs.n_queries, pairs.n_items))
-    check_positive("chunk", chunk)
-    if not 0 <= part[0] < part[1]:
-        raise invalid("part", "(worker, workers) with 0 ≤ worker < workers", part)
