@@ -9,7 +9,7 @@ from crossknn.evaluate.datasets import Dataset as Dataset
 from crossknn.evaluate.ground_truth import exact_scores as exact_scores
 from crossknn.evaluate.report.page import write_report as write_report
 from crossknn.indexing.distillation import distill as distill
-from crossknn.indexing.factorization.cur import Cur as Cur
+from crossknn.indexing.factorization.factors import Cur as Cur
 from crossknn.indexing.factorization.inductive import Inductive as Inductive
 from crossknn.indexing.factorization.transductive import Transductive as Transductive
 from crossknn.indexing.index import Index as Index

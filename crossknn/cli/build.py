@@ -222,7 +222,7 @@ def plan(
 
 
 def _choose_factorization(name: FactorsName, *, preset: str | None, anchors: int | None, seed: int) -> Method | None:
-    from crossknn.indexing.factorization.cur import Cur
+    from crossknn.indexing.factorization.factors import Cur
     from crossknn.indexing.factorization.inductive import Inductive
     from crossknn.indexing.factorization.transductive import Transductive
     from crossknn.indexing.index import DEFAULT_FACTORS

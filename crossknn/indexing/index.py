@@ -16,10 +16,9 @@ from crossknn._checks import check_positive
 from crossknn.encoders.item_encoding import encode_items
 from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError, MissingExtra
-from crossknn.indexing.builder import CHUNK, Build, check_items, score_build
+from crossknn.indexing.builder import CHUNK, Build, BuildReport, check_items, score_build
 from crossknn.indexing.factorization.factors import Factors, Method
 from crossknn.indexing.factorization.transductive import Transductive
-from crossknn.indexing.report import BuildReport
 from crossknn.indexing.sampling import PerItem, Sampling, sample_per_item
 from crossknn.indexing.score_matrix import all_pairs
 from crossknn.items.items import Items
@@ -310,7 +309,7 @@ class Index:
                 work = None if work_dir is None else Path(work_dir)
                 entries = score_build(pairs, self.queries, items, timed, work_dir=work, progress=progress)
             fitted = factors.vectors_of(vectors, entries, self.normalization)
-            factors = factors.with_items(np.concatenate([factors.items, fitted]))
+            factors = replace(factors, items=np.concatenate([factors.items, fitted]))
         together = Items(chain(self.items.texts, items.texts), ids=chain(self.items.ids, items.ids))
         calls = self.report.calls + (0 if entries is None else len(entries))
         return self._change(
@@ -332,7 +331,7 @@ class Index:
         return self._change(
             items=items,
             vectors=self.vectors[rows],
-            factors=None if self.factors is None else self.factors.with_items(self.factors.items[rows]),
+            factors=None if self.factors is None else replace(self.factors, items=self.factors.items[rows]),
             prior=None if self.prior is None else self.prior.take(rows),
             report=replace(self.report, items=len(items)),
         )

@@ -14,13 +14,12 @@ import numpy as np
 from crossknn.encoders.base import check_vectors
 from crossknn.encoders.item_encoding import count_encoded
 from crossknn.indexing.builder import Build
-from crossknn.indexing.factorization.cur import Cur
-from crossknn.indexing.factorization.factors import Method
+from crossknn.indexing.factorization.factors import Cur, Method
 from crossknn.indexing.factorization.inductive import Inductive
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.index import DEFAULT_FACTORS
 from crossknn.indexing.pair_scoring import PairScores, TextCodes
-from crossknn.indexing.ppca import MAX_ITEMS as PCA_ITEMS
+from crossknn.indexing.prior_fit import PCA_ITEMS
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling, sample_per_item
 from crossknn.indexing.score_matrix import SparseScores
 from crossknn.items.items import Items
