@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -22,7 +22,7 @@ from crossknn.errors import InputError
 from crossknn.indexing.factorization.factors import Cur, Factors, Method, fit_factors
 from crossknn.indexing.factorization.inductive import Inductive
 from crossknn.indexing.factorization.trainer import FitReport, batches
-from crossknn.indexing.pair_scoring import STEP, open_score_log, score_pairs_into, texts_of
+from crossknn.indexing.pair_scoring import CHUNK, open_score_log, score_pairs_into
 from crossknn.indexing.prior_fit import fit_prior
 from crossknn.indexing.sampling import (
     PerItem,
@@ -40,7 +40,6 @@ from crossknn.models.fingerprints import is_unnamed
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.dense import Dense
 from crossknn.retrievers.registry import BUILT_IN, RetrieverRegistry
-from crossknn.scorers.base import score_pairs
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.prior import SIGNALS, Prior
 from crossknn.types import Encoder, Engine, Progress, Proposal, Retriever, Scorer, Vectors
@@ -51,7 +50,6 @@ NORMALIZATION_QUERIES = 100  # the paper's, for α and β
 RETRIEVERS = tuple(name for name in BUILT_IN if name != "random")  # that samplings and signals may name
 CALLS_PER_ITEM = 8  # of a build with a prior
 QUERY_BATCH = 1024  # queries encoded or retrieved for together
-CHUNK = 8192  # calls saved together, the most that a kill can lose
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ class BuildReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON-compatible values, as an index saves it."""
-        return {**asdict(self), "seconds": dict(self.seconds)}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -201,16 +199,15 @@ class Build:
 
     def score(self, part: tuple[int, int] = (0, 1)) -> SparseScores:
         """Sample the pairs and score them: all of them, or as worker `i` of `n` its part."""
-        if self._work_dir is not None:  # a log that cannot be used raises before anything is encoded
-            open_score_log(self._work_dir / "scores", self.scorer)
+        log = open_score_log(self._work_dir, self.scorer)  # one that cannot be used raises before anything is encoded
         pairs = self.pairs
         with self._timing("score"):
-            return score_build(
+            return score_pairs_into(
+                log,
                 pairs,
                 self.train_queries,
                 self.items,
                 self.scorer,
-                work_dir=self._work_dir,
                 chunk=self.chunk,
                 part=part,
                 engine=self.engine,
@@ -323,16 +320,12 @@ class Build:
 
     def _propose(self, name: str, n: int) -> list[Proposal]:
         """The top n rows of every train query."""
-        found: list[Proposal] = []
+        parts = batches(len(self.train_queries), QUERY_BATCH)
         if name == "dense" and name not in self._registry.own_names:  # the queries are encoded already
             search = ExactSearch(self.vectors, device=self.device)
-            for batch in batches(len(self.train_queries), QUERY_BATCH):
-                found += search.search(self.query_vectors[batch], n)
-            return found
+            return [proposal for part in parts for proposal in search.search(self.query_vectors[part], n)]
         retriever = self._registry.get(name)
-        for batch in batches(len(self.train_queries), QUERY_BATCH):
-            found += retriever.retrieve(self.train_queries[batch], n)
-        return found
+        return [proposal for part in parts for proposal in retriever.retrieve(self.train_queries[part], n)]
 
     def _choose_queries(self) -> list[str]:
         only_normalizes = self.factors is None and not self.prior
@@ -388,39 +381,6 @@ class Build:
             yield
         finally:
             self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
-
-
-def score_build(
-    pairs: Pairs,
-    queries: Sequence[str],
-    items: Items,
-    scorer: Scorer,
-    *,
-    work_dir: Path | None,
-    chunk: int = CHUNK,
-    part: tuple[int, int] = (0, 1),
-    engine: Engine = LOCAL,
-    on_calls: Callable[[int], None] | None = None,
-    progress: Progress | None = None,
-) -> SparseScores:
-    """Score the pairs, with the score log of the work folder if there is one."""
-    if work_dir is not None:
-        log = open_score_log(work_dir / "scores", scorer)
-        where: dict[str, Any] = {"engine": engine, "on_calls": on_calls, "progress": progress}
-        return score_pairs_into(log, pairs, queries, items, scorer, chunk=chunk, part=part, **where)
-    if part != (0, 1):
-        raise InputError("Several workers need a shared `work_dir`.")
-    scores, done = np.empty(len(pairs), np.float32), 0
-    jobs = ((batch.start, texts_of(pairs.take(batch), queries, items)) for batch in batches(len(pairs), chunk))
-    with closing(engine.run(score_pairs, scorer, jobs)) as results:
-        for start, batch in results:
-            scores[start : start + len(batch)] = batch
-            done += len(batch)
-            if on_calls is not None:
-                on_calls(len(batch))
-            if progress is not None:
-                progress(STEP, done, len(pairs))
-    return SparseScores(pairs, scores)
 
 
 def check_items(items: object) -> None:

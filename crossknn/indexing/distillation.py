@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from crossknn._checks import check_number, check_positive, invalid
 from crossknn._imports import import_extra
@@ -236,7 +235,7 @@ class _Trainer:
             held_out_error_before=errors[0] if errors else None,
             held_out_error=errors[best] if errors else None,
             held_out_errors=errors,
-            held_out_entropy=float(np.mean([_entropy(one.scores) for one in checks])) if checks else None,
+            held_out_entropy=float(np.mean([self._entropy(one) for one in checks])) if checks else None,
         )
 
     def _run_epoch(self, fitted: list[SparseScores], epoch: int, total: int) -> float:
@@ -273,6 +272,11 @@ class _Trainer:
         products = self._products(lists)
         errors = [cross_entropy(p / self._temperature, s.softmax(0)) for p, s in zip(products, scores, strict=True)]
         return self._torch.stack(errors)  # type: ignore[no-any-return]
+
+    def _entropy(self, one: SparseScores) -> float:
+        """Of the softmax of a list's scores: their cross-entropy with themselves."""
+        scores = self._torch.from_numpy(one.scores).double()
+        return float(self._torch.nn.functional.cross_entropy(scores, scores.softmax(0)))
 
     def _products(self, lists: Sequence[SparseScores]) -> list[Tensor]:
         """The inner products of each list's query with its items; an item in several lists is encoded once."""
@@ -334,13 +338,6 @@ def _check_new_folder(folder: Path) -> Path:
     except OSError as error:
         raise InputError(f"{folder} cannot be written ({error.strerror or error}).") from error
     return folder
-
-
-def _entropy(scores: NDArray[np.float32]) -> float:
-    """Of the softmax of a list's scores."""
-    shifted = scores.astype(np.float64) - scores.max()
-    weights = np.exp(shifted)
-    return float(np.log(weights.sum()) - (weights * shifted).sum() / weights.sum())
 
 
 def _check_finite(errors: list[float], epoch: int) -> None:

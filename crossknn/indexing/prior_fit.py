@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from crossknn.errors import InputError
 from crossknn.indexing.factorization.trainer import batches
 from crossknn.indexing.sampling import Propose
-from crossknn.indexing.score_matrix import SparseScores
+from crossknn.indexing.score_matrix import SparseScores, group_positions
 from crossknn.strategies.posterior.prior import LATENT_FACTORS, RETRIEVER_DEPTH, Prior, gamma_at, signal_features
 from crossknn.types import Scores
 from crossknn.vectors.ranking import ranks_in
@@ -97,11 +97,10 @@ def _observe(entries: SparseScores, signals: Sequence[str], propose: Propose) ->
     """The entries sorted by query, with the features of each pair."""
     pairs, items = entries.pairs, entries.pairs.n_items
     proposals = [propose(name, min(RETRIEVER_DEPTH, items)) for name in signals]
-    order = np.argsort(pairs.queries, kind="stable")
-    numbers, starts = np.unique(pairs.queries[order], return_index=True)
-    features, top = [], []
-    for number, positions in zip(numbers, np.split(order, starts[1:]), strict=True):
-        own = [found[number] for found in proposals]
+    by_query = group_positions(pairs.queries)
+    order, features, top = np.concatenate(by_query), [], []
+    for positions in by_query:
+        own = [found[pairs.queries[positions[0]]] for found in proposals]
         ranks = [ranks_in(proposal, pairs.rows[positions].astype(np.int64)) for proposal in own]
         features.append(signal_features(own, ranks))
         top.append(np.min(ranks, axis=0) < min(TOP_RANKS, items // 10))
@@ -207,8 +206,7 @@ def _fit_variance_components(
 def _regress_out(queries: NDArray[np.int32], features: Array, values: Array) -> Array:
     """The residuals of a ridge regression of each query's values on the features."""
     residuals = values.copy()
-    order = np.argsort(queries, kind="stable")
-    for positions in np.split(order, np.flatnonzero(np.diff(queries[order])) + 1):
+    for positions in group_positions(queries):
         inputs = features[positions]
         gram = inputs.T @ inputs + RIDGE * np.eye(inputs.shape[1])
         residuals[positions] -= inputs @ np.linalg.solve(gram, inputs.T @ values[positions])
@@ -337,16 +335,12 @@ class ProbabilisticPca:
             means[part] = own
             reduction[part] = (gain @ tall).reshape(len(own), -1)  # of the variance
         items = np.repeat(np.arange(count), np.diff(scores.starts))
-        order = np.argsort(scores.queries, kind="stable")
-        starts = np.searchsorted(scores.queries[order], np.arange(len(self.loadings) + 1))
         loadings, explained = np.zeros_like(self.loadings), 0.0
-        for query in np.flatnonzero(np.diff(starts)):
-            entries = order[starts[query] : starts[query + 1]]
-            own = means[items[entries]]
+        for entries in group_positions(scores.queries):
+            query, own = scores.queries[entries[0]], means[items[entries]]
             right = scores.values[entries] @ own
-            covariance = len(entries) * np.eye(LATENT_FACTORS) - reduction[items[entries]].sum(0).reshape(
-                LATENT_FACTORS, LATENT_FACTORS
-            )
+            reduced = reduction[items[entries]].sum(0).reshape(LATENT_FACTORS, LATENT_FACTORS)
+            covariance = len(entries) * np.eye(LATENT_FACTORS) - reduced
             loadings[query] = np.linalg.solve(covariance + own.T @ own, right)
             explained += float(loadings[query] @ right)
         noise = max(float(scores.values @ scores.values) - explained, 1e-12) / len(scores.values)

@@ -26,11 +26,7 @@ Propose = Callable[[str, int], Sequence[Proposal]]
 
 
 def cut_queries(items: Items, n: int, *, seed: int = 0) -> list[str]:
-    """At most `n` distinct queries: in turn the opening, the first sentence and a span of a random item.
-
-    Raises:
-        InputError: If no item has text.
-    """
+    """At most `n` distinct queries: in turn the opening, the first sentence and a span of a random item."""
     check_positive("n", n)
     rng = np.random.default_rng(seed)
     found: dict[str, None] = {}
@@ -70,10 +66,8 @@ class PerQuery:
     """`items` items for each train query (k_d of the paper, strategy Q).
 
     Args:
-        items: Items per train query.
         retriever: Whose top items are taken, such as "dense"; None draws all items at random.
         at_random: The share of items drawn at random instead of from the retriever.
-        seed: Of the random draws.
     """
 
     items: int = 100
@@ -92,9 +86,7 @@ class PerItem:
     """`queries` train queries for each item (k_d of the paper, strategy I), so that every item is scored.
 
     Args:
-        queries: Train queries per item.
         nearest: The share that are the item's nearest queries by encoder vectors; the rest are drawn at random.
-        seed: Of the random draws.
     """
 
     queries: int = 8

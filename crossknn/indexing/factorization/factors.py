@@ -34,7 +34,6 @@ class Cur:
 
     Args:
         anchors: Train queries scored against all items: calls per item.
-        seed: Of the choice of anchors.
     """
 
     anchors: int = 500
@@ -85,17 +84,12 @@ class Factors:
         """The encoder's vectors of unscored items, mapped to the space of `items`."""
         return vectors if self.nets is None else self.nets.encode_items(vectors)
 
-    @property
-    def needs_scores(self) -> bool:
-        """Whether a new item needs scores to get a vector."""
-        return self.kind != "inductive"
-
     def vectors_of(
         self, encoded: NDArray[Any], entries: SparseScores | None, normalization: Normalization
     ) -> NDArray[Any]:
-        """Vectors of new items from the encoder's, and from their scores if `needs_scores`."""
+        """Vectors of new items from the encoder's by the nets, or else from their scores, too."""
         if self.nets is not None:
-            return to_float16(self.item_vectors(encoded))
+            return to_float16(self.nets.encode_items(encoded))
         if entries is None:
             raise InputError(f"New items need scores to get {self.kind} vectors.")
         if self.kind == "cur":
@@ -148,11 +142,7 @@ def normalized(entries: SparseScores, normalization: Normalization) -> SparseSco
 
 
 def to_float16(vectors: Vectors) -> NDArray[np.float16]:
-    """The vectors as stored.
-
-    Raises:
-        InputError: If a value overflows.
-    """
+    """The vectors as stored; an error if a value overflows."""
     with np.errstate(over="ignore"):
         stored = vectors.astype(np.float16)
     if not np.isfinite(stored).all():

@@ -34,8 +34,6 @@ class Training:
 
     Args:
         epochs: The maximal number of passes over the entries.
-        learning_rate: Of AdamW.
-        weight_decay: Of AdamW.
         batch: Entries per step of AdamW (the paper does not say).
         held_out: The share of entries held out to measure the error after each epoch.
         patience: Stop after this many epochs without a lower held-out error and restore the best epoch, which may
@@ -247,11 +245,7 @@ def read_vectors(vectors: NDArray[Any], which: NDArray[Any] | slice) -> Vectors:
 
 
 def check_vectors(name: str, vectors: NDArray[Any], count: int, dim: int | None = None) -> int:
-    """The dimension of (count, dim) finite vectors.
-
-    Raises:
-        InputError: If the shape, dtype or values are wrong.
-    """
+    """The dimension of (count, dim) finite vectors; an error if the shape, dtype or values are wrong."""
     if vectors.ndim != 2 or len(vectors) != count or not vectors.shape[1] or (dim and vectors.shape[1] != dim):
         raise InputError(f"`{name}` must have shape ({count}, {dim or 'dim'}), got {vectors.shape}.")
     if not np.issubdtype(vectors.dtype, np.floating):
