@@ -39,11 +39,11 @@ from crossknn.evaluate.ground_truth import exact_scores, truth_rows
 from crossknn.evaluate.measures import top_k_recall
 from crossknn.evaluate.precomputed import precomputed_scorer
 from crossknn.indexing.builder import Build
+from crossknn.indexing.distillation import Distillation
 from crossknn.indexing.factorization.inductive import Inductive
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerItem, PerQuery
-from crossknn.indexing.teaching.distillation import Distillation
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy

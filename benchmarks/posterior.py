@@ -30,7 +30,7 @@ from crossknn.evaluate.measures import bootstrap_interval, paired_difference, to
 from crossknn.evaluate.tasks import Task, read_matrix
 from crossknn.indexing import prior_fit
 from crossknn.indexing.index import Index
-from crossknn.indexing.ppca import ProbabilisticPca
+from crossknn.indexing.prior_fit import ProbabilisticPca
 from crossknn.indexing.sampling import prior_sampling
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn

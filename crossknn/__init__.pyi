@@ -8,14 +8,14 @@ from crossknn.evaluate.comparison import compare as compare
 from crossknn.evaluate.datasets import Dataset as Dataset
 from crossknn.evaluate.ground_truth import exact_scores as exact_scores
 from crossknn.evaluate.report.page import write_report as write_report
-from crossknn.indexing.factorization.cur import Cur as Cur
+from crossknn.indexing.distillation import distill as distill
+from crossknn.indexing.factorization.factors import Cur as Cur
 from crossknn.indexing.factorization.inductive import Inductive as Inductive
 from crossknn.indexing.factorization.transductive import Transductive as Transductive
 from crossknn.indexing.index import Index as Index
 from crossknn.indexing.planner import plan_build as plan_build
 from crossknn.indexing.sampling import PerItem as PerItem
 from crossknn.indexing.sampling import PerQuery as PerQuery
-from crossknn.indexing.teaching.distillation import distill as distill
 from crossknn.items.items import Items as Items
 from crossknn.retrievers.bm25 import Bm25 as Bm25
 from crossknn.retrievers.dense import Dense as Dense

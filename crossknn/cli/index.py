@@ -66,7 +66,7 @@ class BuildOptions:
         return {"queries": queries, **chosen, "prior": self.prior, "seed": self.seed}
 
     def _choose_factorization(self) -> Method | None:
-        from crossknn.indexing.factorization.cur import Cur
+        from crossknn.indexing.factorization.factors import Cur
         from crossknn.indexing.factorization.inductive import Inductive
         from crossknn.indexing.factorization.transductive import Transductive
         from crossknn.indexing.index import DEFAULT_FACTORS

@@ -20,8 +20,7 @@ from crossknn.evaluate.measures import measure_quality
 from crossknn.evaluate.results import Quality, Result
 from crossknn.evaluate.tasks import Task
 from crossknn.indexing.builder import PSEUDO_QUERIES
-from crossknn.indexing.factorization.cur import Cur
-from crossknn.indexing.factorization.factors import Method
+from crossknn.indexing.factorization.factors import Cur, Method
 from crossknn.indexing.index import DEFAULT_FACTORS, Index
 from crossknn.indexing.sampling import PerItem, Sampling, prior_sampling
 from crossknn.items.items import Items

@@ -1,12 +1,12 @@
-from crossknn.indexing.factorization.cur import Cur as Cur
+from crossknn.indexing.builder import BuildReport as BuildReport
+from crossknn.indexing.distillation import Distillation as Distillation
+from crossknn.indexing.distillation import distill as distill
+from crossknn.indexing.factorization.factors import Cur as Cur
 from crossknn.indexing.factorization.inductive import Inductive as Inductive
 from crossknn.indexing.factorization.transductive import Transductive as Transductive
 from crossknn.indexing.index import Index as Index
 from crossknn.indexing.planner import BuildPlan as BuildPlan
 from crossknn.indexing.planner import Cost as Cost
 from crossknn.indexing.planner import plan_build as plan_build
-from crossknn.indexing.report import BuildReport as BuildReport
 from crossknn.indexing.sampling import PerItem as PerItem
 from crossknn.indexing.sampling import PerQuery as PerQuery
-from crossknn.indexing.teaching.distillation import Distillation as Distillation
-from crossknn.indexing.teaching.distillation import distill as distill

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,18 +19,16 @@ from crossknn.encoders.base import check_vectors
 from crossknn.encoders.item_encoding import encode_items
 from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError
-from crossknn.indexing.factorization.cur import Cur
-from crossknn.indexing.factorization.factors import Factors, Method, fit_factors
+from crossknn.indexing.factorization.factors import Cur, Factors, Method, fit_factors
 from crossknn.indexing.factorization.inductive import Inductive
 from crossknn.indexing.factorization.trainer import FitReport, batches
-from crossknn.indexing.pair_scoring import STEP, open_score_log, score_pairs_into
+from crossknn.indexing.pair_scoring import CHUNK, open_score_log, score_pairs_into
 from crossknn.indexing.prior_fit import fit_prior
-from crossknn.indexing.pseudo_queries import cut_queries
-from crossknn.indexing.report import BuildReport, Coverage
 from crossknn.indexing.sampling import (
     PerItem,
     PerQuery,
     Sampling,
+    cut_queries,
     merge,
     prior_sampling,
     sample_per_item,
@@ -42,10 +40,9 @@ from crossknn.models.fingerprints import is_unnamed
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.dense import Dense
 from crossknn.retrievers.registry import BUILT_IN, RetrieverRegistry
-from crossknn.scorers.base import score_pairs
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.prior import SIGNALS, Prior
-from crossknn.types import Encoder, Engine, Job, Progress, Proposal, Retriever, Scorer, Vectors
+from crossknn.types import Encoder, Engine, Progress, Proposal, Retriever, Scorer, Vectors
 from crossknn.vectors.exact import ExactSearch
 
 PSEUDO_QUERIES = 500
@@ -53,7 +50,86 @@ NORMALIZATION_QUERIES = 100  # the paper's, for α and β
 RETRIEVERS = tuple(name for name in BUILT_IN if name != "random")  # that samplings and signals may name
 CALLS_PER_ITEM = 8  # of a build with a prior
 QUERY_BATCH = 1024  # queries encoded or retrieved for together
-CHUNK = 8192  # calls saved together, the most that a kill can lose
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The distribution of a build's calls over the items."""
+
+    calls: int
+    items: int
+    never_scored: int  # items
+    fewest: int  # calls per item
+    median: float
+    most: int
+
+    @classmethod
+    def of(cls, pairs: Pairs) -> Coverage:
+        counts = np.bincount(pairs.rows, minlength=pairs.n_items)
+        if not len(counts):
+            return cls(0, 0, 0, 0, 0.0, 0)
+        return cls(
+            calls=len(pairs),
+            items=pairs.n_items,
+            never_scored=int((counts == 0).sum()),
+            fewest=int(counts.min()),
+            median=float(np.median(counts)),
+            most=int(counts.max()),
+        )
+
+    @property
+    def calls_per_item(self) -> float:
+        return self.calls / self.items if self.items else 0.0
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What a build did, and how well the factors fit the scores.
+
+    Attributes:
+        cut_from_items: Whether the train queries are pseudo-queries.
+        calls: Scores the index was built from, including those of items added later.
+        calls_made: Calls of this run; the other scores came from the work folder.
+        coverage: Of the build; items added or removed later do not change it.
+        factors: The kind of the fitted vectors, or None for the encoder's.
+        fit: None where nothing was trained.
+        seconds: Of each step, in this run.
+    """
+
+    items: int
+    queries: int
+    cut_from_items: bool
+    calls: int
+    calls_made: int
+    coverage: Coverage
+    factors: str | None
+    fit: FitReport | None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON-compatible values, as an index saves it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        return cls(**{**values, "coverage": Coverage(**values["coverage"])})
+
+    def __str__(self) -> str:
+        coverage, fit = self.coverage, self.fit
+        lines = [
+            f"{self.items:,} items, {self.queries:,} train queries" + " cut from the items" * self.cut_from_items,
+            f"{self.calls:,} calls, {self.calls_made:,} of them in this run: {coverage.calls_per_item:.1f} per item "
+            f"({coverage.fewest} to {coverage.most}), {coverage.never_scored:,} items never scored",
+            f"item vectors: {'the encoder’s' if self.factors is None else self.factors}",
+        ]
+        if fit is not None and fit["held_out_error"] is not None:
+            r2 = "" if fit["held_out_r2"] is None else f"; R² {fit['held_out_r2']:.2f}"
+            lines.append(
+                f"error on {fit['held_out_entries']:,} held-out scores: {fit['held_out_error']:.4f}, "
+                f"before the fit {fit['held_out_error_before']:.4f}{r2} (epoch {fit['best_epoch']} of {fit['epochs']})"
+            )
+        lines.append("seconds: " + ", ".join(f"{step} {took:.1f}" for step, took in self.seconds.items()))
+        return "\n".join(lines)
 
 
 @dataclass(eq=False)
@@ -123,16 +199,15 @@ class Build:
 
     def score(self, part: tuple[int, int] = (0, 1)) -> SparseScores:
         """Sample the pairs and score them: all of them, or as worker `i` of `n` its part."""
-        if self._work_dir is not None:  # a log that cannot be used raises before anything is encoded
-            open_score_log(self._work_dir / "scores", self.scorer)
+        log = open_score_log(self._work_dir, self.scorer)  # one that cannot be used raises before anything is encoded
         pairs = self.pairs
         with self._timing("score"):
-            return score_build(
+            return score_pairs_into(
+                log,
                 pairs,
                 self.train_queries,
                 self.items,
                 self.scorer,
-                work_dir=self._work_dir,
                 chunk=self.chunk,
                 part=part,
                 engine=self.engine,
@@ -245,16 +320,12 @@ class Build:
 
     def _propose(self, name: str, n: int) -> list[Proposal]:
         """The top n rows of every train query."""
-        found: list[Proposal] = []
+        parts = batches(len(self.train_queries), QUERY_BATCH)
         if name == "dense" and name not in self._registry.own_names:  # the queries are encoded already
             search = ExactSearch(self.vectors, device=self.device)
-            for batch in batches(len(self.train_queries), QUERY_BATCH):
-                found += search.search(self.query_vectors[batch], n)
-            return found
+            return [proposal for part in parts for proposal in search.search(self.query_vectors[part], n)]
         retriever = self._registry.get(name)
-        for batch in batches(len(self.train_queries), QUERY_BATCH):
-            found += retriever.retrieve(self.train_queries[batch], n)
-        return found
+        return [proposal for part in parts for proposal in retriever.retrieve(self.train_queries[part], n)]
 
     def _choose_queries(self) -> list[str]:
         only_normalizes = self.factors is None and not self.prior
@@ -310,45 +381,6 @@ class Build:
             yield
         finally:
             self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
-
-
-def score_build(
-    pairs: Pairs,
-    queries: Sequence[str],
-    items: Items,
-    scorer: Scorer,
-    *,
-    work_dir: Path | None,
-    chunk: int = CHUNK,
-    part: tuple[int, int] = (0, 1),
-    engine: Engine = LOCAL,
-    on_calls: Callable[[int], None] | None = None,
-    progress: Progress | None = None,
-) -> SparseScores:
-    """Score the pairs, with the score log of the work folder if there is one."""
-    if work_dir is not None:
-        log = open_score_log(work_dir / "scores", scorer)
-        where: dict[str, Any] = {"engine": engine, "on_calls": on_calls, "progress": progress}
-        return score_pairs_into(log, pairs, queries, items, scorer, chunk=chunk, part=part, **where)
-    if part != (0, 1):
-        raise InputError("Several workers need a shared `work_dir`.")
-    scores, done = np.empty(len(pairs), np.float32), 0
-    with closing(engine.run(score_pairs, scorer, _make_jobs(pairs, queries, items, chunk))) as results:
-        for start, batch in results:
-            scores[start : start + len(batch)] = batch
-            done += len(batch)
-            if on_calls is not None:
-                on_calls(len(batch))
-            if progress is not None:
-                progress(STEP, done, len(pairs))
-    return SparseScores(pairs, scores)
-
-
-def _make_jobs(pairs: Pairs, queries: Sequence[str], items: Items, chunk: int) -> Iterator[Job]:
-    """The texts of each call, numbered by its first pair."""
-    for batch in batches(len(pairs), chunk):
-        part = pairs.take(batch)
-        yield batch.start, ([queries[number] for number in part.queries.tolist()], items.texts_of(part.rows))
 
 
 def check_items(items: object) -> None:

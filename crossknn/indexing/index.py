@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from itertools import chain
@@ -16,10 +16,10 @@ from crossknn._checks import check_positive
 from crossknn.encoders.item_encoding import encode_items
 from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError, MissingExtra
-from crossknn.indexing.builder import CHUNK, Build, check_items, score_build
+from crossknn.indexing.builder import Build, BuildReport, check_items
 from crossknn.indexing.factorization.factors import Factors, Method
 from crossknn.indexing.factorization.transductive import Transductive
-from crossknn.indexing.report import BuildReport
+from crossknn.indexing.pair_scoring import CHUNK, open_score_log, score_pairs_into
 from crossknn.indexing.sampling import PerItem, Sampling, sample_per_item
 from crossknn.indexing.score_matrix import all_pairs
 from crossknn.items.items import Items
@@ -42,7 +42,6 @@ class Index:
     """Items, their vectors, and what was learned from cross-encoder scores; made by `build` or `load`.
 
     Attributes:
-        items: The items to search.
         vectors: (items, dim) of the encoder.
         queries: The train queries that were scored.
         normalization: α and β.
@@ -102,9 +101,6 @@ class Index:
         """Score a sample of train query–item pairs, and fit item vectors and a prior to the scores.
 
         Args:
-            items: The items to search.
-            scorer: The cross-encoder.
-            encoder: The dual encoder.
             queries: Train queries, like those of later searches; by default pseudo-queries cut from the items.
             sampling: The pairs to score: `PerItem(queries=8)`, `PerQuery(items=100)`, or several, whose pairs are
                 merged. By default the first for `Transductive`, the second for `Inductive`, and with a prior 7
@@ -223,14 +219,16 @@ class Index:
             files = [folder.files[name] for name in ("vectors.safetensors", "items.arrow", "queries.arrow")]
         arrays, items, queries = read_arrays(files[0]), Items.from_arrow(files[1]), Items.from_arrow(files[2])
         with _naming(folder):
-            factors, bm25 = facts["factors"], facts.get("bm25")
+            factors, prior, bm25 = facts["factors"], facts.get("prior"), facts.get("bm25")
+            if prior is not None:
+                prior = Prior.from_dict(prior, bias=arrays[BIAS], latent_factors=arrays[LATENT_FACTORS])
             return cls(
                 items,
                 arrays[VECTORS],
                 queries=queries.texts,
                 normalization=Normalization(**facts["normalization"]),
                 factors=None if factors is None else Factors.load(arrays, factors),
-                prior=_read_prior(facts, arrays),
+                prior=prior,
                 scorer=facts["scorer"],
                 encoder=facts["encoder"],
                 report=BuildReport.from_dict(facts["report"]),
@@ -299,17 +297,17 @@ class Index:
         timed = Timed(scorer)
         factors, entries, fitted = self.factors, None, vectors
         if factors is not None:
-            if factors.needs_scores:
+            if factors.nets is None:
                 n_queries, plan = len(self.queries), PerItem(queries=queries_per_item)
                 pairs = (
                     all_pairs(n_queries, len(items))
                     if factors.kind == "cur"
                     else sample_per_item(plan, n_queries=n_queries, n_items=len(items))
                 )
-                work = None if work_dir is None else Path(work_dir)
-                entries = score_build(pairs, self.queries, items, timed, work_dir=work, progress=progress)
+                log = open_score_log(None if work_dir is None else Path(work_dir), scorer)
+                entries = score_pairs_into(log, pairs, self.queries, items, timed, progress=progress)
             fitted = factors.vectors_of(vectors, entries, self.normalization)
-            factors = factors.with_items(np.concatenate([factors.items, fitted]))
+            factors = replace(factors, items=np.concatenate([factors.items, fitted]))
         together = Items(chain(self.items.texts, items.texts), ids=chain(self.items.ids, items.ids))
         calls = self.report.calls + (0 if entries is None else len(entries))
         return self._change(
@@ -331,7 +329,7 @@ class Index:
         return self._change(
             items=items,
             vectors=self.vectors[rows],
-            factors=None if self.factors is None else self.factors.with_items(self.factors.items[rows]),
+            factors=None if self.factors is None else replace(self.factors, items=self.factors.items[rows]),
             prior=None if self.prior is None else self.prior.take(rows),
             report=replace(self.report, items=len(items)),
         )
@@ -346,12 +344,6 @@ class Index:
     def __repr__(self) -> str:
         kind = "encoder" if self.factors is None else self.factors.kind
         return f"Index({len(self.items)} items, {self.vectors.shape[1]} dimensions, {kind} vectors)"
-
-
-def _read_prior(facts: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Prior | None:
-    if facts.get("prior") is None:
-        return None
-    return Prior.from_dict(facts["prior"], bias=arrays[BIAS], latent_factors=arrays[LATENT_FACTORS])
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from crossknn._checks import check_positive, invalid
 from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError
+from crossknn.indexing.factorization.trainer import batches
 from crossknn.indexing.score_matrix import Numbers, Pairs, SparseScores
 from crossknn.models.fingerprints import is_unnamed
 from crossknn.scorers.base import score_pairs
@@ -29,32 +30,35 @@ if TYPE_CHECKING:
     from crossknn.items.items import Items
 
 STEP = "scoring"
+CHUNK = 8192  # calls saved together, the most that a kill can lose
 HASHED_PAIRS = 1 << 20  # at a time
 
 logger = logging.getLogger(__name__)
 
 
-def open_score_log(folder: Path, scorer: Scorer) -> ScoreLog:
-    """The scorer's log in `folder`, which is created if necessary; an error for a function without a fingerprint."""
+def open_score_log(work_dir: Path | None, scorer: Scorer) -> ScoreLog | None:
+    """The scorer's log in the work folder, if there is one; an error for a function without a fingerprint."""
+    if work_dir is None:
+        return None
     if is_unnamed(scorer.fingerprint):
         raise InputError(
             "A scoring function without a fingerprint cannot have a score log: its scores could be those of another "
             "function. Give it one: function_scorer(fn, fingerprint='my-model-v1')."
         )
-    return ScoreLog.open(folder, scorer=scorer.fingerprint)
+    return ScoreLog.open(work_dir / "scores", scorer=scorer.fingerprint)
 
 
 def score_pairs_into(
-    log: ScoreLog,
+    log: ScoreLog | None,
     pairs: Pairs,
     queries: Sequence[str],
     items: Items,
     scorer: Scorer,
     *,
-    chunk: int = 8192,
+    chunk: int = CHUNK,
     part: tuple[int, int] = (0, 1),
     engine: Engine = LOCAL,
-    on_calls: Callable[[int], None] | None = None,
+    on_calls: Callable[[int], None] = lambda _: None,
     progress: Progress | None = None,
 ) -> SparseScores:
     """The scores of `pairs`, in their order; pairs that the log does not hold are scored and stored.
@@ -67,11 +71,7 @@ def score_pairs_into(
     space per pair.
 
     Args:
-        log: The scorer's log.
-        pairs: Pairs of these queries and items.
-        queries: The train queries.
-        items: The items.
-        scorer: The cross-encoder.
+        log: The scorer's; without one, every pair is scored and nothing is stored.
         chunk: Pairs per call.
         part: Worker `i` of `n` passes `(i, n)`: it scores every n-th chunk, and returns the scores of these and of
             reused pairs. A last call without `part` scores what a worker may have left out, and returns everything.
@@ -79,7 +79,18 @@ def score_pairs_into(
         on_calls: Called with the number of pairs of each call.
         progress: Called after every chunk.
     """
-    _check(log, pairs, queries, items, scorer, chunk, part)
+    if (pairs.n_queries, pairs.n_items) != (len(queries), len(items)):
+        requirement = f"of these queries ({len(queries)}) and items ({len(items)})"
+        raise invalid("pairs", requirement, (pairs.n_queries, pairs.n_items))
+    check_positive("chunk", chunk)
+    if not 0 <= part[0] < part[1]:
+        raise invalid("part", "(worker, workers) with 0 ≤ worker < workers", part)
+    if log is None:
+        if part != (0, 1):
+            raise InputError("Several workers need a shared `work_dir`.")
+        return _score_unlogged(pairs, queries, items, scorer, chunk, engine, on_calls, progress)
+    if scorer.fingerprint != log.scorer:
+        raise invalid("scorer", f"the one of the log in {log.folder}, {log.scorer!r}", scorer.fingerprint)
     state = PairScores(pairs, TextCodes(hash_texts(queries)), TextCodes(hash_texts(items.texts)))
     plan = _make_plan(log, state, chunk)
     missing = state.missing()
@@ -89,10 +100,31 @@ def score_pairs_into(
     run.read_stored_chunks()
     with closing(engine.run(score_pairs, scorer, run.jobs())) as scored:
         for number, scores in scored:
-            if on_calls is not None:
-                on_calls(len(scores))
+            on_calls(len(scores))
             run.store(number, scores)
     return state.sparse_scores()
+
+
+def _score_unlogged(
+    pairs: Pairs,
+    queries: Sequence[str],
+    items: Items,
+    scorer: Scorer,
+    chunk: int,
+    engine: Engine,
+    on_calls: Callable[[int], None],
+    progress: Progress | None,
+) -> SparseScores:
+    scores, done = np.empty(len(pairs), np.float32), 0
+    jobs = ((batch.start, _texts_of(pairs.take(batch), queries, items)) for batch in batches(len(pairs), chunk))
+    with closing(engine.run(score_pairs, scorer, jobs)) as scored:
+        for start, found in scored:
+            on_calls(len(found))
+            scores[start : start + len(found)] = found
+            done += len(found)
+            if progress is not None:
+                progress(STEP, done, len(pairs))
+    return SparseScores(pairs, scores)
 
 
 def _make_plan(log: ScoreLog, state: PairScores, chunk: int) -> Plan:
@@ -132,39 +164,36 @@ class _Run:
     def read_stored_chunks(self) -> None:
         """Read the plan's chunks in the log, so that a damaged one is found before hours of scoring."""
         stored = self.log.chunks_of(self.plan)
-        for number in [number for number in self.calls if number in stored]:
-            self._enter(number, self._read(stored[number], self.calls[number]))
+        for number in sorted(stored.keys() & self.calls.keys()):
+            self._read(number, stored[number])
         self._report()
 
     def jobs(self) -> Iterator[Job]:
         """The texts of each call, unless another worker has made it in the meantime."""
-        for number, positions in list(self.calls.items()):
-            name = self.log.chunks_of(self.plan).get(number)
-            if name is None:
-                pairs = self.state.pairs.take(positions)
-                texts = [self.queries[query] for query in pairs.queries.tolist()]
-                yield number, (texts, self.items.texts_of(pairs.rows))
-            else:
-                self._enter(number, self._read(name, positions))
-                self._report()
+        for number in list(self.calls):
+            if not self._read_if_stored(number):
+                yield number, _texts_of(self.state.pairs.take(self.calls[number]), self.queries, self.items)
 
     def store(self, number: int, scores: Scores) -> None:
         """Write one chunk, unless another worker has written it in the meantime."""
-        positions = self.calls[number]
-        name = self.log.chunks_of(self.plan).get(number)
-        if name is None:
-            self.log.write(Chunk(*self.state.hashes_of(positions), scores), self.plan, number)
-        else:
-            scores = self._read(name, positions)
-        self._enter(number, scores)
-        self._report()
+        if not self._read_if_stored(number):
+            self.log.write(Chunk(*self.state.hashes_of(self.calls[number]), scores), self.plan, number)
+            self._enter(number, scores)
+            self._report()
 
-    def _read(self, name: str, positions: Rows) -> Scores:
+    def _read_if_stored(self, number: int) -> bool:
+        name = self.log.chunks_of(self.plan).get(number)
+        if name is not None:
+            self._read(number, name)
+            self._report()
+        return name is not None
+
+    def _read(self, number: int, name: str) -> None:
         chunk = self.log.read(name)
-        queries, items = self.state.hashes_of(positions)
+        queries, items = self.state.hashes_of(self.calls[number])
         if not (np.array_equal(chunk.queries, queries) and np.array_equal(chunk.items, items)):
             raise InputError(f"{self.log.folder / name}: its pairs are not those of its plan. {DELETE_CHUNK}")
-        return chunk.scores
+        self._enter(number, chunk.scores)
 
     def _enter(self, number: int, scores: Scores) -> None:
         self.state.enter(self.calls.pop(number), scores)
@@ -173,6 +202,11 @@ class _Run:
     def _report(self) -> None:
         if self.progress is not None:
             self.progress(STEP, self.done, self.total)
+
+
+def _texts_of(pairs: Pairs, queries: Sequence[str], items: Items) -> tuple[list[str], list[str]]:
+    """The texts of the pairs, as a scorer takes them."""
+    return [queries[number] for number in pairs.queries.tolist()], items.texts_of(pairs.rows)
 
 
 class TextCodes:
@@ -216,8 +250,8 @@ class PairScores:
         """Equal for equal texts in equal order, however their queries and rows are numbered."""
         total = blake2b(json.dumps([FORMAT, scorer, chunk, len(self.pairs)]).encode(), digest_size=8)
         for texts, numbers in ((self._queries, self.pairs.queries), (self._items, self.pairs.rows)):
-            for start in range(0, len(numbers), HASHED_PAIRS):
-                total.update(texts.hashes[numbers[start : start + HASHED_PAIRS]].tobytes())
+            for batch in batches(len(numbers), HASHED_PAIRS):
+                total.update(texts.hashes[numbers[batch]].tobytes())
         return total.hexdigest()
 
     def reuse(self, chunk: Chunk) -> bool:
@@ -278,22 +312,3 @@ def _distinct(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], Rows]:
     first = np.ones(len(keys), np.bool_)
     np.not_equal(keys[1:], keys[:-1], out=first[1:])
     return (keys, order) if first.all() else (keys[first], order[first])
-
-
-def _check(
-    log: ScoreLog,
-    pairs: Pairs,
-    queries: Sequence[str],
-    items: Items,
-    scorer: Scorer,
-    chunk: int,
-    part: tuple[int, int],
-) -> None:
-    if scorer.fingerprint != log.scorer:
-        raise invalid("scorer", f"the one of the log in {log.folder}, {log.scorer!r}", scorer.fingerprint)
-    if (pairs.n_queries, pairs.n_items) != (len(queries), len(items)):
-        requirement = f"of these queries ({len(queries)}) and items ({len(items)})"
-        raise invalid("pairs", requirement, (pairs.n_queries, pairs.n_items))
-    check_positive("chunk", chunk)
-    if not 0 <= part[0] < part[1]:
-        raise invalid("part", "(worker, workers) with 0 ≤ worker < workers", part)

@@ -7,20 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from crossknn.encoders.base import check_vectors
 from crossknn.encoders.item_encoding import count_encoded
 from crossknn.indexing.builder import Build
-from crossknn.indexing.factorization.cur import Cur
-from crossknn.indexing.factorization.factors import Method
+from crossknn.indexing.factorization.factors import Cur, Method
 from crossknn.indexing.factorization.inductive import Inductive
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.index import DEFAULT_FACTORS
 from crossknn.indexing.pair_scoring import PairScores, TextCodes
-from crossknn.indexing.ppca import MAX_ITEMS as PCA_ITEMS
+from crossknn.indexing.prior_fit import PCA_ITEMS
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling, sample_per_item
 from crossknn.indexing.score_matrix import SparseScores
 from crossknn.items.items import Items
@@ -122,32 +121,32 @@ def plan_build(
         build = prepare(**settings)
         ways.setdefault(_describe(build), build)
     counter = _CallCounter(items, None if work_dir is None else Path(work_dir), scorer)
-    calls = {name: counter.count(build) for name, build in ways.items()}
-    first, any_calls = next(iter(ways.values())), any(to_make for _, to_make, _ in calls.values())
-    path = first.vectors_path
+    counts = [counter.count(build) for build in ways.values()]
+    first, any_calls = next(iter(ways.values())), any(to_make for _, to_make, _ in counts)
+    path, train = first.vectors_path, first.train_queries
     to_encode = len(items) - (0 if path is None else count_encoded(items, encoder, path=path))
-    speed = _measure_speed(items, first.train_queries, scorer if any_calls else None, encoder, progress)
-    dim, text_bytes = speed.dim, items.stored_bytes + estimate_bytes(items)
-    time_fit = cache(partial(_seconds_per_work, dim=dim))
-    costs = []
-    for name, build in ways.items():
-        pairs, to_make, at_most = calls[name]
-        n_queries = len(build.train_queries)
-        costs.append(
-            Cost(
-                name,
-                pairs,
-                to_make,
-                at_most,
-                scoring=to_make * speed.per_call,
-                encoding=to_encode * speed.per_item + n_queries * speed.per_query,
-                factorizing=_fit_seconds(build, pairs, dim, device, time_fit),
-                disk=text_bytes + Items(build.train_queries).stored_bytes + _array_bytes(build, dim),
-                memory=_memory_bytes(build, dim, pairs),
-            )
+    report, dim = progress or (lambda *_: None), int(check_vectors(encoder.encode_items([]), []).shape[1])
+    texts = items.texts_of(_spread(len(items), MEASURED_ITEMS))
+    per_item = _time_encoder(encoder.encode_items, texts, dim, report)
+    texts = [train[number] for number in _spread(len(train), MEASURED_QUERIES)]
+    per_query = _time_encoder(encoder.encode_queries, texts, dim, report)
+    per_call = _time_scorer(scorer, train, items, report) if any_calls else 0.0
+    text_bytes, time_fit = items.stored_bytes + estimate_bytes(items), cache(partial(_seconds_per_work, dim=dim))
+    costs = [
+        Cost(
+            name,
+            pairs,
+            to_make,
+            at_most,
+            scoring=to_make * per_call,
+            encoding=to_encode * per_item + len(build.train_queries) * per_query,
+            factorizing=_fit_seconds(build, pairs, dim, device, time_fit),
+            disk=text_bytes + Items(build.train_queries).stored_bytes + _array_bytes(build, dim),
+            memory=_memory_bytes(build, dim, pairs),
         )
-    calls_per_second = 1 / speed.per_call if any_calls else None
-    return BuildPlan(costs, MEASURED_CALLS if any_calls else 0, calls_per_second, 1 / speed.per_item)
+        for (name, build), (pairs, to_make, at_most) in zip(ways.items(), counts, strict=True)
+    ]
+    return BuildPlan(costs, MEASURED_CALLS if any_calls else 0, 1 / per_call if any_calls else None, 1 / per_item)
 
 
 def usual_ways(seed: int = 0) -> list[dict[str, Any]]:
@@ -197,8 +196,8 @@ class _CallCounter:
             for plan in samplings
         ]
         pairs = min(sum(counts), queries * items) if samplings else queries * items
-        if len(samplings) < 2 and not self._may_spare_calls:
-            return pairs, pairs, False
+        if len(samplings) < 2 and not (self._log or (self._work_dir and len(self._codes) < len(self._items))):
+            return pairs, pairs, False  # no score is logged already, or serves two items of equal texts
         chosen = any(plan.retriever if isinstance(plan, PerQuery) else plan.nearest for plan in samplings)
         if pairs > MAX_PAIRS_LOOKED_UP or chosen:  # what vectors or retrievers choose is not known yet
             return pairs, pairs, True
@@ -210,55 +209,32 @@ class _CallCounter:
                 wanted.reuse(self._log.read(name))
         return len(build.pairs), len(wanted.missing()), False
 
-    @property
-    def _may_spare_calls(self) -> bool:
-        """Whether a score may be logged already, or serve two items of equal texts."""
-        return self._work_dir is not None and (self._log is not None or len(self._codes) < len(self._items))
-
     @cached_property
     def _codes(self) -> TextCodes:
         return TextCodes(hash_texts(self._items.texts))
 
 
-class _Speed(NamedTuple):
-    """Dimension of the encoder's vectors, and seconds of both models."""
+def _time_encoder(encode: Callable[[Sequence[str]], Vectors], texts: list[str], dim: int, progress: Progress) -> float:
+    """Seconds per text."""
+    texts.sort(key=len)  # batches of similar lengths, as in a build
+    progress("measure the encoder", 0, len(texts))
+    encode(texts[:WARM_UP_TEXTS])
+    start = time.perf_counter()
+    check_vectors(encode(texts), texts, dim=dim)
+    took = time.perf_counter() - start
+    progress("measure the encoder", len(texts), len(texts))
+    return max(took, 1e-9) / len(texts)
 
-    dim: int
-    per_item: float
-    per_query: float
-    per_call: float
 
-
-def _measure_speed(
-    items: Items, queries: Sequence[str], scorer: Scorer | None, encoder: Encoder, progress: Progress | None
-) -> _Speed:
-    report, dim = progress or (lambda *_: None), int(check_vectors(encoder.encode_items([]), []).shape[1])
-
-    def time_encoder(encode: Callable[[Sequence[str]], Vectors], texts: list[str]) -> float:
-        texts.sort(key=len)  # batches of similar lengths, as in a build
-        report("measure the encoder", 0, len(texts))
-        encode(texts[:WARM_UP_TEXTS])
-        start = time.perf_counter()
-        check_vectors(encode(texts), texts, dim=dim)
-        took = time.perf_counter() - start
-        report("measure the encoder", len(texts), len(texts))
-        return max(took, 1e-9) / len(texts)
-
-    def time_scorer(scorer: Scorer) -> float:
-        rng = np.random.default_rng(0)
-        rows = rng.permutation(_spread(len(items), MEASURED_CALLS))
-        chosen = [queries[number] for number in rng.integers(len(queries), size=MEASURED_CALLS)]
-        report("measure the scorer", 0, MEASURED_CALLS)
-        per_call = measure_speed(scorer, chosen, items.texts_of(rows)).per_call
-        report("measure the scorer", MEASURED_CALLS, MEASURED_CALLS)
-        return per_call
-
-    return _Speed(
-        dim,
-        time_encoder(encoder.encode_items, items.texts_of(_spread(len(items), MEASURED_ITEMS))),
-        time_encoder(encoder.encode_queries, [queries[at] for at in _spread(len(queries), MEASURED_QUERIES)]),
-        0.0 if scorer is None else time_scorer(scorer),
-    )
+def _time_scorer(scorer: Scorer, queries: Sequence[str], items: Items, progress: Progress) -> float:
+    """Seconds per call."""
+    rng = np.random.default_rng(0)
+    rows = rng.permutation(_spread(len(items), MEASURED_CALLS))
+    chosen = [queries[number] for number in rng.integers(len(queries), size=MEASURED_CALLS)]
+    progress("measure the scorer", 0, MEASURED_CALLS)
+    per_call = measure_speed(scorer, chosen, items.texts_of(rows)).per_call
+    progress("measure the scorer", MEASURED_CALLS, MEASURED_CALLS)
+    return per_call
 
 
 def _spread(count: int, size: int) -> Rows:
@@ -306,8 +282,7 @@ def _fit_seconds(
     if build.factors is None or isinstance(build.factors, Cur):
         return 0.0  # nothing is trained
     method = replace(build.factors, device=build.factors.device or device)
-    work = _fit_work(method, len(build.train_queries), len(build.items), pairs, dim)
-    return seconds_per_work(method) * work
+    return seconds_per_work(method) * _fit_work(method, len(build.train_queries), len(build.items), pairs, dim)
 
 
 def _seconds_per_work(method: Transductive | Inductive, dim: int) -> float:
@@ -332,10 +307,9 @@ def _fit_work(method: Transductive | Inductive, queries: int, items: int, pairs:
         return method.epochs * pairs + items / 3  # finally every item passes through its net once, forward only
     if method.method == "adamw":
         return float(method.epochs * pairs)
-    return method.epochs * sum(_als_work(rows, pairs / rows, method.dim or dim) for rows in (queries, items))
-
-
-def _als_work(rows: int, entries: float, dim: int) -> float:
-    """Of one side with `entries` entries per row: read them, set up a system of the smaller size, and solve it."""
-    size = min(entries, dim)
-    return rows * (entries * (size + ALS_READ_COST) * dim + size**3 / 3)
+    size, work = method.dim or dim, 0.0
+    for rows in (queries, items):  # ALS reads the entries of a row, sets up a system of the smaller size, and solves it
+        entries = pairs / rows
+        unknowns = min(entries, size)
+        work += rows * (entries * (unknowns + ALS_READ_COST) * size + unknowns**3 / 3)
+    return method.epochs * work

@@ -1,18 +1,18 @@
-"""Empirical Bayes fit of the `Prior` of posterior search to the scores of a build."""
+"""Empirical Bayes fit of the `Prior` of posterior search to the scores of a build, with a probabilistic PCA."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError
 from crossknn.indexing.factorization.trainer import batches
-from crossknn.indexing.ppca import ProbabilisticPca
 from crossknn.indexing.sampling import Propose
-from crossknn.indexing.score_matrix import SparseScores
+from crossknn.indexing.score_matrix import SparseScores, group_positions
 from crossknn.strategies.posterior.prior import LATENT_FACTORS, RETRIEVER_DEPTH, Prior, gamma_at, signal_features
 from crossknn.types import Scores
 from crossknn.vectors.ranking import ranks_in
@@ -25,9 +25,15 @@ VARIANCE_QUERIES: Final = 80  # whose scores the variances are fitted to
 VARIANCE_ROWS: Final = 50  # of each of them, for top pairs and for others
 VARIANCE_STEPS: Final = 60
 VECTOR_BATCH: Final = 2**15  # items whose vectors are in memory together
+PCA_ITEMS: Final = 20_000  # that the loadings are fitted to
+PCA_SCORES: Final = 64  # at most, of these items
+EM_STEPS: Final = 12
+PCA_BATCH: Final = 2**17  # whose loadings are in memory together
+INITIAL_NOISE: Final = 0.7  # share of the variance
 MIN_VARIANCE, MAX_VARIANCE = 1e-4, 1e3  # relative to the residuals' own
 
 Array = NDArray[np.float64]
+Integers = NDArray[Any]
 Positions = NDArray[np.int64]  # of pairs
 
 
@@ -91,11 +97,10 @@ def _observe(entries: SparseScores, signals: Sequence[str], propose: Propose) ->
     """The entries sorted by query, with the features of each pair."""
     pairs, items = entries.pairs, entries.pairs.n_items
     proposals = [propose(name, min(RETRIEVER_DEPTH, items)) for name in signals]
-    order = np.argsort(pairs.queries, kind="stable")
-    numbers, starts = np.unique(pairs.queries[order], return_index=True)
-    features, top = [], []
-    for number, positions in zip(numbers, np.split(order, starts[1:]), strict=True):
-        own = [found[number] for found in proposals]
+    by_query = group_positions(pairs.queries)
+    order, features, top = np.concatenate(by_query), [], []
+    for positions in by_query:
+        own = [found[pairs.queries[positions[0]]] for found in proposals]
         ranks = [ranks_in(proposal, pairs.rows[positions].astype(np.int64)) for proposal in own]
         features.append(signal_features(own, ranks))
         top.append(np.min(ranks, axis=0) < min(TOP_RANKS, items // 10))
@@ -201,8 +206,7 @@ def _fit_variance_components(
 def _regress_out(queries: NDArray[np.int32], features: Array, values: Array) -> Array:
     """The residuals of a ridge regression of each query's values on the features."""
     residuals = values.copy()
-    order = np.argsort(queries, kind="stable")
-    for positions in np.split(order, np.flatnonzero(np.diff(queries[order])) + 1):
+    for positions in group_positions(queries):
         inputs = features[positions]
         gram = inputs.T @ inputs + RIDGE * np.eye(inputs.shape[1])
         residuals[positions] -= inputs @ np.linalg.solve(gram, inputs.T @ values[positions])
@@ -253,3 +257,101 @@ def _likelihood_terms(variances: Array, kernels: Array, values: Array) -> Array:
     solved = inverse @ values
     explained = np.append(kernels @ solved @ solved, solved @ solved)
     return np.stack([explained, np.append(np.tensordot(kernels, inverse, 2), np.trace(inverse))])
+
+
+@dataclass(frozen=True)
+class ItemScores:
+    """Scores grouped by item."""
+
+    queries: Integers  # (scores,)
+    values: Array  # (scores,)
+    starts: Integers  # (items + 1,) item i has the scores starts[i] to starts[i + 1]
+
+    @classmethod
+    def group(cls, queries: Integers, rows: Integers, values: Array, n_items: int) -> Self:
+        order = np.argsort(rows, kind="stable")
+        return cls(queries[order], values[order], np.searchsorted(rows[order], np.arange(n_items + 1)))
+
+    def sample(self, rng: np.random.Generator) -> Self:
+        """At most `PCA_ITEMS` scored items with at most `PCA_SCORES` scores each."""
+        counts = np.diff(self.starts)
+        rows = np.sort(rng.permutation(np.flatnonzero(counts))[:PCA_ITEMS])
+        chosen = np.concatenate(
+            [np.sort(rng.permutation(self.starts[row] + np.arange(counts[row]))[:PCA_SCORES]) for row in rows]
+        )
+        starts = np.concatenate([[0], np.cumsum(np.minimum(counts[rows], PCA_SCORES))])
+        return type(self)(self.queries[chosen], self.values[chosen], starts)
+
+    def batches(self, rows: Integers) -> Iterator[tuple[Integers, Integers]]:
+        """(positions in `rows`, (positions, count) their scores), for items with the same number of scores."""
+        counts = np.diff(self.starts)[rows]
+        for count in np.unique(counts):
+            members = np.flatnonzero(counts == count)
+            for batch in batches(len(members), max(1, PCA_BATCH // max(int(count), 1))):
+                part = members[batch]
+                yield part, self.starts[rows[part], None] + np.arange(count)
+
+
+@dataclass(frozen=True)
+class ProbabilisticPca:
+    """`value(q, i) = loadings(q) · z(i) + noise` with latent factors z(i) ~ N(0, I) of every item."""
+
+    scores: ItemScores
+    loadings: Array  # (queries, factors)
+    noise: float  # variance
+
+    @classmethod
+    def fit(cls, queries: Integers, rows: Integers, values: Array, *, n_items: int, seed: int = 0) -> Self:
+        rng = np.random.default_rng(seed)
+        distinct, numbers = np.unique(queries, return_inverse=True)
+        scores = ItemScores.group(numbers, rows, values, n_items)
+        deviation = float(np.sqrt(max(values.var(), 1e-12)))
+        loadings = deviation * rng.normal(size=(len(distinct), LATENT_FACTORS)) / np.sqrt(LATENT_FACTORS)
+        model = cls(scores.sample(rng), loadings, INITIAL_NOISE * deviation**2)
+        for _ in range(EM_STEPS):
+            model = model._em_step()
+        return cls(scores, model.loadings, model.noise)
+
+    def features(self, rows: Integers) -> Array:
+        """(rows, factors) posterior means of z, rotated and scaled so that a query's loadings are ~ N(0, I)."""
+        eigenvalues, axes = np.linalg.eigh(self.loadings.T @ self.loadings / len(self.loadings))
+        rotation, features = axes * np.sqrt(np.maximum(eigenvalues, 0)), np.empty((len(rows), LATENT_FACTORS))
+        for part, means, _, _ in self._posterior(rows):
+            features[part] = means @ rotation
+        return features
+
+    def _posterior(self, rows: Integers) -> Iterator[tuple[Integers, Array, Array, Array]]:
+        """Batches of (positions in `rows`, posterior means of z, gain, loadings); covariance I − gain·loadings."""
+        for part, entries in self.scores.batches(rows):
+            loadings = self.loadings[self.scores.queries[entries]]  # (items, scores, factors)
+            gain = _gain(loadings, self.noise)
+            yield part, (gain @ self.scores.values[entries][:, :, None])[:, :, 0], gain, loadings
+
+    def _em_step(self) -> Self:
+        """E step: posterior of every z. M step: least squares for the loadings and the noise."""
+        scores, count = self.scores, len(self.scores.starts) - 1
+        means, reduction = np.empty((count, LATENT_FACTORS)), np.empty((count, LATENT_FACTORS * LATENT_FACTORS))
+        for part, own, gain, tall in self._posterior(np.arange(count)):
+            means[part] = own
+            reduction[part] = (gain @ tall).reshape(len(own), -1)  # of the variance
+        items = np.repeat(np.arange(count), np.diff(scores.starts))
+        loadings, explained = np.zeros_like(self.loadings), 0.0
+        for entries in group_positions(scores.queries):
+            query, own = scores.queries[entries[0]], means[items[entries]]
+            right = scores.values[entries] @ own
+            reduced = reduction[items[entries]].sum(0).reshape(LATENT_FACTORS, LATENT_FACTORS)
+            covariance = len(entries) * np.eye(LATENT_FACTORS) - reduced
+            loadings[query] = np.linalg.solve(covariance + own.T @ own, right)
+            explained += float(loadings[query] @ right)
+        noise = max(float(scores.values @ scores.values) - explained, 1e-12) / len(scores.values)
+        return type(self)(scores, loadings, noise)
+
+
+def _gain(loadings: Array, noise: float) -> Array:
+    """(items, factors, scores): maps values to posterior means, by the smaller of two equivalent linear systems."""
+    transposed = loadings.swapaxes(1, 2)
+    if loadings.shape[1] < LATENT_FACTORS:
+        small: Array = np.linalg.inv(loadings @ transposed + noise * np.eye(loadings.shape[1])).astype(np.float64)
+        return transposed @ small
+    large: Array = np.linalg.inv(transposed @ loadings + noise * np.eye(LATENT_FACTORS)).astype(np.float64)
+    return large @ transposed

@@ -1,7 +1,8 @@
-"""Pair sampling: which train query–item pairs are scored, the nonzero pattern of the paper's matrix G."""
+"""Sampling of a build: pseudo-queries cut from the items, and the pairs to score (the nonzero pattern of G)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,11 +12,53 @@ from numpy.typing import NDArray
 from crossknn._checks import check_positive, check_seed, invalid
 from crossknn.errors import InputError
 from crossknn.indexing.score_matrix import Numbers, Pairs
+from crossknn.items.items import Items
 from crossknn.types import Proposal, VectorSearch
 
 ITEM_BATCH = 8_192  # items whose nearest queries are searched together
+SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|\n+")
+OPENING_WORDS, SPAN_WORDS = (3, 8), (4, 12)  # shortest and longest
+MAX_SENTENCE_WORDS = 24
+ITEMS_PER_QUERY = 4  # items tried for each query before giving up on finding more
+
 Propose = Callable[[str, int], Sequence[Proposal]]
 """`propose(retriever, n)`: the top n rows of every train query."""
+
+
+def cut_queries(items: Items, n: int, *, seed: int = 0) -> list[str]:
+    """At most `n` distinct queries: in turn the opening, the first sentence and a span of a random item."""
+    check_positive("n", n)
+    rng = np.random.default_rng(seed)
+    found: dict[str, None] = {}
+    for number, text in enumerate(_draw_texts(items, n, rng)):
+        query = _cut(text, number % 3, rng)
+        if query:
+            found[query] = None
+        if len(found) == n:
+            break
+    if not found:
+        raise InputError("No queries could be cut from the items because their texts are empty. Pass `queries`.")
+    return list(found)
+
+
+def _draw_texts(items: Items, n: int, rng: np.random.Generator) -> list[str]:
+    """Texts of random items; items repeat only if there are too few."""
+    count = ITEMS_PER_QUERY * n
+    passes = min(-(-count // len(items)), 3 * ITEMS_PER_QUERY)
+    rows = np.concatenate([rng.permutation(len(items))[:count] for _ in range(passes)])
+    return items.texts_of(rows[:count])
+
+
+def _cut(text: str, kind: int, rng: np.random.Generator) -> str:
+    """The opening (0), first sentence (1) or a span (2) of the text, with whitespace collapsed."""
+    if kind == 1:
+        text = SENTENCE_END.split(text.strip(), maxsplit=1)[0]
+        return " ".join(text.split()[:MAX_SENTENCE_WORDS])
+    words = text.split()
+    shortest, longest = OPENING_WORDS if kind == 0 else SPAN_WORDS
+    length = min(int(rng.integers(shortest, longest + 1)), len(words))
+    start = 0 if kind == 0 else int(rng.integers(len(words) - length + 1))
+    return " ".join(words[start : start + length])
 
 
 @dataclass(frozen=True)
@@ -23,10 +66,8 @@ class PerQuery:
     """`items` items for each train query (k_d of the paper, strategy Q).
 
     Args:
-        items: Items per train query.
         retriever: Whose top items are taken, such as "dense"; None draws all items at random.
         at_random: The share of items drawn at random instead of from the retriever.
-        seed: Of the random draws.
     """
 
     items: int = 100
@@ -45,9 +86,7 @@ class PerItem:
     """`queries` train queries for each item (k_d of the paper, strategy I), so that every item is scored.
 
     Args:
-        queries: Train queries per item.
         nearest: The share that are the item's nearest queries by encoder vectors; the rest are drawn at random.
-        seed: Of the random draws.
     """
 
     queries: int = 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,3 +89,9 @@ class SparseScores:
         chosen = np.zeros(len(self), np.bool_)
         chosen[np.random.default_rng(seed).permutation(len(self))[:count]] = True
         return self.take(~chosen), self.take(chosen)
+
+
+def group_positions(numbers: NDArray[Any]) -> list[NDArray[np.int64]]:
+    """The positions of each distinct number, in ascending order of numbers."""
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(numbers) else []

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from crossknn.errors import InputError
-from crossknn.indexing.factorization.cur import Cur
+from crossknn.indexing.factorization.factors import Cur
 from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerItem, PerQuery, prior_sampling
 from crossknn.strategies.exact import Exact

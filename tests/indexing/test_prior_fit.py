@@ -1,4 +1,4 @@
-"""Empirical Bayes fit of the prior: recovers the parameters of synthetic scores."""
+"""Empirical Bayes fit of the prior: recovers the parameters of synthetic scores; its PCA has the textbook posterior."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from crossknn.errors import InputError
-from crossknn.indexing.prior_fit import fit_prior
+from crossknn.indexing.prior_fit import ItemScores, ProbabilisticPca, fit_prior
 from crossknn.indexing.sampling import PerItem, PerQuery, merge, sample_per_item, sample_per_query
 from crossknn.indexing.score_matrix import SparseScores
 from crossknn.strategies.posterior.features import RetrieverFeatures
@@ -155,3 +155,18 @@ def test_loaded_from_its_facts_and_arrays():
 def test_a_prior_needs_scores():
     with pytest.raises(InputError, match="at least two pairs, got 0"):
         fit_prior(resolve_strategies(make_scores()).take(slice(0, 0)), ["signal"], propose, VECTORS)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, LATENT_FACTORS, 40])
+def test_means_and_covariances_of_latent_factors_match_the_posterior_formula(count):
+    rng = np.random.default_rng(count)
+    queries, rows, values = np.tile(np.arange(count), 3), np.repeat(np.arange(3), count), rng.normal(size=3 * count)
+    loadings, noise = rng.normal(size=(40, LATENT_FACTORS)), 0.3
+    scores = ItemScores.group(queries, rows, values, 3)
+    ((part, means, gain, observed),) = ProbabilisticPca(scores, loadings, noise)._posterior(np.arange(3))
+    assert part.tolist() == [0, 1, 2]
+    covariance = np.linalg.inv(loadings[:count].T @ loadings[:count] / noise + np.eye(LATENT_FACTORS))
+    for row in range(3):
+        right = loadings[:count].T @ values[rows == row] / noise
+        np.testing.assert_allclose(means[row], covariance @ right, atol=1e-9)
+        np.testing.assert_allclose(np.eye(LATENT_FACTORS) - gain[row] @ observed[row], covariance, atol=1e-9)

@@ -1,4 +1,4 @@
-"""Pair sampling: the requested number of pairs, without duplicates, reproducible by seed."""
+"""Sampling: distinct pseudo-queries and pairs, as many as requested, reproducible by seed."""
 
 import numpy as np
 import pytest
@@ -6,11 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossknn.errors import InputError
-from crossknn.indexing.report import Coverage
-from crossknn.indexing.sampling import PerItem, PerQuery, merge, sample_per_item, sample_per_query
+from crossknn.indexing.builder import Coverage
+from crossknn.indexing.sampling import PerItem, PerQuery, cut_queries, merge, sample_per_item, sample_per_query
 from crossknn.indexing.score_matrix import Pairs, SparseScores
+from crossknn.items.items import Items
 from crossknn.types import Proposal
 from crossknn.vectors.exact import ExactSearch
+
+TEXTS = [
+    f"Rivers {n} freeze from the top. Ice {n} floats\nbecause it is lighter than the water below." for n in range(50)
+]
 
 
 def make_pairs(queries, rows, n_queries=10, n_items=10):
@@ -154,3 +159,50 @@ def test_held_out_entries_are_disjoint_and_reproducible():
 def test_bad_input_is_named(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+# --- pseudo-queries
+
+
+def test_every_query_is_a_part_of_an_item():
+    queries = cut_queries(Items(TEXTS), 30)
+    assert len(set(queries)) == len(queries) == 30
+    flat = [" ".join(text.split()) for text in TEXTS]
+    assert all(any(query in text for text in flat) for query in queries)
+
+
+def test_openings_first_sentences_and_spans_take_turns():
+    queries = cut_queries(Items(TEXTS), 30)
+    assert all(query.startswith("Rivers ") and 3 <= len(query.split()) <= 8 for query in queries[::3])
+    assert all(query.endswith("from the top.") for query in queries[1::3])
+    assert any(not query.startswith("Rivers ") for query in queries[2::3])
+
+
+def test_the_same_seed_cuts_the_same():
+    assert cut_queries(Items(TEXTS), 20, seed=4) == cut_queries(Items(TEXTS), 20, seed=4)
+    assert cut_queries(Items(TEXTS), 20, seed=4) != cut_queries(Items(TEXTS), 20, seed=5)
+
+
+def test_few_items_give_several_queries_each_but_never_the_same_one():
+    queries = cut_queries(Items(TEXTS[:2]), 9)
+    assert len(set(queries)) == len(queries) > 2
+    assert cut_queries(Items(["ice"]), 5) == ["ice"]
+
+
+def test_items_without_text_are_passed_over():
+    assert cut_queries(Items(["", "  ", "ice melts"]), 3) == ["ice melts"]
+
+
+def test_no_text_at_all_is_an_error():
+    with pytest.raises(InputError, match="No queries could be cut"):
+        cut_queries(Items(["", " \n"]), 3)
+
+
+def test_a_long_first_sentence_is_cut():
+    text = " ".join(f"word{n}" for n in range(100))
+    assert max(len(query.split()) for query in cut_queries(Items([text]), 6)) == 24
+
+
+def test_how_many_must_be_a_number():
+    with pytest.raises(InputError, match="`n` must be a positive integer"):
+        cut_queries(Items(TEXTS), 0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from crossknn.encoders.base import function_encoder
 from crossknn.errors import InputError
-from crossknn.indexing.factorization.cur import Cur
+from crossknn.indexing.factorization.factors import Cur
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
 from crossknn.search.searcher import Searcher

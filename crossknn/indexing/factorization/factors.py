@@ -1,16 +1,16 @@
-"""Fitted factors of an index: item vectors, and what gives vectors to new items and queries."""
+"""Fitted factors of an index, including CUR: item vectors, and what gives vectors to new items and queries."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn._checks import check_positive
 from crossknn.errors import InputError
-from crossknn.indexing.factorization.cur import Cur, columns
 from crossknn.indexing.factorization.inductive import Inductive, InductiveFit
 from crossknn.indexing.factorization.transductive import Transductive, solve_items
 from crossknn.indexing.score_matrix import SparseScores
@@ -20,10 +20,37 @@ if TYPE_CHECKING:
     from crossknn.indexing.factorization.trainer import FitReport
     from crossknn.strategies.normalization import Normalization
 
-Method = Transductive | Inductive | Cur
 Kind = Literal["transductive", "inductive", "cur"]
 ITEMS, TRAIN, NETS = "fitted.items", "fitted.queries", "nets."  # names of the arrays on disk, never to change
 NO_VECTORS = np.empty((0, 0), np.float32)
+
+
+@dataclass(frozen=True)
+class Cur:
+    """The paper's dense matrix R (anchor queries × items), whose columns are the item vectors.
+
+    These are raw scores in a space without query vectors, so searches start with λ = 0. An item's vector takes
+    4 · anchors bytes; while scores are collected, each pair takes about 60.
+
+    Args:
+        anchors: Train queries scored against all items: calls per item.
+    """
+
+    anchors: int = 500
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive("anchors", self.anchors)
+
+    def choose_anchors(self, queries: list[str]) -> list[str]:
+        """A random subset of the train queries, in their order."""
+        if len(queries) <= self.anchors:
+            return queries
+        chosen = np.random.default_rng(self.seed).choice(len(queries), self.anchors, replace=False)
+        return [queries[number] for number in np.sort(chosen)]
+
+
+Method = Transductive | Inductive | Cur
 
 
 @dataclass(frozen=True)
@@ -57,27 +84,18 @@ class Factors:
         """The encoder's vectors of unscored items, mapped to the space of `items`."""
         return vectors if self.nets is None else self.nets.encode_items(vectors)
 
-    @property
-    def needs_scores(self) -> bool:
-        """Whether a new item needs scores to get a vector."""
-        return self.kind != "inductive"
-
     def vectors_of(
         self, encoded: NDArray[Any], entries: SparseScores | None, normalization: Normalization
     ) -> NDArray[Any]:
-        """Vectors of new items from the encoder's, and from their scores if `needs_scores`."""
+        """Vectors of new items from the encoder's by the nets, or else from their scores, too."""
         if self.nets is not None:
-            return to_float16(self.item_vectors(encoded))
+            return to_float16(self.nets.encode_items(encoded))
         if entries is None:
             raise InputError(f"New items need scores to get {self.kind} vectors.")
         if self.kind == "cur":
-            return columns(entries)
+            return _columns(entries)
         start = encoded if self.with_encoder else np.zeros((len(encoded), self.items.shape[1]), np.float32)
         return to_float16(solve_items(normalized(entries, normalization), self.train, start, ridge=self.ridge))
-
-    def with_items(self, items: NDArray[Any]) -> Factors:
-        """The same fit with other item vectors."""
-        return replace(self, items=items)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays that an index saves."""
@@ -107,7 +125,7 @@ def fit_factors(
 ) -> tuple[Factors, FitReport | None]:
     """Factorize the score matrix, normalized except for CUR."""
     if isinstance(method, Cur):
-        return Factors("cur", columns(entries), NO_VECTORS, with_encoder=False), None
+        return Factors("cur", _columns(entries), NO_VECTORS, with_encoder=False), None
     scaled = normalized(entries, normalization)
     if isinstance(method, Inductive):
         nets = method.fit(scaled, query_vectors, item_vectors, progress=progress)
@@ -124,13 +142,19 @@ def normalized(entries: SparseScores, normalization: Normalization) -> SparseSco
 
 
 def to_float16(vectors: Vectors) -> NDArray[np.float16]:
-    """The vectors as stored.
-
-    Raises:
-        InputError: If a value overflows.
-    """
+    """The vectors as stored; an error if a value overflows."""
     with np.errstate(over="ignore"):
         stored = vectors.astype(np.float16)
     if not np.isfinite(stored).all():
         raise InputError("The fitted vectors overflow float16: the fit diverged. Lower `learning_rate`.")
     return stored
+
+
+def _columns(entries: SparseScores) -> Vectors:
+    """(items, anchors) float32: the item vectors, from the scores of all pairs."""
+    n_queries, n_items = entries.pairs.n_queries, entries.pairs.n_items
+    if len(entries) != n_queries * n_items:
+        raise InputError(f"CUR needs all {n_queries * n_items} pairs of anchors and items, got {len(entries)}.")
+    vectors: Vectors = np.empty((n_items, n_queries), np.float32)
+    vectors[entries.pairs.rows, entries.pairs.queries] = entries.scores
+    return vectors

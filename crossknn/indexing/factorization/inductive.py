@@ -13,6 +13,7 @@ from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.indexing.factorization.trainer import (
     FitReport,
+    Learner,
     Training,
     batches,
     check_vectors,
@@ -129,7 +130,7 @@ def make_net(torch: Any, dim: int, *, seed: int) -> Net:
     return {name: value.detach() for name, value in parameters.items()} | {"skip": torch.tensor(INITIAL_GATE)}
 
 
-class _Nets:
+class _Nets(Learner):
     """Both nets in training: the learner of MF_ind."""
 
     def __init__(
@@ -145,15 +146,14 @@ class _Nets:
             {name: value.to(self._device).requires_grad_() for name, value in net.items()}
             for net in (make_net(torch, vectors[0].shape[1], seed=2 * settings.seed + side) for side in range(2))
         ]
-        self._parameters = [value for net in self._nets for value in net.values()]
+        super().__init__(value for net in self._nets for value in net.values())
         on_gpu = self._device.type == "cuda"
         self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=on_gpu
+            self.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=on_gpu
         )
         self._on_device: list[torch.Tensor] | None = None
         if on_gpu and sum(side.nbytes for side in vectors) <= MAX_DEVICE_BYTES:
             self._copy_to_device()
-        self._saved: list[torch.Tensor] = []
         self.steps = -(-len(fitted) // settings.batch)
 
     def run_epoch(self, tick: Callable[[], None]) -> None:
@@ -169,17 +169,6 @@ class _Nets:
         with self._torch.inference_mode():
             estimates: Scores = self._products(pairs).cpu().numpy()
         return estimates
-
-    def is_finite(self) -> bool:
-        return all(bool(self._torch.isfinite(value).all()) for value in self._parameters)
-
-    def checkpoint(self) -> None:
-        self._saved = [value.detach().clone() for value in self._parameters]
-
-    def restore(self) -> None:
-        with self._torch.no_grad():
-            for value, saved in zip(self._parameters, self._saved, strict=True):
-                value.copy_(saved)
 
     def state(self) -> State:
         return {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +17,15 @@ from crossknn.errors import InputError
 from crossknn.indexing.score_matrix import Pairs, SparseScores
 from crossknn.types import Progress, Scores, Vectors
 
+if TYPE_CHECKING:
+    import torch
+
 PROGRESS_STEP = "factorizing"
 MAX_DECAY_PER_STEP = 0.05  # of a vector; from 0.1 on the sums of LazyAdamW no longer converge
 ERROR_BATCH = 8_192  # pairs estimated together
 ERROR_SAMPLE = 200_000  # entries that the training error is measured on
 VECTOR_BATCH = 4_096  # vectors read, encoded or copied together
+FINITE_BATCH = 1 << 20  # numbers checked together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +34,6 @@ class Training:
 
     Args:
         epochs: The maximal number of passes over the entries.
-        learning_rate: Of AdamW.
-        weight_decay: Of AdamW.
         batch: Entries per step of AdamW (the paper does not say).
         held_out: The share of entries held out to measure the error after each epoch.
         patience: Stop after this many epochs without a lower held-out error and restore the best epoch, which may
@@ -96,25 +99,41 @@ class FitReport(TypedDict):
     held_out_errors: list[float]  # before the first epoch and after each
 
 
-class Learner(Protocol):
-    """A model trained epoch by epoch, with one checkpoint."""
+class Checkpointed:
+    """A model in training, with one checkpoint of its parameters."""
 
-    steps: int  # per epoch, for progress
-
-    def run_epoch(self, tick: Callable[[], None]) -> None:
-        """Pass over the training entries once, calling `tick` after each step."""
-
-    def estimate(self, pairs: Pairs) -> Scores:
-        """(pairs,) `u·v` of some pairs."""
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self.parameters = list(parameters)
+        self._saved: list[torch.Tensor] = []
 
     def is_finite(self) -> bool:
         """Whether all parameters are finite."""
+        flat = (value.detach().flatten() for value in self.parameters)
+        return all(bool(v[part].isfinite().all()) for v in flat for part in batches(len(v), FINITE_BATCH))
 
     def checkpoint(self) -> None:
         """Save the parameters in place of the previous checkpoint."""
+        self._saved.clear()  # frees the memory for the next one
+        self._saved += [value.detach().clone() for value in self.parameters]
 
     def restore(self) -> None:
         """Return to the checkpoint."""
+        for value, saved in zip(self.parameters, self._saved, strict=True):
+            value.detach().copy_(saved)
+
+
+class Learner(Checkpointed, ABC):
+    """A factorization in training."""
+
+    steps: int  # per epoch, for progress
+
+    @abstractmethod
+    def run_epoch(self, tick: Callable[[], None]) -> None:
+        """Pass over the training entries once, calling `tick` after each step."""
+
+    @abstractmethod
+    def estimate(self, pairs: Pairs) -> Scores:
+        """(pairs,) `u·v` of some pairs."""
 
 
 def train(
@@ -124,8 +143,6 @@ def train(
     start = time.perf_counter()
     sample = _sample_entries(fitted, seed=settings.seed)
     error_before = mean_squared_error(sample, learner.estimate)
-    errors = [mean_squared_error(held_out, learner.estimate)] if len(held_out) else []
-    early_stopping = bool(errors) and settings.patience is not None
     total, done = settings.epochs * learner.steps, 0
 
     def tick() -> None:
@@ -134,42 +151,63 @@ def train(
         if progress is not None:
             progress(PROGRESS_STEP, done, total)
 
-    best, stopped, epoch = 0, False, 0
-    if early_stopping:
-        learner.checkpoint()
-    while epoch < settings.epochs and not stopped:
-        epoch += 1
+    def measure() -> list[float]:
+        return [mean_squared_error(held_out, learner.estimate)] if len(held_out) else []
+
+    def run_epoch(epoch: int) -> list[float]:
         learner.run_epoch(tick)
-        if len(held_out):
-            errors.append(mean_squared_error(held_out, learner.estimate))
-        if not learner.is_finite() or not all(map(math.isfinite, errors[-1:])):
+        found = measure()
+        if not learner.is_finite() or not all(map(math.isfinite, found)):
             raise InputError(
                 f"The fit diverged in epoch {epoch}: NaN or infinity in the parameters. Lower `learning_rate` or raise "
                 "`ridge`, and check that the scores are normalized to the scale of the vectors' inner products."
             )
-        if early_stopping and errors[epoch] < errors[best]:
-            best = epoch
-            learner.checkpoint()
-        stopped = early_stopping and epoch - best >= (settings.patience or 0) and epoch < settings.epochs
-    if early_stopping and best < epoch:
-        learner.restore()
-    if progress is not None and stopped:
+        return found
+
+    errors = measure()
+    epochs, best = run_epochs(learner, settings, errors, run_epoch)
+    if progress is not None and epochs < settings.epochs:
         progress(PROGRESS_STEP, total, total)
-    returned = best if early_stopping else epoch
     return FitReport(
         entries=len(fitted),
         held_out_entries=len(held_out),
-        epochs=epoch,
-        best_epoch=returned,
-        stopped_early=stopped,
+        epochs=epochs,
+        best_epoch=best,
+        stopped_early=epochs < settings.epochs,
         seconds=time.perf_counter() - start,
         train_error_before=error_before,
         train_error=mean_squared_error(sample, learner.estimate),
         held_out_error_before=errors[0] if errors else None,
-        held_out_error=errors[returned] if errors else None,
-        held_out_r2=r_squared(errors[returned], held_out.scores) if errors else None,
+        held_out_error=errors[best] if errors else None,
+        held_out_r2=r_squared(errors[best], held_out.scores) if errors else None,
         held_out_errors=errors,
     )
+
+
+def run_epochs(
+    model: Checkpointed,
+    settings: Training,
+    errors: list[float],
+    run_epoch: Callable[[int], list[float]],
+    is_out_of_time: Callable[[], bool] = lambda: False,
+) -> tuple[int, int]:
+    """(epochs run, the best), which is left in `model`: the last one without held-out `errors` or `patience`.
+
+    `run_epoch(number)` returns the held-out error after it, if any; it is appended to `errors`.
+    """
+    early_stopping = bool(errors) and settings.patience is not None
+    patience = settings.patience or settings.epochs
+    best = epoch = 0
+    while epoch < settings.epochs and epoch - best < patience and not is_out_of_time():
+        if early_stopping and best == epoch:
+            model.checkpoint()
+        epoch += 1
+        errors += run_epoch(epoch)
+        if not early_stopping or errors[epoch] < errors[best]:
+            best = epoch
+    if best < epoch:
+        model.restore()
+    return epoch, best
 
 
 def mean_squared_error(entries: SparseScores, estimate: Callable[[Pairs], Scores]) -> float:
@@ -207,11 +245,7 @@ def read_vectors(vectors: NDArray[Any], which: NDArray[Any] | slice) -> Vectors:
 
 
 def check_vectors(name: str, vectors: NDArray[Any], count: int, dim: int | None = None) -> int:
-    """The dimension of (count, dim) finite vectors.
-
-    Raises:
-        InputError: If the shape, dtype or values are wrong.
-    """
+    """The dimension of (count, dim) finite vectors; an error if the shape, dtype or values are wrong."""
     if vectors.ndim != 2 or len(vectors) != count or not vectors.shape[1] or (dim and vectors.shape[1] != dim):
         raise InputError(f"`{name}` must have shape ({count}, {dim or 'dim'}), got {vectors.shape}.")
     if not np.issubdtype(vectors.dtype, np.floating):

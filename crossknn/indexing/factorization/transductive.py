@@ -112,34 +112,28 @@ class Transductive(Training):
         if self.init == "random":
             if query_vectors is not None or item_vectors is not None:
                 raise InputError("init='random' takes no vectors. Leave them out or use init='encoder'.")
-            rng = np.random.default_rng((self.seed, 0))
-            return _random_vectors(rng, pairs.n_queries, self.dim), _random_vectors(rng, pairs.n_items, self.dim)
+            rng, dim = np.random.default_rng((self.seed, 0)), self.dim or 1
+            queries, items = (
+                rng.standard_normal((count, dim), np.float32) for count in (pairs.n_queries, pairs.n_items)
+            )
+            queries /= np.float32(math.sqrt(dim))
+            items /= np.float32(math.sqrt(dim))
+            return queries, items
         if query_vectors is None or item_vectors is None:
             raise InputError("init='encoder' requires `query_vectors` and `item_vectors`.")
         return query_vectors, item_vectors
 
 
 def solve_items(
-    entries: SparseScores,
-    query_vectors: NDArray[Any],
-    item_vectors: NDArray[Any],
-    *,
-    ridge: float,
-    device: str | None = None,
+    entries: SparseScores, query_vectors: NDArray[Any], item_vectors: NDArray[Any], *, ridge: float
 ) -> Vectors:
     """(items, dim) vectors of new items by one ALS half-sweep with fixed queries, pulled toward `item_vectors`.
 
     An item without entries keeps its vector.
     """
-    sides = _make_sides(entries.pairs, query_vectors, item_vectors, device)
-    _Als(sides, entries, Transductive(method="als", ridge=ridge)).solve_items()
+    sides = _make_sides(entries.pairs, query_vectors, item_vectors, None)
+    _LeastSquares(sides, 1, entries, Transductive(method="als", ridge=ridge)).solve()
     return sides[1].result()
-
-
-def _random_vectors(rng: np.random.Generator, count: int, dim: int | None) -> Vectors:
-    vectors = rng.standard_normal((count, dim or 1), np.float32)
-    vectors /= np.float32(math.sqrt(dim or 1))
-    return vectors
 
 
 def _make_sides(
@@ -164,12 +158,15 @@ class _Side:
 
     def read_initial(self, positions: slice | Rows) -> torch.Tensor:
         """(positions, dim) float32 on the device: the initial vectors."""
-        tensor: torch.Tensor = self._torch.from_numpy(read_vectors(self.initial, self.seen[positions]))
-        return tensor.to(self.device)
+        return self.to_device(read_vectors(self.initial, self.seen[positions]))
 
     def locate(self, numbers: Numbers) -> Rows:
         """Positions in `vectors` of queries or items that have entries."""
         return np.searchsorted(self.seen, numbers)
+
+    def to_device(self, array: NDArray[Any]) -> torch.Tensor:
+        tensor: torch.Tensor = self._torch.from_numpy(array).to(self.device)
+        return tensor
 
     def result(self) -> Vectors:
         """(all, dim) float32: fitted rows, and initial ones of rows without entries."""
@@ -181,56 +178,35 @@ class _Side:
         return vectors
 
 
-class _FreeVectors:
-    """The common part of both learners: two factor matrices and the positions of the training entries in them."""
+class _FreeVectors(Learner):
+    """Both factor matrices in training."""
 
-    def __init__(self, sides: tuple[_Side, _Side], fitted: SparseScores, settings: Transductive) -> None:
-        self._torch = import_extra("torch", extra="models")
+    def __init__(self, sides: tuple[_Side, _Side]) -> None:
+        super().__init__(side.vectors for side in sides)
         self._sides = sides
-        self._settings = settings
-        self._scores = fitted.scores
-        self._positions = self._locate(fitted.pairs)
-        self._saved: list[torch.Tensor] = []
 
     def estimate(self, pairs: Pairs) -> Scores:
         left, right = (
-            side.vectors[self._to_device(positions)]
-            for side, positions in zip(self._sides, self._locate(pairs), strict=True)
+            side.vectors[positions] for side, positions in zip(self._sides, self._locate(pairs), strict=True)
         )
         estimates: Scores = (left * right).sum(1).cpu().numpy()
         return estimates
 
-    def is_finite(self) -> bool:
-        return all(
-            math.isfinite(side.vectors[batch].sum(dtype=self._torch.float64))
-            for side in self._sides
-            for batch in batches(len(side.vectors))
-        )
-
-    def checkpoint(self) -> None:
-        self._saved.clear()  # frees the memory for the next one
-        self._saved += [side.vectors.clone() for side in self._sides]
-
-    def restore(self) -> None:
-        for side, saved in zip(self._sides, self._saved, strict=True):
-            side.vectors.copy_(saved)
-
-    def _locate(self, pairs: Pairs) -> tuple[Rows, Rows]:
-        return self._sides[0].locate(pairs.queries), self._sides[1].locate(pairs.rows)
-
-    def _to_device(self, array: NDArray[Any]) -> torch.Tensor:
-        tensor: torch.Tensor = self._torch.from_numpy(array).to(self._sides[0].device)
-        return tensor
+    def _locate(self, pairs: Pairs) -> list[torch.Tensor]:
+        """(pairs,) positions of the queries, and of the items."""
+        numbers = zip(self._sides, (pairs.queries, pairs.rows), strict=True)
+        return [side.to_device(side.locate(own)) for side, own in numbers]
 
 
 class _AdamW(_FreeVectors):
     """Mini-batches of shuffled entries."""
 
     def __init__(self, sides: tuple[_Side, _Side], fitted: SparseScores, settings: Transductive) -> None:
-        super().__init__(sides, fitted, settings)
-        self._entries = [self._to_device(positions) for positions in self._positions]
+        super().__init__(sides)
+        self._torch = import_extra("torch", extra="models")
+        self._entries = self._locate(fitted.pairs)
         self._targets = self._torch.tensor(fitted.scores, device=sides[0].device)
-        self._rng = np.random.default_rng((settings.seed, 1))
+        self._batch, self._rng = settings.batch, np.random.default_rng((settings.seed, 1))
         self.steps = -(-len(fitted) // settings.batch)
         self._step = 0
         self._optimizers = [
@@ -244,9 +220,9 @@ class _AdamW(_FreeVectors):
         ]
 
     def run_epoch(self, tick: Callable[[], None]) -> None:
-        for chosen in shuffled_batches(len(self._targets), self._settings.batch, self._rng):
+        for chosen in shuffled_batches(len(self._targets), self._batch, self._rng):
             self._step += 1
-            self._fit_batch(self._to_device(chosen))
+            self._fit_batch(self._sides[0].to_device(chosen))
             tick()
         for optimizer in self._optimizers:
             optimizer.finish(self._step)
@@ -336,59 +312,74 @@ def _coasting_sums(ratio: float, steps: int) -> NDArray[np.float64]:
 
 
 class _Als(_FreeVectors):
-    """Alternating least squares."""
+    """Alternating least squares, items then queries."""
 
     steps = 2  # per epoch: one for each side
 
     def __init__(self, sides: tuple[_Side, _Side], fitted: SparseScores, settings: Transductive) -> None:
-        super().__init__(sides, fitted, settings)
-        queries, items = self._positions
-        self._by_query = _Groups.make(queries, len(sides[0].seen), items, sides[1])
-        self._by_item = _Groups.make(items, len(sides[1].seen), queries, sides[0])
+        super().__init__(sides)
+        self._halves = [_LeastSquares(sides, which, fitted, settings) for which in (1, 0)]
 
     def run_epoch(self, tick: Callable[[], None]) -> None:
-        self.solve_items()
-        tick()
-        self._solve_side(self._sides[0], self._by_query)
-        tick()
+        for half in self._halves:
+            half.solve()
+            tick()
 
-    def solve_items(self) -> None:
-        """Solve for the items' vectors, the queries' being fixed."""
-        self._solve_side(self._sides[1], self._by_item)
 
-    def _solve_side(self, side: _Side, groups: _Groups) -> None:
-        torch, dim = self._torch, side.vectors.shape[1]
-        for members, count in groups.batches(dim):
-            prior = torch.zeros((len(members), dim), dtype=torch.float64, device=side.device)
+class _LeastSquares:
+    """Half of an ALS sweep: the best vectors of one side (0: queries, 1: items), those of the other being fixed."""
+
+    def __init__(self, sides: tuple[_Side, _Side], which: int, entries: SparseScores, settings: Transductive) -> None:
+        self._torch = import_extra("torch", extra="models")
+        self._own, self._other, self._settings = sides[which], sides[1 - which], settings
+        numbers = entries.pairs.queries, entries.pairs.rows
+        rows = self._own.locate(numbers[which])
+        order = np.argsort(rows, kind="stable")
+        self._others = self._other.locate(numbers[1 - which][order])  # (entries,) positions, sorted by own row
+        self._scores = entries.scores[order]
+        self._counts = np.bincount(rows, minlength=len(self._own.seen))  # (rows,) of entries
+        self._starts = np.cumsum(self._counts) - self._counts  # (rows,) the first of a row's entries
+
+    def solve(self) -> None:
+        torch, own, dim = self._torch, self._own, self._own.vectors.shape[1]
+        for members, count in self._batches(dim):
+            prior = torch.zeros((len(members), dim), dtype=torch.float64, device=own.device)
             if self._settings.init == "encoder":
-                prior += side.read_initial(members)
+                prior += own.read_initial(members)
             solve = self._solve_dual if count < dim else self._solve_primal
-            side.vectors[self._to_device(members)] = (prior + solve(members, count, prior, groups)).float()
+            own.vectors[own.to_device(members)] = (prior + solve(members, count, prior)).float()
 
-    def _solve_dual(self, members: Rows, count: int, prior: torch.Tensor, groups: _Groups) -> torch.Tensor:
+    def _batches(self, dim: int) -> Iterator[tuple[Rows, int]]:
+        """(rows, entries per row): batches of rows with the same number of entries, at least one."""
+        by_count = np.argsort(self._counts, kind="stable")
+        values, firsts = np.unique(self._counts[by_count], return_index=True)
+        for count, members in zip(values.tolist(), np.split(by_count, firsts[1:]), strict=True):
+            size = max(1, SYSTEM_NUMBERS // (dim * max(1, min(count, dim))))
+            for batch in batches(len(members), size) if count else ():
+                yield members[batch], count
+
+    def _solve_dual(self, members: Rows, count: int, prior: torch.Tensor) -> torch.Tensor:
         """Aᵀ (A Aᵀ + ridge I)⁻¹ (s − A v₀): as many unknowns as entries."""
-        rows, residuals = self._read(members, slice(0, count), prior, groups)
+        rows, residuals = self._read(members, slice(0, count), prior)
         kernel = rows @ rows.transpose(1, 2)
         return (rows.transpose(1, 2) @ self._solve(kernel, residuals))[:, :, 0]
 
-    def _solve_primal(self, members: Rows, count: int, prior: torch.Tensor, groups: _Groups) -> torch.Tensor:
+    def _solve_primal(self, members: Rows, count: int, prior: torch.Tensor) -> torch.Tensor:
         """(AᵀA + ridge I)⁻¹ Aᵀ (s − A v₀): as many unknowns as dimensions; A is read in parts."""
         dim = prior.shape[1]
         kernel = self._torch.zeros((len(members), dim, dim), dtype=prior.dtype, device=prior.device)
         right = self._torch.zeros((len(members), dim, 1), dtype=prior.dtype, device=prior.device)
         for part in batches(count, max(1, SYSTEM_NUMBERS // (len(members) * dim))):
-            rows, residuals = self._read(members, part, prior, groups)
+            rows, residuals = self._read(members, part, prior)
             kernel += rows.transpose(1, 2) @ rows
             right += rows.transpose(1, 2) @ residuals
         return self._solve(kernel, right)[:, :, 0]
 
-    def _read(
-        self, members: Rows, part: slice, prior: torch.Tensor, groups: _Groups
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _read(self, members: Rows, part: slice, prior: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A (members, entries, dim), the other side's vectors, and the residuals s − A v₀, of a part."""
-        entries = groups.order[groups.starts[members][:, None] + np.arange(part.start, part.stop)]
-        rows = groups.other.vectors[self._to_device(groups.positions[entries])].double()
-        return rows, self._to_device(self._scores[entries])[:, :, None] - rows @ prior[:, :, None]
+        entries = self._starts[members][:, None] + np.arange(part.start, part.stop)
+        rows = self._other.vectors[self._other.to_device(self._others[entries])].double()
+        return rows, self._other.to_device(self._scores[entries])[:, :, None] - rows @ prior[:, :, None]
 
     def _solve(self, kernel: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         ridge = self._settings.ridge
@@ -398,28 +389,3 @@ class _Als(_FreeVectors):
             raise invalid("ridge", "larger for vectors this similar: a system is singular", ridge)
         solution: torch.Tensor = self._torch.cholesky_solve(right, factor)
         return solution
-
-
-@dataclass(frozen=True)
-class _Groups:
-    """The entries of each row of one side, and the rows grouped by their number of entries."""
-
-    order: Rows  # (entries,) sorted by row
-    starts: Rows  # (rows,) the first of a row's entries in `order`
-    counts: Rows  # (rows,) of entries
-    positions: Rows  # (entries,) of the row on the other side
-    other: _Side
-
-    @classmethod
-    def make(cls, own: Rows, rows: int, positions: Rows, other: _Side) -> _Groups:
-        counts = np.bincount(own, minlength=rows)
-        return cls(np.argsort(own, kind="stable"), np.cumsum(counts) - counts, counts, positions, other)
-
-    def batches(self, dim: int) -> Iterator[tuple[Rows, int]]:
-        """(rows, entries per row): batches of rows with the same number of entries, at least one."""
-        by_count = np.argsort(self.counts, kind="stable")
-        values, firsts = np.unique(self.counts[by_count], return_index=True)
-        for count, members in zip(values.tolist(), np.split(by_count, firsts[1:]), strict=True):
-            size = max(1, SYSTEM_NUMBERS // (dim * max(1, min(count, dim))))
-            for batch in batches(len(members), size) if count else ():
-                yield members[batch], count

@@ -14,7 +14,7 @@ import numpy as np
 from crossknn._imports import import_extra
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import EncoderError, InputError
-from crossknn.indexing.factorization.trainer import batches
+from crossknn.indexing.factorization.trainer import Checkpointed, batches
 from crossknn.models.batching import without_cudnn_attention
 from crossknn.models.hub import no_progress_bars
 from crossknn.storage.atomic import sync, temporary_path
@@ -79,7 +79,7 @@ class TokenCache:
         return True
 
 
-class Student:
+class Student(Checkpointed):
     """A float32 copy of a dual encoder in training."""
 
     def __init__(self, encoder: SentenceEncoder, *, device: str | None, texts_at_once: int | None) -> None:
@@ -99,8 +99,7 @@ class Student:
         self._model.prompts = {**self._model.prompts, **given_prompts}
         self.device = self._model.device
         self._at_once = texts_at_once or TEXTS_AT_ONCE[self.device.type]
-        self.parameters = [value for value in self._model.parameters() if value.requires_grad]
-        self._saved: list[Tensor] = []
+        super().__init__(value for value in self._model.parameters() if value.requires_grad)
         self._tokens = {side: TokenCache(partial(self._tokenize, side)) for side in (QUERY, ITEM)}
 
     def encode(self, side: str, texts: Sequence[str]) -> Tensor:
@@ -128,16 +127,6 @@ class Student:
                 f"{self._encoder.name} cannot be fine-tuned: sentence-transformers encodes texts with it in a way that "
                 f"distillation does not support (vectors differ by {errors.max():.0%}). Upgrade sentence-transformers."
             )
-
-    def checkpoint(self) -> None:
-        """Save the weights in place of the previous checkpoint."""
-        self._saved = [value.detach().clone() for value in self.parameters]
-
-    def restore(self) -> None:
-        """Return to the checkpoint."""
-        with self._torch.no_grad():
-            for value, saved in zip(self.parameters, self._saved, strict=True):
-                value.copy_(saved)
 
     def save(self, folder: Path) -> None:
         """Write the model to `folder` atomically."""

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from crossknn._checks import check_number, check_positive, invalid
 from crossknn._imports import import_extra
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError
 from crossknn.indexing.builder import Build
-from crossknn.indexing.factorization.trainer import Training, batches, shuffled_batches
+from crossknn.indexing.factorization.trainer import Training, batches, run_epochs, shuffled_batches
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.sampling import PerQuery, Sampling
-from crossknn.indexing.score_matrix import SparseScores
-from crossknn.indexing.teaching.student import ITEM, QUERY, Student
+from crossknn.indexing.score_matrix import SparseScores, group_positions
+from crossknn.indexing.student import ITEM, QUERY, Student
 from crossknn.items.items import Items
 from crossknn.strategies.normalization import Normalization
 from crossknn.types import Progress, Scorer
@@ -100,7 +99,10 @@ class Distillation(Training):
         start = time.perf_counter()
         items = items if isinstance(items, Items) else Items(items)
         _check_texts(queries, items, entries)
-        fitted, held_out = (_group_by_query(part) for part in self.split(_drop_single_items(entries)))
+        fitted, held_out = (
+            [part.take(positions) for positions in group_positions(part.pairs.queries)]
+            for part in self.split(_drop_single_items(entries))
+        )
         target = _check_new_folder(Path(folder))
         student = Student(encoder, device=self.device, texts_at_once=self.texts_at_once)
         first = fitted[0].pairs
@@ -211,36 +213,29 @@ class _Trainer:
             self._temperature = self._measure_temperature(fitted)
         checks = self._draw(held_out)
         errors, train_errors = self._mean_error(checks, epoch=0), list[float]()
-        early_stopping = bool(errors) and settings.patience is not None
-        patience = settings.patience or settings.epochs
-        best = epoch = 0
-        while epoch < settings.epochs and epoch - best < patience and not self._is_out_of_time():
-            if early_stopping and best == epoch:
-                self._student.checkpoint()
-            epoch += 1
+
+        def run_epoch(epoch: int) -> list[float]:
             train_errors.append(self._run_epoch(fitted, epoch, total))
-            errors += self._mean_error(checks, epoch=epoch)
-            if not early_stopping or errors[epoch] < errors[best]:
-                best = epoch
-        if best < epoch:
-            self._student.restore()
+            return self._mean_error(checks, epoch=epoch)
+
+        epochs, best = run_epochs(self._student, settings, errors, run_epoch, self._is_out_of_time)
         if self._progress is not None and self._done < total:
             self._progress(PROGRESS_STEP, total, total)
         out_of_time = self._done < total and self._is_out_of_time()
         return DistillReport(
             queries=len(fitted),
             held_out_queries=len(held_out),
-            epochs=epoch,
+            epochs=epochs,
             best_epoch=best,
             stopped_early=self._done < total and not out_of_time,
             out_of_time=out_of_time,
-            seconds=self._seconds(),
+            seconds=time.perf_counter() - self._start,
             temperature=self._temperature,
             train_errors=train_errors,
             held_out_error_before=errors[0] if errors else None,
             held_out_error=errors[best] if errors else None,
             held_out_errors=errors,
-            held_out_entropy=float(np.mean([_entropy(one.scores) for one in checks])) if checks else None,
+            held_out_entropy=float(np.mean([self._entropy(one) for one in checks])) if checks else None,
         )
 
     def _run_epoch(self, fitted: list[SparseScores], epoch: int, total: int) -> float:
@@ -278,6 +273,11 @@ class _Trainer:
         errors = [cross_entropy(p / self._temperature, s.softmax(0)) for p, s in zip(products, scores, strict=True)]
         return self._torch.stack(errors)  # type: ignore[no-any-return]
 
+    def _entropy(self, one: SparseScores) -> float:
+        """Of the softmax of a list's scores: their cross-entropy with themselves."""
+        scores = self._torch.from_numpy(one.scores).double()
+        return float(self._torch.nn.functional.cross_entropy(scores, scores.softmax(0)))
+
     def _products(self, lists: Sequence[SparseScores]) -> list[Tensor]:
         """The inner products of each list's query with its items; an item in several lists is encoded once."""
         rows, positions = np.unique(np.concatenate([one.pairs.rows for one in lists]), return_inverse=True)
@@ -308,10 +308,7 @@ class _Trainer:
         return Normalization.fit(np.concatenate(scores), np.concatenate(products)).beta
 
     def _is_out_of_time(self) -> bool:
-        return self._settings.time_limit is not None and self._seconds() > self._settings.time_limit
-
-    def _seconds(self) -> float:
-        return time.perf_counter() - self._start
+        return time.perf_counter() - self._start > (self._settings.time_limit or math.inf)
 
 
 def _check_texts(queries: Sequence[str], items: Items, entries: SparseScores) -> None:
@@ -321,13 +318,6 @@ def _check_texts(queries: Sequence[str], items: Items, entries: SparseScores) ->
     for name, found, expected in (("queries", len(queries), pairs.n_queries), ("items", len(items), pairs.n_items)):
         if found != expected:
             raise InputError(f"`{name}` must be the {expected} that `entries` refer to, got {found}.")
-
-
-def _group_by_query(entries: SparseScores) -> list[SparseScores]:
-    """One list of scored items per query."""
-    order = np.argsort(entries.pairs.queries, kind="stable")
-    _, starts = np.unique(entries.pairs.queries[order], return_index=True)
-    return [entries.take(positions) for positions in np.split(order, starts[1:])] if len(entries) else []
 
 
 def _drop_single_items(entries: SparseScores) -> SparseScores:
@@ -348,13 +338,6 @@ def _check_new_folder(folder: Path) -> Path:
     except OSError as error:
         raise InputError(f"{folder} cannot be written ({error.strerror or error}).") from error
     return folder
-
-
-def _entropy(scores: NDArray[np.float32]) -> float:
-    """Of the softmax of a list's scores."""
-    shifted = scores.astype(np.float64) - scores.max()
-    weights = np.exp(shifted)
-    return float(np.log(weights.sum()) - (weights * shifted).sum() / weights.sum())
 
 
 def _check_finite(errors: list[float], epoch: int) -> None:

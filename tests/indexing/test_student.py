@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from crossknn.encoders.sentence import SentenceEncoder
-from crossknn.indexing.teaching.student import TokenCache
+from crossknn.indexing.student import TokenCache
 
 TEXTS = ["a river", "freezes from the top down", "ice", "a river", "bread rises where it is warm"]
 

@@ -9,12 +9,12 @@ import pytest
 
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import EncoderError, InputError
+from crossknn.indexing import distillation
+from crossknn.indexing.distillation import Distillation, Distilled, distill
 from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerQuery
 from crossknn.indexing.score_matrix import Pairs, SparseScores
-from crossknn.indexing.teaching import distillation
-from crossknn.indexing.teaching.distillation import Distillation, Distilled, distill
-from crossknn.indexing.teaching.student import Student
+from crossknn.indexing.student import Student
 from crossknn.items.items import Items
 from crossknn.scorers.base import function_scorer
 from crossknn.testing import check_encoder

@@ -1,1 +1,0 @@
-"""Training of the dual encoder on cross-encoder scores."""
