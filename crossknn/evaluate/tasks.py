@@ -14,8 +14,14 @@ from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError
 from crossknn.evaluate.datasets import Dataset
 from crossknn.evaluate.ground_truth import exact_scores
-from crossknn.evaluate.matrices import ScoredQueries, ScoreFolder, read_scores
-from crossknn.evaluate.precomputed import PrecomputedRetriever, SharedRetriever, precomputed_scorer
+from crossknn.evaluate.matrices import (
+    PrecomputedRetriever,
+    ScoredQueries,
+    ScoreFolder,
+    SharedRetriever,
+    precomputed_scorer,
+    read_scores,
+)
 from crossknn.evaluate.splits import Split
 from crossknn.indexing.builder import NORMALIZATION_QUERIES
 from crossknn.items.items import Items
@@ -47,39 +53,24 @@ class DevQueries(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """What a benchmark searches.
-
-    Attributes:
-        queries: The test queries, and `scores` (queries, items) their exact scores.
-        scorer: Looks up the scores of test and dev queries.
-        train_scorer: Scores train queries.
-        train: The train queries, disjoint from the test queries; there may be none.
-        retrievers: In addition to those of the searcher.
-        retriever_names: Names of all available retrievers.
-        judged: The test queries' relevance judgments, if there are any.
-        scale: α and β for the encoder's vectors, if they are known already.
-        speed: Of the cross-encoder, if it is known.
-        dev: What settings are tuned on, if they are.
-        facts: Further facts about the data.
-        work_dir: Keeps scores and vectors of a dataset; None for a folder of scores.
-    """
+    """What a benchmark searches; what is not known or not used is None."""
 
     name: str
     items: Items
-    queries: Sequence[str]
-    scores: Scores
-    scorer: Scorer
-    train_scorer: Scorer
+    queries: Sequence[str]  # the test queries
+    scores: Scores  # (queries, items), their exact scores
+    scorer: Scorer  # looks up the scores of test and dev queries
+    train_scorer: Scorer  # scores train queries
     encoder: Encoder
-    train: Sequence[str]
-    retrievers: Sequence[Retriever]
-    retriever_names: tuple[str, ...]
-    judged: Split | None = None
-    scale: Scale | None = None
-    speed: Speed | None = None
-    dev: DevQueries | None = None
-    facts: Mapping[str, str | int | float] = field(default_factory=dict)
-    work_dir: Path | None = None
+    train: Sequence[str]  # disjoint from the test queries; there may be none
+    retrievers: Sequence[Retriever]  # in addition to those of the searcher
+    retriever_names: tuple[str, ...]  # of all that are available
+    judged: Split | None = None  # the test queries with their relevance judgments
+    scale: Scale | None = None  # for the encoder's vectors
+    speed: Speed | None = None  # of the cross-encoder
+    dev: DevQueries | None = None  # what settings are tuned on
+    facts: Mapping[str, str | int | float] = field(default_factory=dict)  # further ones about the data
+    work_dir: Path | None = None  # keeps scores and vectors of a dataset
 
     @property
     def can_learn(self) -> bool:
@@ -108,6 +99,8 @@ def read_matrix(folder: str | Path, *, queries: int | None = None, tune: bool = 
     facts: dict[str, str | int] = {
         "train part": "its own" if own_train else "the first half of the test queries, which are not asked"
     }
+    if tune:
+        facts |= {"dev queries": len(dev.names), "dev part": HELD_OUT}
     return Task(
         name=found.name,
         items=items,
@@ -133,7 +126,7 @@ def read_matrix(folder: str | Path, *, queries: int | None = None, tune: bool = 
         judged=_judgments_of(test, items),
         scale=_estimate_scale(train.known, found.item_vectors),
         dev=DevQueries(dev.names, dev.known.scores) if tune else None,
-        facts={**facts, **({"dev queries": len(dev.names), "dev part": HELD_OUT} if tune else {})},
+        facts=facts,
     )
 
 
@@ -285,7 +278,7 @@ def _partition(found: ScoreFolder, *, queries: int | None, tune: bool) -> dict[s
         raise InputError(f"{found.name}: tuning needs train queries whose text no other query has.")
     return {
         "train": _Part(_number_names("train", learned), found.train[:learned], train[:learned]),
-        "dev": _Part(_number_names("dev", len(new)), found.train.take(new), [train[place] for place in new]),
+        "dev": _Part(_number_names("dev", len(new)), found.train[new], [train[place] for place in new]),
         "test": _Part(_number_names("test", len(test[:queries])), found.test[:queries], test[:queries]),
     }
 
