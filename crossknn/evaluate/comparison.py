@@ -53,26 +53,21 @@ class Contender:
 class Result:
     """The recall of one strategy for one budget and k, and its cost; means over the queries.
 
-    Attributes:
-        recall: Share of the true top `k` among the scored items, with `low` and `high` as its 95 % confidence interval.
-        calls: Calls per query.
-        seconds: Seconds per query in the "scorer", in the strategy's own computation ("solve") and in everything else
-            ("search"). Parts that are unknown are left out.
-        settings: The chosen settings of a tuned strategy.
-        oracle: Whether they were chosen on the test queries, for this budget and k alone.
+    `seconds` are those in the "scorer", in the strategy's own computation ("solve") and in everything else ("search");
+    parts that are unknown are left out.
     """
 
     strategy: str
     baseline: str | None
     budget: int
     k: int
-    recall: float
-    low: float
+    recall: float  # share of the true top `k` among the scored items
+    low: float  # with `high`, its 95 % confidence interval
     high: float
     calls: float
     seconds: dict[str, float]
-    settings: Mapping[str, Any] | None = None
-    oracle: bool = False
+    settings: Mapping[str, Any] | None = None  # the chosen ones of a tuned strategy
+    oracle: bool = False  # whether they were chosen on the test queries, for this budget and k alone
 
     @property
     def total_seconds(self) -> float | None:

@@ -200,9 +200,8 @@ class Dataset:
         Each split is read from `<name>/<split>`, the items from the first of them. Without `splits` the name itself
         is read, and its queries are the split "test".
         """
-        library, records = import_extra("ir_datasets", extra="datasets"), UnusableRecords(unusable)
-        names = {split: f"{name}/{split}" for split in splits} or {"test": name}
-        parts = {split: _load_ir_split(library, full) for split, full in names.items()}
+        records, names = UnusableRecords(unusable), {split: f"{name}/{split}" for split in splits} or {"test": name}
+        parts = {split: _load_ir(full, needed=("docs", "queries", "qrels")) for split, full in names.items()}
         documents = next(iter(parts.values()))
         items = Items.from_records(
             ({"_id": document.doc_id, "text": document.default_text()} for document in documents.docs_iter()),
@@ -255,13 +254,12 @@ def _parse_zeshel_name(name: str) -> tuple[str, str, int]:
 
 def _find_ir_splits(name: str) -> list[str]:
     """Those of the usual splits that ir_datasets has under a name; none if the name itself has judgments."""
-    library = import_extra("ir_datasets", extra="datasets")
-    if _load_ir(library, name).has_qrels():
+    if _load_ir(name).has_qrels():
         return []
     found = []
     for split in ("train", "dev", "test"):
         with suppress(InputError):
-            _load_ir(library, f"{name}/{split}")
+            _load_ir(f"{name}/{split}")
             found.append(split)
     return found
 
@@ -304,16 +302,13 @@ def _read_queries(path: Path) -> dict[str, str]:
     return texts
 
 
-def _load_ir(library: Any, name: str) -> Any:
+def _load_ir(name: str, *, needed: Sequence[str] = ()) -> Any:
+    library = import_extra("ir_datasets", extra="datasets")
     try:
-        return library.load(name)
+        part = library.load(name)
     except KeyError as error:
         raise InputError(f"ir_datasets has no dataset {name!r}.") from error
-
-
-def _load_ir_split(library: Any, name: str) -> Any:
-    part = _load_ir(library, name)
-    for what in ("docs", "queries", "qrels"):
+    for what in needed:
         if not getattr(part, f"has_{what}")():
             raise InputError(f"{name}: this dataset of ir_datasets has no {what}. Name its splits.")
     return part

@@ -23,6 +23,7 @@ from crossknn.vectors.ranking import top_rows
 class ScoredQueries:
     """Queries with their scores for all items, float32; what the folder does not have is None."""
 
+    texts: Sequence[str]  # names such as "test 0" if the folder has none
     scores: Scores  # (queries, items)
     vectors: Vectors  # (queries, dim), from a dual encoder
     bm25: Scores | None = None  # (queries, items)
@@ -32,9 +33,10 @@ class ScoredQueries:
         return len(self.scores)
 
     def __getitem__(self, places: slice | list[int]) -> ScoredQueries:
-        bm25 = None if self.bm25 is None else self.bm25[places]
-        relevant = None if self.relevant is None else [self.relevant[at] for at in np.arange(len(self))[places]]
-        return ScoredQueries(self.scores[places], self.vectors[places], bm25, relevant)
+        chosen = np.arange(len(self))[places]
+        texts, bm25 = [self.texts[at] for at in chosen], None if self.bm25 is None else self.bm25[places]
+        relevant = None if self.relevant is None else [self.relevant[at] for at in chosen]
+        return ScoredQueries(texts, self.scores[places], self.vectors[places], bm25, relevant)
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,16 @@ def read_scores(folder: str | Path) -> ScoreFolder:
     if dataset is not None:
         if len(dataset.items) != len(vectors):
             raise InputError(f"{folder}: has {len(vectors)} item vectors, but the texts of {len(dataset.items)} items.")
-        train, test = (_add_relevant(folder, part, dataset, name) for name, part in (("train", train), ("test", test)))
+        train, test = (_add_texts(folder, part, dataset, name) for name, part in (("train", train), ("test", test)))
     return ScoreFolder(folder.resolve().name, vectors, train, test, dataset)
 
 
 def _read_queries(folder: Path, name: str, item_vectors: Vectors) -> ScoredQueries:
     path, bm25 = folder / f"{name}_scores.f16.npy", folder / f"{name}_bm25.f16.npy"
+    scores = _load(path).astype(np.float32)
     part = ScoredQueries(
-        _load(path).astype(np.float32),
+        [f"{name} {place}" for place in range(len(scores))],
+        scores,
         _load(folder / f"{name}_query_embeddings.f16.npy").astype(np.float32),
         _load(bm25).astype(np.float32) if bm25.exists() else None,
         _read_relevant(folder / f"{name}_relevant_rows.json", len(item_vectors)),
@@ -77,15 +81,15 @@ def _read_queries(folder: Path, name: str, item_vectors: Vectors) -> ScoredQueri
     top = folder / f"{name}_top1000.npz"
     if top.exists():  # float32, so that ties break as the model breaks them
         best = _load(top)
-        np.put_along_axis(part.scores, best["rows"].astype(np.int64), best["scores"].astype(np.float32), axis=1)
+        np.put_along_axis(scores, best["rows"].astype(np.int64), best["scores"].astype(np.float32), axis=1)
     return part
 
 
-def _add_relevant(folder: Path, part: ScoredQueries, dataset: Dataset, name: str) -> ScoredQueries:
+def _add_texts(folder: Path, part: ScoredQueries, dataset: Dataset, name: str) -> ScoredQueries:
     split = dataset.split(name)
     if len(split) != len(part):
         raise InputError(f"{folder}: has the scores of {len(part)} {name} queries, but the texts of {len(split)}.")
-    return replace(part, relevant=[dataset.items.rows_of(ids) for ids in split.relevant])
+    return replace(part, texts=split.texts, relevant=[dataset.items.rows_of(ids) for ids in split.relevant])
 
 
 def _read_relevant(path: Path, items: int) -> list[Rows] | None:

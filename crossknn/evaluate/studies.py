@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,10 +34,8 @@ MIXES: Final = (0.0, 0.2, 0.4, 0.5, 0.6, 0.8, 1.0)
 MAX_PAIRS: Final = 200_000  # of queries and items that distributions are drawn from
 HISTOGRAM_BINS: Final = 60
 RECALL: Final = "true top {}"  # the name of its recall among other measures
-SCORES: Final = "scores"
-SIMILARITIES: Final = "similarities"
-SCALED: Final = "scaled scores"
 
+HistogramOf = Literal["scores", "similarities", "scaled scores"]
 Recalls = dict[int, tuple[float, float, float]]
 """Recall by k, with the two ends of its confidence interval."""
 
@@ -109,7 +107,7 @@ class LatencyStudy:
 class Histogram:
     """A density between consecutive `edges`, with an area of 1."""
 
-    of: str
+    of: HistogramOf
     edges: Sequence[float]
     density: Sequence[float]
 
@@ -360,17 +358,17 @@ def study_distributions(bench: Bench) -> DistributionStudy:
     items = task.encoder.encode_items(texts) if searcher.index is None else searcher.index.vectors[rows]
     scores = np.asarray(task.scores[:, rows], np.float64).ravel()
     similarities = (task.encoder.encode_queries(task.queries) @ np.asarray(items, np.float32).T).ravel()
-    histograms = [_histogram(SCORES, scores, scores), _histogram(SIMILARITIES, similarities, similarities)]
+    histograms = [_histogram("scores", scores, scores), _histogram("similarities", similarities, similarities)]
     scale = searcher.normalization
     if scale is None:
         return DistributionStudy(histograms, len(scores))
     scaled = scale.normalize(scores)
     both = np.concatenate([scaled, similarities])
-    histograms += [_histogram(SCALED, scaled, both), _histogram(SIMILARITIES, similarities, both)]
+    histograms += [_histogram("scaled scores", scaled, both), _histogram("similarities", similarities, both)]
     return DistributionStudy(histograms, len(scores), scale.alpha, scale.beta)
 
 
-def _histogram(of: str, values: NDArray[Any], range_values: NDArray[Any]) -> Histogram:
+def _histogram(of: HistogramOf, values: NDArray[Any], range_values: NDArray[Any]) -> Histogram:
     """The densities of `values` between edges that cover `range_values`."""
     edges = np.histogram_bin_edges(range_values, HISTOGRAM_BINS)
     return Histogram(of, edges.tolist(), np.histogram(values, edges, density=True)[0].tolist())

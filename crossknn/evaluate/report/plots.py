@@ -16,9 +16,6 @@ from crossknn.evaluate.measures import LEVEL
 from crossknn.evaluate.report.findings import PERCENT, TYPICAL_K, describe_best, headline, number, rounded, typical
 from crossknn.evaluate.studies import (
     RECALL,
-    SCALED,
-    SCORES,
-    SIMILARITIES,
     DistributionStudy,
     Indexed,
     LatencyStudy,
@@ -90,7 +87,6 @@ class Canvas:
                 axis.set_ylabel(y, color=MUTED, fontsize=10)
             if place + self.columns >= len(self.axes):
                 axis.set_xlabel(x, color=MUTED, fontsize=10)
-
         self._add_legend(legend)
 
     def _add_legend(self, labels: Sequence[Label]) -> None:
@@ -206,8 +202,9 @@ def _plot_sweep(sweep: Sweep, comparison: Comparison, setting: str, meaning: str
     for level in sweep.levels:
         styles[level.strategy] = {**styles[level.strategy], "marker": "", "linestyle": DASHES, "linewidth": 1.6}
     ks = list(dict.fromkeys(curve.k for curve in sweep.curves))
+    names = dict.fromkeys(curve.strategy for curve in [*sweep.curves, *sweep.levels])
     values = [point.at for curve in sweep.curves for point in curve.points]
-    canvas, names = Canvas([f"True top {k}" for k in ks]), list[str]()
+    canvas = Canvas([f"True top {k}" for k in ks])
     for axis, k in zip(canvas.axes, ks, strict=True):
         _set_x(axis, values, [point.at for point in sweep.curves[0].points])
         curves = [curve for curve in [*sweep.curves, *sweep.levels] if curve.k == k]
@@ -215,7 +212,6 @@ def _plot_sweep(sweep: Sweep, comparison: Comparison, setting: str, meaning: str
             recall = [100 * point.recall for point in curve.points]
             axis.plot([point.at for point in curve.points], recall, **styles[curve.strategy])
         _set_y(axis, [100 * point.recall for curve in curves for point in curve.points], exact=100, min_span=MIN_SPAN)
-        names = list(dict.fromkeys(curve.strategy for curve in curves))
     canvas.label(setting, "recall, %", [*((name, styles[name]) for name in names), (EXACT, EXACT_STYLE)])
     within = f"within {number(sweep.budget)} calls"
     return Plot(
@@ -271,7 +267,7 @@ def _plot_latency(study: LatencyStudy) -> Plot:
 def _plot_distributions(study: DistributionStudy) -> Plot:
     """Densities of the scores, of the similarities, and of both on the scale of the similarities."""
     blue, yellow = TIME_COLORS["scorer"], TIME_COLORS["search"]
-    colors = {SCORES: blue, SCALED: blue, SIMILARITIES: yellow}
+    colors = {"scores": blue, "scaled scores": blue, "similarities": yellow}
     scores, similarities, *both = study.histograms
     panels = {"Cross-encoder scores": [scores], "Encoder similarities": [similarities]}
     if both:
@@ -283,7 +279,7 @@ def _plot_distributions(study: DistributionStudy) -> Plot:
             axis.stairs(histogram.density, histogram.edges, fill=True, color=color, alpha=0.45)
             axis.stairs(histogram.density, histogram.edges, color=color, linewidth=1.4)
         axis.set_ylim(bottom=0)
-    canvas.label("", "density", [(of, _area_style(colors[of])) for of in (SCORES, SIMILARITIES)])
+    canvas.label("", "density", [(of, _area_style(colors[of])) for of in ("scores", "similarities")])
     scale = "" if study.alpha is None else f" α is {study.alpha:.3g} and β {study.beta:.3g}.".replace("-", "−")
     alt = "Densities of the cross-encoder’s scores and of the encoder’s similarities."
     return Plot(canvas, alt, f"{number(study.pairs)} pairs of test queries with random items.{scale}")
