@@ -36,8 +36,8 @@ from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.evaluate.comparison import rows_of
 from crossknn.evaluate.ground_truth import exact_scores, truth_rows
+from crossknn.evaluate.matrices import precomputed_scorer
 from crossknn.evaluate.measures import top_k_recall
-from crossknn.evaluate.precomputed import precomputed_scorer
 from crossknn.indexing.builder import Build
 from crossknn.indexing.distillation import Distillation
 from crossknn.indexing.factorization.inductive import Inductive

@@ -25,7 +25,7 @@ from benchmarks.signals import compare
 from crossknn.encoders.item_encoding import encode_items
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.evaluate.ground_truth import exact_scores
-from crossknn.evaluate.precomputed import precomputed_scorer
+from crossknn.evaluate.matrices import precomputed_scorer
 from crossknn.indexing.index import Index
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.posterior.strategy import Posterior

@@ -20,9 +20,8 @@ from typing import Any
 from benchmarks.posterior import CALLS_PER_ITEM, ROUNDS, Shares, means, search
 from benchmarks.scoring_speed import surroundings
 from crossknn.evaluate.benchmark import Bench
-from crossknn.evaluate.matrices import read_scores
+from crossknn.evaluate.matrices import SharedRetriever, read_scores
 from crossknn.evaluate.measures import paired_difference
-from crossknn.evaluate.precomputed import SharedRetriever
 from crossknn.evaluate.tasks import Task, read_matrix
 from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import prior_sampling

@@ -22,8 +22,7 @@ from crossknn.errors import InputError
 
 if TYPE_CHECKING:
     from crossknn.evaluate.benchmark import Bench
-    from crossknn.evaluate.comparison import Comparison
-    from crossknn.evaluate.results import Quality
+    from crossknn.evaluate.comparison import Comparison, Quality
     from crossknn.evaluate.tasks import Task
     from crossknn.types import Progress
 

@@ -173,8 +173,7 @@ def _style_query(query: str) -> Text:
 
 
 def _print_comparison(comparison: Comparison) -> None:
-    from crossknn.evaluate.report.findings import headline
-    from crossknn.evaluate.report.format import describe_speed
+    from crossknn.evaluate.report.findings import describe_speed, headline
     from crossknn.evaluate.report.table import table
 
     out.print()

@@ -6,18 +6,18 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crossknn import __version__
 from crossknn._checks import check_seed, invalid
 from crossknn._imports import import_extra
-from crossknn.evaluate.comparison import Comparison, Contender, compare
+from crossknn.evaluate.comparison import TIME_PARTS, Comparison, Quality, Result, compare, rows_of, search_in_batches
 from crossknn.evaluate.contenders import AvailableData, ResolvedStrategy, VectorSource
-from crossknn.evaluate.ground_truth import truth_hits
-from crossknn.evaluate.measures import measure_quality
-from crossknn.evaluate.results import Quality, Result
+from crossknn.evaluate.ground_truth import truth_hits, truth_rows
+from crossknn.evaluate.measures import measure_quality, top_k_recall
 from crossknn.evaluate.tasks import Task
 from crossknn.indexing.builder import PSEUDO_QUERIES
 from crossknn.indexing.factorization.factors import Cur, Method
@@ -26,9 +26,10 @@ from crossknn.indexing.sampling import PerItem, Sampling, prior_sampling
 from crossknn.items.items import Items
 from crossknn.search.results import Hits
 from crossknn.search.searcher import Searcher
+from crossknn.strategies.base import Strategy
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.prior import SIGNALS
-from crossknn.types import Progress
+from crossknn.types import Progress, Scores
 
 QUALITY_MEASURES: Final = ("nDCG@10", "MRR@10", "accuracy")
 QUALITY_DEPTH: Final = 10  # hits that these measures look at
@@ -104,7 +105,9 @@ class Bench:
                 progress=self._count_searches(number, len(strategies)),
                 on_hits=lambda name, budget, hits: quality.extend(self._measure_quality(name, budget, hits)),
             )
-            results += [self._complete(result, strategy.contender) for result in measured]
+            for result in measured:  # scores are looked up: without a speed, the scorer's time is unknown
+                seconds = {part: result.seconds[part] for part in TIME_PARTS if task.speed or part != "scorer"}
+                results.append(replace(result, baseline=strategy.contender.baseline, seconds=seconds))
         exact = truth_hits(task.items, task.queries, task.scores, QUALITY_DEPTH)
         quality += self._measure_quality("exact", None, exact)
         return Comparison(
@@ -186,11 +189,6 @@ class Bench:
             return None
         return lambda _, done, total: report("compare strategies", number * total + done, strategies * total)
 
-    def _complete(self, result: Result, contender: Contender) -> Result:
-        """The result with its baseline, and without the scorer's time if its speed is unknown."""
-        known = {part: seconds for part, seconds in result.seconds.items() if self.task.speed or part != "scorer"}
-        return replace(result, baseline=contender.baseline, seconds=known)
-
     def _measure_quality(self, name: str, budget: int | None, found: Sequence[Hits]) -> list[Quality]:
         """The mean quality of the hits; nothing if there are no judgments."""
         if self.task.judged is None:
@@ -224,3 +222,38 @@ class Bench:
             "versions": f"Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}, "
             f"crossknn {__version__}",
         }
+
+
+class CellRecall(NamedTuple):
+    """Recall of a strategy for one budget and k."""
+
+    recall: NDArray[np.float64]  # (queries,)
+    calls: float
+
+
+class RecallTrial:
+    """Measures the recall of strategies on queries whose scores are known, many queries at a time."""
+
+    def __init__(
+        self, queries: Sequence[str], scores: Scores, ks: Sequence[int], progress: Progress | None = None
+    ) -> None:
+        self.ks = ks
+        self.progress = progress
+        self._queries = queries
+        self._truth = truth_rows(scores, max(ks))
+        self._step, self._done, self._total = "", 0, 0
+
+    def start(self, step: str, strategies: int) -> None:
+        """Report the searches of this number of strategies as one step."""
+        self._step, self._done, self._total = step, 0, strategies * len(self._queries)
+
+    def search(self, searcher: Searcher, strategy: Strategy, budget: int) -> dict[int, CellRecall]:
+        """The recall of one strategy for each k."""
+        found: list[Hits] = []
+        for batch in search_in_batches(searcher, self._queries, strategy, k=budget):  # the hits are all scored rows
+            found += batch
+            self._done += len(batch)
+            if self.progress is not None:
+                self.progress(self._step, self._done, self._total)
+        rows, calls = [rows_of(hits) for hits in found], float(np.mean([hits.calls for hits in found]))
+        return {k: CellRecall(top_k_recall(self._truth, rows, k), calls) for k in self.ks}

@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from crossknn._checks import check_positive, invalid
 from crossknn.errors import InputError
 from crossknn.evaluate.measures import bootstrap_interval, top_k_recall
-from crossknn.evaluate.results import Quality, Result, Studies
 from crossknn.items.items import Items
 from crossknn.scorers.timing import Speed
 from crossknn.search.results import Hits
@@ -22,7 +21,11 @@ from crossknn.strategies.base import Strategy
 from crossknn.strategies.exact import Exact
 from crossknn.types import Progress, Rows
 
+if TYPE_CHECKING:
+    from crossknn.evaluate.studies import Studies
+
 QUERY_BATCH: Final = 64  # queries that are searched together where their times do not matter
+TIME_PARTS: Final = ("scorer", "solve", "search")
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,52 @@ class Contender:
             raise invalid("make", "a function from a budget to a strategy", self.make)
 
 
+@dataclass(frozen=True)
+class Result:
+    """The recall of one strategy for one budget and k, and its cost; means over the queries.
+
+    `seconds` are those in the "scorer", in the strategy's own computation ("solve") and in everything else ("search");
+    parts that are unknown are left out.
+    """
+
+    strategy: str
+    baseline: str | None
+    budget: int
+    k: int
+    recall: float  # share of the true top `k` among the scored items
+    low: float  # with `high`, its 95 % confidence interval
+    high: float
+    calls: float
+    seconds: dict[str, float]
+    settings: Mapping[str, Any] | None = None  # the chosen ones of a tuned strategy
+    oracle: bool = False  # whether they were chosen on the test queries, for this budget and k alone
+
+    @property
+    def total_seconds(self) -> float | None:
+        """Seconds per query in total; None where a part is unknown."""
+        return sum(self.seconds[part] for part in TIME_PARTS) if self.seconds.keys() >= set(TIME_PARTS) else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON can hold them; the last two only if something was tuned."""
+        fields = asdict(self)
+        if self.settings is None:
+            del fields["settings"], fields["oracle"]
+        return fields
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Relevance of a strategy's hits within a budget, by measure; means over the queries."""
+
+    strategy: str
+    budget: int | None  # None for exact search
+    values: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON can hold them."""
+        return {"strategy": self.strategy, "budget": self.budget, **self.values}
+
+
 class Line(NamedTuple):
     """One item of a sample answer, and whether it is in the exact top."""
 
@@ -56,16 +105,11 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """The results of several searches for one query, side by side.
-
-    Attributes:
-        relevant: The relevant item's text, if it is known.
-        columns: The best items of each search, by its name.
-    """
+    """The results of several searches for one query, side by side."""
 
     query: str
-    relevant: str | None
-    columns: Mapping[str, Sequence[Line]]
+    relevant: str | None  # the relevant item's text, if it is known
+    columns: Mapping[str, Sequence[Line]]  # the best items of each search, by its name
 
 
 class Group(NamedTuple):
@@ -80,7 +124,6 @@ class Comparison:
     """The results of a comparison with all that a report shows.
 
     Args:
-        title: What was compared, in a few words.
         data: Facts about the run by name: queries, scorer, encoder, machine, versions, seed, …
             Numbers are printed as counts (2,024); pass a year or a long seed as a string.
         items: Number of items, which is the number of calls of an exact search.
@@ -154,23 +197,20 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """The results as `records`, quality and studies if there are any, and all else but answers as `header`."""
-        optional: dict[str, Any] = {}
-        if self.quality:
-            optional["quality"] = [quality.to_json() for quality in self.quality]
-        if self.studies is not None:
-            optional["studies"] = self.studies.to_json()
-        return {
-            "header": {
-                "title": self.title,
-                "items": self.items,
-                "exact_seconds": self.exact_seconds,
-                "speed": None if self.speed is None else asdict(self.speed),
-                "command": self.command,
-                "data": dict(self.data),
-            },
-            "records": [result.to_json() for result in self.results],
-            **optional,
+        header = {
+            "title": self.title,
+            "items": self.items,
+            "exact_seconds": self.exact_seconds,
+            "speed": None if self.speed is None else asdict(self.speed),
+            "command": self.command,
+            "data": dict(self.data),
         }
+        content: dict[str, Any] = {"header": header, "records": [result.to_json() for result in self.results]}
+        if self.quality:
+            content["quality"] = [quality.to_json() for quality in self.quality]
+        if self.studies is not None:
+            content["studies"] = self.studies.to_json()
+        return content
 
 
 def show_answer(
@@ -216,14 +256,10 @@ def compare(
     searches once within the smallest budget, to fit its retrievers and load its models.
 
     Args:
-        searcher: What searches.
-        queries: The test queries.
-        truth: Their exact hits, as returned by `exact_truth`.
+        truth: The exact hits of the queries, as returned by `exact_truth`.
         contenders: The strategies; a baseline comes before the strategies that name it.
-        budgets: Calls per query.
         ks: Recall is that of the true top k, for each of these.
         speed: The scorer's speed, if scores come from a cache: its time is computed from each search's rounds.
-        progress: Counts searches.
         on_hits: Called with a contender's name, a budget and the hits of all queries.
 
     Returns:
@@ -234,8 +270,8 @@ def compare(
     _check_truth(queries, truth, depth=min(max(_check_sizes("ks", ks)), len(searcher.items)))
     plan = list(_plan_searches(contenders, sorted(_check_sizes("budgets", budgets))))
     true_rows, results = [rows_of(hits) for hits in truth], []
-    for number, (contender, strategy, budget, is_first) in enumerate(plan):
-        if is_first:
+    for number, (contender, strategy, budget) in enumerate(plan):
+        if budget == min(budgets):
             # The last query, because the searcher caches the vector of the most recent one.
             searcher.search(queries[-1], k=budget, strategy=strategy)
         found = []
@@ -264,8 +300,8 @@ def rows_of(hits: Hits) -> Rows:
 
 def _plan_searches(
     contenders: Sequence[Contender], budgets: Sequence[int]
-) -> Iterator[tuple[Contender, Strategy, int, bool]]:
-    """Every strategy to run, checked, with its budget and whether it is its contender's first."""
+) -> Iterator[tuple[Contender, Strategy, int]]:
+    """Every strategy to run, checked, with its budget."""
     seen: dict[str, Contender] = {}
     for contender in contenders:
         name, baseline = contender.name, contender.baseline
@@ -282,7 +318,7 @@ def _plan_searches(
                 raise InputError(
                     f"`make` of {name!r} must return a strategy with the given budget ({budget}), got {strategy!r}."
                 )
-            yield contender, strategy, budget, budget == budgets[0]
+            yield contender, strategy, budget
 
 
 def _check_sizes(name: str, sizes: Sequence[int]) -> Sequence[int]:

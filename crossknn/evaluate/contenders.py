@@ -31,17 +31,11 @@ DISPLAY: Final = {"retriever": "{}", "first": "{} first", "loss": "{}", "mix": "
 
 @dataclass(frozen=True)
 class AvailableData:
-    """What the data of a benchmark provide for strategies.
+    """What the data of a benchmark provide for strategies."""
 
-    Attributes:
-        retrievers: By name; the last one is the default first stage.
-        fitted: Whether there are item vectors fitted to scores.
-        cur: Whether there are those of CUR.
-    """
-
-    retrievers: tuple[str, ...]
-    fitted: bool = False
-    cur: bool = False
+    retrievers: tuple[str, ...]  # by name; the last one is the default first stage
+    fitted: bool = False  # whether there are item vectors fitted to scores
+    cur: bool = False  # whether there are those of CUR
 
     @property
     def default_retriever(self) -> str:
@@ -54,23 +48,14 @@ class AvailableData:
 
 
 class ResolvedStrategy(NamedTuple):
-    """A contender and what its name stands for.
-
-    Attributes:
-        contender: The contender.
-        kind: The registered name of its strategy.
-        vectors: The item vectors that it searches with.
-        first: Its first-stage retriever.
-        settings: The settings that were given.
-        family: The contender's name with these settings only.
-    """
+    """A contender and what its name stands for."""
 
     contender: Contender
-    kind: str
-    vectors: VectorSource
-    first: str
-    settings: Mapping[str, Any]
-    family: str
+    kind: str  # the registered name of its strategy
+    vectors: VectorSource  # that it searches with
+    first: str  # its first-stage retriever
+    settings: Mapping[str, Any]  # those that were given
+    family: str  # the contender's name with these settings only
 
 
 def strategy_names() -> list[str]:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from os import PathLike
 from pathlib import Path
@@ -19,8 +20,15 @@ import numpy as np
 from crossknn._checks import check_positive, check_seed, invalid
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
-from crossknn.evaluate.splits import Split, Unusable, UnusableRecords, list_names, make_split, read_beir_qrels
-from crossknn.evaluate.zeshel import MentionContext, find_documents, read_mentions
+from crossknn.evaluate.splits import (
+    Split,
+    Unusable,
+    UnusableRecords,
+    list_names,
+    make_split,
+    read_beir_qrels,
+    read_mentions,
+)
 from crossknn.items.fields import Fields
 from crossknn.items.items import Items
 from crossknn.items.readers import MAX_LINE_BYTES, JsonLines
@@ -43,13 +51,8 @@ logger = logging.getLogger("crossknn")
 class Dataset:
     """Items, and queries by split with their relevance judgments.
 
-    A warning counts the test queries that have the text of a train query.
-
-    Args:
-        name: Its name in tables and reports.
-        items: What is searched.
-        splits: The queries by the name of their split, such as "train" and "test".
-        skipped: The number of skipped records by reason.
+    A warning counts the test queries that have the text of a train query. `skipped` has the number of skipped records
+    by reason.
     """
 
     name: str
@@ -99,15 +102,10 @@ class Dataset:
         title_mark: str | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """The dataset that a command line names.
+        """The dataset that a command line names: a BEIR folder, `zeshel:FOLDER:DOMAIN` or `ir_datasets:NAME`.
 
-        Args:
-            source: A BEIR folder, `zeshel:FOLDER:DOMAIN` or `ir_datasets:NAME`. `zeshel:FOLDER:DOMAIN:100` has 100
-                train queries instead of 500; `ir_datasets:NAME` has those of the splits train, dev and test that exist.
-            seed: For ZeShEL, as in `from_zeshel`.
-            marks: The same.
-            title_mark: The same.
-            progress: Counts items.
+        `zeshel:FOLDER:DOMAIN:100` has 100 train queries instead of 500; `seed`, `marks` and `title_mark` are those of
+        `from_zeshel`. `ir_datasets:NAME` has those of the splits train, dev and test that exist.
         """
         kind, _, name = os.fspath(source).partition(":")
         if kind == "zeshel":
@@ -134,25 +132,19 @@ class Dataset:
         `qgen-qrels/train.tsv`), if there are any, are the split "pseudo", which the paper trains on.
 
         Args:
-            folder: The folder.
             splits: Which to read; by default all.
             unusable: Whether judgments of unknown queries or items and queries without relevant items are an error or
                 skipped, and counted in `skipped`.
-            progress: Counts items.
         """
         folder, records = Path(folder), UnusableRecords(unusable)
         if not folder.is_dir():
             raise InputError(f"{folder}: {'is not a BEIR folder but a file' if folder.exists() else 'does not exist'}.")
         files = _find_beir_files(folder)
         chosen = [_check_split(str(folder), name, files) for name in (files if splits is None else splits)]
-        items = Items.from_path(folder, progress=progress)
-        texts: dict[Path, dict[str, str]] = {}
-        read = {}
+        items, read_queries, read = Items.from_path(folder, progress=progress), cache(_read_queries), {}
         for name in chosen:
             queries, qrels = files[name]
-            if queries not in texts:
-                texts[queries] = _read_queries(queries)
-            read[name] = make_split(str(qrels), read_beir_qrels(qrels), texts[queries], items, records)
+            read[name] = make_split(str(qrels), read_beir_qrels(qrels), read_queries(queries), items, records)
         return cls(folder.resolve().name, items, read, records.counts)
 
     @classmethod
@@ -175,28 +167,26 @@ class Dataset:
         "train" and the others "test"; with the same seed, a larger train split contains a smaller one.
 
         Args:
-            folder: The folder.
-            domain: Its name, such as "yugioh".
-            train: Number of train queries.
-            seed: Of the random split.
             context: Words of the document on either side of a mention.
             marks: Tokens around a mention.
             title_mark: Token between a document's title and text.
             unusable: Whether a mention of or in an unknown document is an error or skipped.
-            progress: Counts items.
         """
         check_positive("train", train)
         check_positive("context", context)
         check_seed(seed)
         folder, records = Path(folder), UnusableRecords(unusable)
-        documents = find_documents(folder, domain)
+        documents = folder / "documents" / f"{domain}.json"
+        if not documents.is_file():
+            known = list_names(sorted(path.stem for path in documents.parent.glob("*.json")))
+            raise InputError(f"{folder}: there are no documents of the domain {domain!r}, only of {known}.")
         items = Items.from_jsonl(documents, id="document_id", progress=progress)
         bodies = Items.from_jsonl(documents, id="document_id", text="text")  # mentions count words without the title
         if title_mark is not None:
             titles = Items.from_jsonl(documents, id="document_id", text="title").texts
             marked = (f"{title} {title_mark} {text}" for title, text in zip(titles, bodies.texts, strict=True))
             items = Items(marked, ids=bodies.ids)
-        mentions = read_mentions(folder, domain, MentionContext(bodies, context, marks), records)
+        mentions = read_mentions(folder, domain, bodies, context=context, marks=marks, unusable=records)
         if train >= len(mentions):
             raise invalid("train", f"below the number of mentions of {domain} ({len(mentions)})", train)
         order = np.random.default_rng(seed).permutation(len(mentions))
@@ -210,9 +200,8 @@ class Dataset:
         Each split is read from `<name>/<split>`, the items from the first of them. Without `splits` the name itself
         is read, and its queries are the split "test".
         """
-        library, records = import_extra("ir_datasets", extra="datasets"), UnusableRecords(unusable)
-        names = {split: f"{name}/{split}" for split in splits} or {"test": name}
-        parts = {split: _load_ir_split(library, full) for split, full in names.items()}
+        records, names = UnusableRecords(unusable), {split: f"{name}/{split}" for split in splits} or {"test": name}
+        parts = {split: _load_ir(full, needed=("docs", "queries", "qrels")) for split, full in names.items()}
         documents = next(iter(parts.values()))
         items = Items.from_records(
             ({"_id": document.doc_id, "text": document.default_text()} for document in documents.docs_iter()),
@@ -265,13 +254,12 @@ def _parse_zeshel_name(name: str) -> tuple[str, str, int]:
 
 def _find_ir_splits(name: str) -> list[str]:
     """Those of the usual splits that ir_datasets has under a name; none if the name itself has judgments."""
-    library = import_extra("ir_datasets", extra="datasets")
-    if _load_ir(library, name).has_qrels():
+    if _load_ir(name).has_qrels():
         return []
     found = []
     for split in ("train", "dev", "test"):
         with suppress(InputError):
-            _load_ir(library, f"{name}/{split}")
+            _load_ir(f"{name}/{split}")
             found.append(split)
     return found
 
@@ -314,16 +302,13 @@ def _read_queries(path: Path) -> dict[str, str]:
     return texts
 
 
-def _load_ir(library: Any, name: str) -> Any:
+def _load_ir(name: str, *, needed: Sequence[str] = ()) -> Any:
+    library = import_extra("ir_datasets", extra="datasets")
     try:
-        return library.load(name)
+        part = library.load(name)
     except KeyError as error:
         raise InputError(f"ir_datasets has no dataset {name!r}.") from error
-
-
-def _load_ir_split(library: Any, name: str) -> Any:
-    part = _load_ir(library, name)
-    for what in ("docs", "queries", "qrels"):
+    for what in needed:
         if not getattr(part, f"has_{what}")():
             raise InputError(f"{name}: this dataset of ir_datasets has no {what}. Name its splits.")
     return part

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -44,16 +43,8 @@ def exact_scores(
 
     The first run makes queries × items calls. An interrupted run is resumed after its last complete block, a finished
     one makes no call; of several concurrent processes one scores while the others wait. Stored scores are verified,
-    and damaged ones are computed again.
-
-    Args:
-        items: The items.
-        queries: The evaluation queries.
-        scorer: The cross-encoder.
-        folder: May hold many matrices: a file is named by a hash of items, queries and scorer.
-        block: Queries stored at a time.
-        engine: Where pairs are scored.
-        progress: Called after every block.
+    and damaged ones are computed again. The folder may hold many matrices: a file is named by a hash of items, queries
+    and scorer. `block` queries are stored at a time, each block followed by a call of `progress`.
     """
     if isinstance(queries, str) or not len(queries) or not all(isinstance(query, str) for query in queries):
         raise invalid("queries", "a nonempty list of strings", queries)
@@ -62,15 +53,64 @@ def exact_scores(
         raise InputError("The scorer has no name to store scores under: give function_scorer a fingerprint.")
     if block is not None:
         check_positive("block", block)
-    run = _Run(items, queries, scorer, engine, progress)
-    file = run.block_file(Path(folder))
+
+    def report(done: int) -> None:
+        if progress is not None:
+            progress(STEP, done * len(items), len(queries) * len(items))
+
+    file = _block_file(items, queries, scorer, Path(folder))
     scores = file.load()
     if scores is not None:
-        run.report(len(queries))
+        report(len(queries))
         return scores
-    with file.resume() as missing:
-        run.score_missing([query for gap in missing for query in gap], file, block)
+    with file.resume() as gaps:
+        missing = [query for gap in gaps for query in gap]
+        done = len(queries) - len(missing)
+        report(done)
+        with closing(_score(items, queries, missing, scorer, engine)) as scored:
+            while some := dict(islice(scored, block or max(1, BLOCK_PAIRS // len(items)))):
+                file.write(some)
+                done += len(some)
+                report(done)
     return file.map()
+
+
+def _block_file(items: Items, queries: Sequence[str], scorer: Scorer, folder: Path) -> BlockFile:
+    """The file of these scores, named by a hash of what they depend on."""
+    texts = blake2b(b"crossknn queries 1", digest_size=16)
+    for query in queries:
+        text = query.encode("utf-8", "surrogatepass")
+        texts.update(len(text).to_bytes(8, "little") + text)
+    inputs = {"items": items.fingerprint, "queries": texts.hexdigest(), "scorer": scorer.fingerprint}
+    name = digest(json.dumps({"format": FORMAT, **inputs}, sort_keys=True).encode())
+    return BlockFile(folder / f"{name}.npy", inputs, rows=len(queries), width=items.__len__, dtype=np.float32)
+
+
+def _score(
+    items: Items, queries: Sequence[str], missing: Sequence[int], scorer: Scorer, engine: Engine
+) -> Generator[tuple[int, Scores], None, None]:
+    """Each of the missing queries and its scores, (1, items), as they are done.
+
+    Which pairs share a call does not depend on the other queries.
+    """
+    starts = range(0, len(items), CALL_PAIRS)
+
+    def jobs() -> Iterator[Job]:
+        """The texts of each call, numbered by query and by place among the query's calls."""
+        for query in missing:
+            for place, first in enumerate(starts):
+                texts = items.texts_of(np.arange(first, min(first + CALL_PAIRS, len(items))))
+                yield query * len(starts) + place, ([queries[query]] * len(texts), texts)
+
+    parts: dict[int, dict[int, Scores]] = {}  # of unfinished queries, by place
+    with closing(engine.run(score_pairs, scorer, jobs())) as scored:
+        for number, scores in scored:
+            query, place = divmod(number, len(starts))
+            found = parts.setdefault(query, {})
+            found[place] = scores
+            if len(found) == len(starts):
+                del parts[query]
+                yield query, np.concatenate([found[at] for at in range(len(starts))])[None]
 
 
 def truth_rows(scores: Scores, k: int) -> list[Rows]:
@@ -89,68 +129,3 @@ def truth_hits(items: Items, queries: Sequence[str], scores: Scores, k: int) -> 
         hits = tuple(Hit(id_, score, None, round=1, proposed_by="exact", row=row) for id_, score, row in found)
         truth.append(Hits(query, hits, calls=len(items), rounds=1))
     return truth
-
-
-@dataclass(frozen=True)
-class _Run:
-    items: Items
-    queries: Sequence[str]
-    scorer: Scorer
-    engine: Engine
-    progress: Progress | None
-
-    def block_file(self, folder: Path) -> BlockFile:
-        inputs = {
-            "items": self.items.fingerprint,
-            "queries": _hash_queries(self.queries),
-            "scorer": self.scorer.fingerprint,
-        }
-        name = digest(json.dumps({"format": FORMAT, **inputs}, sort_keys=True).encode())
-        rows, width = len(self.queries), self.items.__len__
-        return BlockFile(folder / f"{name}.npy", inputs, rows=rows, width=width, dtype=np.float32)
-
-    def score_missing(self, missing: Sequence[int], file: BlockFile, block: int | None) -> None:
-        block = block or max(1, BLOCK_PAIRS // len(self.items))
-        done = len(self.queries) - len(missing)
-        self.report(done)
-        with closing(self._score(missing)) as scored:
-            while some := dict(islice(scored, block)):
-                file.write(some)
-                done += len(some)
-                self.report(done)
-
-    def report(self, done: int) -> None:
-        if self.progress is not None:
-            self.progress(STEP, done * len(self.items), len(self.queries) * len(self.items))
-
-    def _score(self, queries: Sequence[int]) -> Generator[tuple[int, Scores], None, None]:
-        """Each query and its scores, (1, items), as they are done.
-
-        Which pairs share a call does not depend on the other queries.
-        """
-        starts = range(0, len(self.items), CALL_PAIRS)
-        parts: dict[int, dict[int, Scores]] = {}  # of unfinished queries, by place
-        with closing(self.engine.run(score_pairs, self.scorer, self._jobs(queries, starts))) as scored:
-            for number, scores in scored:
-                query, place = divmod(number, len(starts))
-                found = parts.setdefault(query, {})
-                found[place] = scores
-                if len(found) == len(starts):
-                    del parts[query]
-                    yield query, np.concatenate([found[at] for at in range(len(starts))])[None]
-
-    def _jobs(self, queries: Sequence[int], starts: range) -> Iterator[Job]:
-        """The texts of each call, numbered by query and by place among the query's calls."""
-        for query in queries:
-            for place, first in enumerate(starts):
-                texts = self.items.texts_of(np.arange(first, min(first + CALL_PAIRS, len(self.items))))
-                yield query * len(starts) + place, ([self.queries[query]] * len(texts), texts)
-
-
-def _hash_queries(queries: Sequence[str]) -> str:
-    """Equal for equal texts in the same order."""
-    total = blake2b(b"crossknn queries 1", digest_size=16)
-    for query in queries:
-        text = query.encode("utf-8", "surrogatepass")
-        total.update(len(text).to_bytes(8, "little") + text)
-    return total.hexdigest()

@@ -1,50 +1,42 @@
-"""Folders of exact cross-encoder scores with encoder vectors, to measure strategies without a model."""
+"""Score matrices: folders of exact scores with encoder vectors, and a scorer and retrievers that look scores up."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from crossknn.errors import InputError
 from crossknn.evaluate.datasets import Dataset
-from crossknn.types import Rows, Scores, Vectors
+from crossknn.items.items import Items
+from crossknn.retrievers.base import check_fitted, check_request
+from crossknn.testing import MatrixScorer
+from crossknn.types import Mask, Proposal, Retriever, Rows, Scores, Vectors
+from crossknn.vectors.ranking import top_rows
 
 
 @dataclass(frozen=True)
 class ScoredQueries:
-    """Queries with their scores for all items.
+    """Queries with their scores for all items, float32; what the folder does not have is None."""
 
-    Attributes:
-        scores: (queries, items) float32.
-        vectors: (queries, dim) float32, from a dual encoder.
-        bm25: (queries, items) float32, if the folder has them.
-        relevant: The rows of each query's relevant items, if the folder has them.
-    """
-
-    scores: Scores
-    vectors: Vectors
-    bm25: Scores | None = None
-    relevant: list[Rows] | None = field(default=None, repr=False)
+    texts: Sequence[str]  # names such as "test 0" if the folder has none
+    scores: Scores  # (queries, items)
+    vectors: Vectors  # (queries, dim), from a dual encoder
+    bm25: Scores | None = None  # (queries, items)
+    relevant: list[Rows] | None = field(default=None, repr=False)  # the rows of each query's relevant items
 
     def __len__(self) -> int:
         return len(self.scores)
 
-    def __getitem__(self, part: slice) -> ScoredQueries:
-        bm25 = None if self.bm25 is None else self.bm25[part]
-        return ScoredQueries(self.scores[part], self.vectors[part], bm25, self.relevant and self.relevant[part])
-
-    def take(self, places: Sequence[int]) -> ScoredQueries:
-        """The queries at these places, in their order."""
-        chosen = list(places)
-        bm25 = None if self.bm25 is None else self.bm25[chosen]
-        relevant = None if self.relevant is None else [self.relevant[place] for place in chosen]
-        return ScoredQueries(self.scores[chosen], self.vectors[chosen], bm25, relevant)
+    def __getitem__(self, places: slice | list[int]) -> ScoredQueries:
+        chosen = np.arange(len(self))[places]
+        texts, bm25 = [self.texts[at] for at in chosen], None if self.bm25 is None else self.bm25[places]
+        relevant = None if self.relevant is None else [self.relevant[at] for at in chosen]
+        return ScoredQueries(texts, self.scores[places], self.vectors[places], bm25, relevant)
 
 
 @dataclass(frozen=True)
@@ -71,17 +63,21 @@ def read_scores(folder: str | Path) -> ScoreFolder:
     if dataset is not None:
         if len(dataset.items) != len(vectors):
             raise InputError(f"{folder}: has {len(vectors)} item vectors, but the texts of {len(dataset.items)} items.")
-        train, test = (_add_relevant(folder, part, dataset, name) for name, part in (("train", train), ("test", test)))
+        train, test = (_add_texts(folder, part, dataset, name) for name, part in (("train", train), ("test", test)))
     return ScoreFolder(folder.resolve().name, vectors, train, test, dataset)
 
 
 def _read_queries(folder: Path, name: str, item_vectors: Vectors) -> ScoredQueries:
-    scores = _load(folder / f"{name}_scores.f16.npy").astype(np.float32)
-    vectors = _load(folder / f"{name}_query_embeddings.f16.npy").astype(np.float32)
-    bm25 = folder / f"{name}_bm25.f16.npy"
-    relevant = _read_relevant(folder / f"{name}_relevant_rows.json", len(item_vectors))
-    part = ScoredQueries(scores, vectors, _load(bm25).astype(np.float32) if bm25.exists() else None, relevant)
-    _check_shapes(folder / f"{name}_scores.f16.npy", part, item_vectors)
+    path, bm25 = folder / f"{name}_scores.f16.npy", folder / f"{name}_bm25.f16.npy"
+    scores = _load(path).astype(np.float32)
+    part = ScoredQueries(
+        [f"{name} {place}" for place in range(len(scores))],
+        scores,
+        _load(folder / f"{name}_query_embeddings.f16.npy").astype(np.float32),
+        _load(bm25).astype(np.float32) if bm25.exists() else None,
+        _read_relevant(folder / f"{name}_relevant_rows.json", len(item_vectors)),
+    )
+    _check_shapes(path, part, item_vectors)
     top = folder / f"{name}_top1000.npz"
     if top.exists():  # float32, so that ties break as the model breaks them
         best = _load(top)
@@ -89,11 +85,11 @@ def _read_queries(folder: Path, name: str, item_vectors: Vectors) -> ScoredQueri
     return part
 
 
-def _add_relevant(folder: Path, part: ScoredQueries, dataset: Dataset, name: str) -> ScoredQueries:
+def _add_texts(folder: Path, part: ScoredQueries, dataset: Dataset, name: str) -> ScoredQueries:
     split = dataset.split(name)
     if len(split) != len(part):
         raise InputError(f"{folder}: has the scores of {len(part)} {name} queries, but the texts of {len(split)}.")
-    return replace(part, relevant=[dataset.items.rows_of(ids) for ids in split.relevant])
+    return replace(part, texts=split.texts, relevant=[dataset.items.rows_of(ids) for ids in split.relevant])
 
 
 def _read_relevant(path: Path, items: int) -> list[Rows] | None:
@@ -112,17 +108,17 @@ def _read_relevant(path: Path, items: int) -> list[Rows] | None:
     return [np.array(rows, np.int64) for rows in lists]
 
 
-def _check_shapes(path: Path, part: ScoredQueries, item_vectors: NDArray[Any]) -> None:
-    queries, (items, dim) = len(part.scores), item_vectors.shape
-    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-        "scores": (part.scores.shape, (queries, items)),
-        "query vectors": (part.vectors.shape, (queries, dim)),
-    }
+def _check_shapes(path: Path, part: ScoredQueries, item_vectors: Vectors) -> None:
+    queries, (items, dim) = len(part), item_vectors.shape
+    shapes: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = [
+        ("scores", part.scores.shape, (queries, items)),
+        ("query vectors", part.vectors.shape, (queries, dim)),
+    ]
     if part.bm25 is not None:
-        shapes["BM25 scores"] = part.bm25.shape, (queries, items)
+        shapes.append(("BM25 scores", part.bm25.shape, (queries, items)))
     if part.relevant is not None:
-        shapes["relevant rows"] = (len(part.relevant),), (queries,)
-    for name, (found, expected) in shapes.items():
+        shapes.append(("relevant rows", (len(part.relevant),), (queries,)))
+    for name, found, expected in shapes:
         if found != expected:
             raise InputError(f"{path}: {name} must have shape {expected}, got {found}.")
 
@@ -134,3 +130,60 @@ def _load(path: Path) -> Any:
         raise InputError(f"{path}: this array of a folder of scores does not exist.") from error
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"{path}: is not an array ({error}).") from error
+
+
+def precomputed_scorer(
+    scores: Scores, *, queries: Iterable[str], items: Iterable[str], fingerprint: str
+) -> MatrixScorer:
+    """The scorer of `fingerprint` that looks up its scores (queries, items); equal texts have equal scores."""
+    rows = {text: row for row, text in enumerate(queries)}
+    columns = {text: column for column, text in enumerate(items)}
+    if (len(rows), len(columns)) != scores.shape:
+        scores = scores[np.ix_(list(rows.values()), list(columns.values()))]
+    return MatrixScorer(scores, queries=list(rows), items=list(columns), fingerprint=fingerprint, record=False)
+
+
+class PrecomputedRetriever:
+    """A retriever that ranks by known scores: one per item, for each query's text."""
+
+    def __init__(self, scores: Mapping[str, Scores], *, name: str) -> None:
+        self.name = name
+        self.n_items: int | None = None
+        self._scores = scores
+
+    def fit(self, items: Items) -> Self:
+        for query, scores in self._scores.items():
+            if len(scores) != len(items):
+                raise InputError(f"{self.name}: {query!r} must have {len(items)} scores, got {len(scores)}.")
+        self.n_items = len(items)
+        return self
+
+    def retrieve(self, queries: Sequence[str], n: int, *, allowed: Mask | None = None) -> list[Proposal]:
+        check_request(check_fitted(self.n_items, self.name), queries, n, allowed)
+        for query in queries:
+            if query not in self._scores:
+                raise InputError(f"{self.name}: there are no scores for the query {query!r}.")
+        return [top_rows(self._scores[query], n, allowed) for query in queries]
+
+
+class SharedRetriever:
+    """A retriever that several searchers share, so that only the first of them fits it.
+
+    `texts` has the text of each query, if searchers know queries by other names than the retriever.
+    """
+
+    def __init__(self, retriever: Retriever, *, texts: Mapping[str, str] | None = None) -> None:
+        self.name = retriever.name
+        self.n_items: int | None = None
+        self._retriever = retriever
+        self._texts = texts
+
+    def fit(self, items: Items) -> Self:
+        if self.n_items is None:
+            self._retriever.fit(items)
+            self.n_items = len(items)
+        return self
+
+    def retrieve(self, queries: Sequence[str], n: int, *, allowed: Mask | None = None) -> list[Proposal]:
+        texts = list(queries) if self._texts is None else [self._texts[query] for query in queries]
+        return self._retriever.retrieve(texts, n, allowed=allowed)

@@ -1,4 +1,4 @@
-"""Queries of a split with their relevance judgments, and judgments of several formats."""
+"""Queries of a split with their relevance judgments, from BEIR's qrels, from ir_datasets and from ZeShEL's mentions."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal
 
 from crossknn._checks import check_choice, check_positive
 from crossknn.errors import InputError
-from crossknn.items.fields import describe
+from crossknn.items.fields import Fields, describe
 from crossknn.items.items import Items
-from crossknn.items.readers import MAX_LINE_BYTES, TextSource
+from crossknn.items.readers import MAX_LINE_BYTES, JsonLines, TextSource
 
 Unusable = Literal["error", "skip"]
 Judgment = tuple[str, str, int, str]  # query id, item id, relevance, place in the source
+
+MENTION_FIELDS: Final = {
+    **dict.fromkeys(("mention_id", "context_document_id", "label_document_id", "text", "corpus"), str),
+    **dict.fromkeys(("start_index", "end_index"), int),
+}
 
 
 @dataclass(frozen=True)
@@ -39,10 +44,10 @@ class Split:
         id_, count = Counter(self.ids).most_common(1)[0]
         if count > 1:
             raise InputError(f"query ids must be distinct, got {id_!r} {count} times.")
-        for id_, text, judged in zip(self.ids, self.texts, self.judgments, strict=True):
+        for id_, text, relevant in zip(self.ids, self.texts, self.relevant, strict=True):
             if not text.strip():
                 raise InputError(f"every query must have text; query {id_!r} has none.")
-            if not any(relevance > 0 for relevance in judged.values()):
+            if not relevant:
                 raise InputError(f"every query must have a relevant item; query {id_!r} has none.")
 
     def __len__(self) -> int:
@@ -56,7 +61,7 @@ class Split:
     def first(self, n: int) -> Split:
         """The first `n` queries, or all if there are fewer."""
         check_positive("n", n)
-        return Split(self.ids[:n], self.texts[:n], self.judgments[:n])
+        return self.take(range(min(n, len(self))))
 
     def take(self, places: Iterable[int]) -> Split:
         """The queries at these places, in their order."""
@@ -85,9 +90,10 @@ def read_beir_qrels(path: Path) -> Iterator[Judgment]:
     source = TextSource(path, errors="strict", max_line_bytes=MAX_LINE_BYTES)
     for line in source.lines():
         fields = line.rstrip("\r\n").split("\t")
-        if not line.strip() or (source.line == 1 and not _is_integer(fields[-1])):
+        is_integer = fields[-1].strip().removeprefix("-").isdecimal()
+        if not line.strip() or (source.line == 1 and not is_integer):
             continue
-        if len(fields) != 3 or not fields[0] or not fields[1] or not _is_integer(fields[2]):
+        if len(fields) != 3 or not fields[0] or not fields[1] or not is_integer:
             found = describe(line.rstrip())
             raise source.error(source.line, f"a judgment must be query id, item id and integer, by tabs, got {found}.")
         yield fields[0], fields[1], int(fields[2]), source.place(source.line)
@@ -131,10 +137,59 @@ def _known_judgments(
             yield query, item, relevance, place
 
 
+def read_mentions(
+    folder: Path, domain: str, documents: Items, *, context: int, marks: tuple[str, str], unusable: UnusableRecords
+) -> Split:
+    """All ZeShEL mentions of the domain, in the order of the files' names, each in the context of its document."""
+    files = sorted((folder / "mentions").glob("*.json"))
+    if not files:
+        raise InputError(f"{folder / 'mentions'}: there are no files <split>.json with mentions.")
+    texts, labels, domains = {}, {}, set()
+    for source, mention in _read_mention_records(files):
+        id_, label, place = mention["mention_id"], mention["label_document_id"], mention["context_document_id"]
+        domains.add(mention["corpus"])
+        if mention["corpus"] != domain:
+            continue
+        if id_ in texts:
+            raise source.error(source.line, f"mention ids must be distinct, got {id_!r} again.")
+        if unknown := [document for document in (label, place) if document not in documents]:
+            error = source.error(source.line, f"{domain} has no document with the id {unknown[0]!r}.")
+            unusable.add("mentions of or in unknown documents", error)
+            continue
+        try:
+            texts[id_] = _mark_mention(mention, documents.text(documents.row(place)).split(), context, marks)
+        except ValueError as error:
+            raise source.error(source.line, str(error)) from error
+        labels[id_] = label
+    if not texts:
+        known = list_names(sorted(domains))
+        raise InputError(f"{folder / 'mentions'}: there are no mentions of {domain!r}, only of {known}.")
+    return Split(tuple(texts), tuple(texts.values()), tuple({label: 1} for label in labels.values()))
+
+
+def _read_mention_records(files: Iterable[Path]) -> Iterator[tuple[JsonLines, Mapping[str, Any]]]:
+    """Every mention with its file, its fields checked."""
+    for path in files:
+        source = JsonLines(path, Fields("mention_id"), errors="strict", max_line_bytes=MAX_LINE_BYTES)
+        for mention in source.records():
+            for name, kind in MENTION_FIELDS.items():
+                if type(mention.get(name)) is not kind:
+                    expected = "a string" if kind is str else "an integer"
+                    found = describe(mention.get(name))
+                    raise source.error(source.line, f"field {name!r} must be {expected}, got {found}.")
+            yield source, mention
+
+
+def _mark_mention(mention: Mapping[str, Any], words: list[str], context: int, marks: tuple[str, str]) -> str:
+    """The mention between marks and `context` words on either side; its positions count words, the last included."""
+    start, stop = mention["start_index"], mention["end_index"] + 1
+    found = " ".join(words[start:stop]) if 0 <= start < stop else ""
+    if found != mention["text"]:
+        raise ValueError(f"the mention {mention['text']!r} is not at words {start} to {stop - 1}: got {found!r}.")
+    before, after = words[max(0, start - context) : start], words[stop : stop + context]
+    return " ".join([*before, marks[0], found, marks[1], *after])
+
+
 def list_names(names: Iterable[str]) -> str:
     """Names for a message."""
     return ", ".join(map(repr, names)) or "none"
-
-
-def _is_integer(text: str) -> bool:
-    return text.strip().removeprefix("-").isdecimal()

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._checks import invalid
 from crossknn.errors import InputError
-from crossknn.evaluate.benchmark import Bench
-from crossknn.evaluate.comparison import Comparison, rows_of, search_in_batches
-from crossknn.evaluate.ground_truth import truth_rows
-from crossknn.evaluate.measures import bootstrap_interval, top_k_recall
-from crossknn.evaluate.results import (
-    RECALL,
-    SCALED,
-    SCORES,
-    SIMILARITIES,
-    Curve,
-    DistributionStudy,
-    Histogram,
-    Indexed,
-    LatencyStudy,
-    Point,
-    Quality,
-    QualityStudy,
-    SamplingStudy,
-    Studies,
-    Sweep,
-    Times,
-)
+from crossknn.evaluate.benchmark import Bench, RecallTrial
+from crossknn.evaluate.comparison import Comparison, Quality
+from crossknn.evaluate.contenders import VectorSource
+from crossknn.evaluate.measures import bootstrap_interval
 from crossknn.indexing.builder import PSEUDO_QUERIES
 from crossknn.indexing.index import DEFAULT_FACTORS, Index
 from crossknn.indexing.pair_scoring import STEP as SCORE_STEP
@@ -44,16 +26,134 @@ from crossknn.strategies.base import Strategy
 from crossknn.strategies.cur import AdaCur
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
-from crossknn.types import Progress, Rows
+from crossknn.types import Progress
 
 STUDY_NAMES: Final = ("rounds", "mix", "sampling", "latency", "distributions", "quality")
 ROUNDS: Final = (1, 2, 5, 10, 20)
 MIXES: Final = (0.0, 0.2, 0.4, 0.5, 0.6, 0.8, 1.0)
 MAX_PAIRS: Final = 200_000  # of queries and items that distributions are drawn from
 HISTOGRAM_BINS: Final = 60
+RECALL: Final = "true top {}"  # the name of its recall among other measures
 
+HistogramOf = Literal["scores", "similarities", "scaled scores"]
 Recalls = dict[int, tuple[float, float, float]]
 """Recall by k, with the two ends of its confidence interval."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Recall at one value of a setting, with its 95 % confidence interval."""
+
+    at: float
+    recall: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Recall of one strategy for one `k`, for every value of a setting."""
+
+    strategy: str
+    k: int
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Recall within one budget, against a setting."""
+
+    budget: int
+    curves: Sequence[Curve]  # one per k for each strategy with the setting
+    levels: Sequence[Curve]  # constant ones, of strategies without it, to compare with
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """An index built for the sampling study."""
+
+    sampling: str  # "per item" or "per query"
+    calls: int
+    calls_per_item: float
+    seconds: Mapping[str, float]  # by step; "score" is computed from the scorer's speed, and left out if unknown
+
+
+@dataclass(frozen=True)
+class SamplingStudy:
+    """Recall with vectors fitted to more and more scores, for each sampling design."""
+
+    calls: Sweep  # against offline calls per item
+    seconds: Sweep | None  # against the seconds of indexing; None if the scorer's speed is unknown
+    indexes: Sequence[Indexed]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds per query that a strategy spends in each part of a search within a budget."""
+
+    strategy: str
+    budget: int
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class LatencyStudy:
+    """Times of all strategies at all budgets."""
+
+    times: Sequence[Times]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """A density between consecutive `edges`, with an area of 1."""
+
+    of: HistogramOf
+    edges: Sequence[float]
+    density: Sequence[float]
+
+
+@dataclass(frozen=True)
+class DistributionStudy:
+    """The cross-encoder's scores and the encoder's similarities of the same pairs.
+
+    With α and β, two more histograms have the scaled scores β (score − α) and the similarities between shared edges.
+    """
+
+    histograms: Sequence[Histogram]
+    pairs: int
+    alpha: float | None = None
+    beta: float | None = None
+
+
+@dataclass(frozen=True)
+class QualityStudy:
+    """Relevance by judgments together with recall of the true top k, for all strategies and budgets."""
+
+    levels: Sequence[Quality]
+
+
+@dataclass(frozen=True)
+class Studies:
+    """The studies of a comparison, and the reasons why requested ones could not be made."""
+
+    rounds: Sweep | None = None
+    mix: Sweep | None = None
+    sampling: SamplingStudy | None = None
+    latency: LatencyStudy | None = None
+    distributions: DistributionStudy | None = None
+    quality: QualityStudy | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def strategies(self) -> list[str]:
+        """The distinct names on all curves and levels."""
+        sweeps = [self.rounds, self.mix, self.sampling and self.sampling.calls]
+        curves = (curve for sweep in sweeps if sweep for curve in [*sweep.curves, *sweep.levels])
+        return list(dict.fromkeys(curve.strategy for curve in curves))
+
+    def to_json(self) -> dict[str, Any]:
+        """The studies by name, as JSON can hold them."""
+        return {name: value for name, value in asdict(self).items() if value}
 
 
 def parse_studies(text: str) -> list[str]:
@@ -108,34 +208,21 @@ def why_not(name: str, bench: Bench, budget: int) -> str | None:
     return None
 
 
-class Trial:
-    """Measures the recall of strategies within one budget on the test queries, many queries at a time."""
+class Trial(RecallTrial):
+    """Recall of strategies within one budget on the test queries."""
 
     def __init__(
         self, bench: Bench, *, budget: int, ks: Sequence[int], rounds: int = 10, progress: Progress | None = None
     ) -> None:
+        super().__init__(bench.task.queries, bench.task.scores, ks, progress)
         self.bench = bench
         self.budget = budget
-        self.ks = ks
         self.rounds = min(rounds, budget)
         self.first = bench.available.default_retriever
-        self.progress = progress
-        self._truth = truth_rows(bench.task.scores, max(ks))
-        self._step, self._done, self._total = "", 0, 0
-
-    def start(self, step: str, strategies: int) -> None:
-        """Report the searches of this number of strategies as one step."""
-        self._step, self._done, self._total = step, 0, strategies * len(self._truth)
 
     def measure(self, searcher: Searcher, strategy: Strategy) -> Recalls:
         """The recall of one strategy."""
-        found: list[Rows] = []
-        for batch in search_in_batches(searcher, self.bench.task.queries, strategy, k=self.budget):
-            found += [rows_of(hits) for hits in batch]
-            self._done += len(batch)
-            if self.progress is not None:
-                self.progress(self._step, self._done, self._total)
-        recall = {k: top_k_recall(self._truth, found, k) for k in self.ks}
+        recall = {k: cell.recall for k, cell in self.search(searcher, strategy, self.budget).items()}
         return {k: (float(values.mean()), *bootstrap_interval(values)) for k, values in recall.items()}
 
     def curves(self, name: str, values: Sequence[float], recalls: Sequence[Recalls]) -> list[Curve]:
@@ -154,19 +241,18 @@ class Trial:
 def study_rounds(trial: Trial) -> Sweep:
     """Recall against the number of rounds; one round is reranking."""
     values = [rounds for rounds in ROUNDS if rounds <= trial.budget]
-    available, makers = trial.bench.available, dict[str, tuple[Searcher, Callable[..., Strategy]]]()
-    makers["axn"] = trial.bench.searcher("encoder"), Axn
-    if available.fitted:
-        makers["axn, fitted"] = trial.bench.searcher("fitted"), Axn
-    if available.cur:
-        makers["adacur"] = trial.bench.searcher("cur"), AdaCur
-    if available.signals:
-        makers["posterior"] = trial.bench.searcher("encoder"), Posterior
-    if available.signals and available.fitted:
-        makers["posterior, prior"] = trial.bench.searcher("prior"), Posterior
-    trial.start("study rounds", len(makers) * len(values) + 1)
+    available = trial.bench.available
+    plan: list[tuple[str, VectorSource, Callable[..., Strategy], bool]] = [
+        ("axn", "encoder", Axn, True),
+        ("axn, fitted", "fitted", Axn, available.fitted),
+        ("adacur", "cur", AdaCur, available.cur),
+        ("posterior", "encoder", Posterior, available.signals),
+        ("posterior, prior", "prior", Posterior, available.signals and available.fitted),
+    ]
+    made = [(name, trial.bench.searcher(vectors), make) for name, vectors, make, possible in plan if possible]
+    trial.start("study rounds", len(made) * len(values) + 1)
     curves = []
-    for name, (searcher, make) in makers.items():
+    for name, searcher, make in made:
         strategies = [make(trial.budget, rounds, first=trial.first) for rounds in values]
         curves += trial.curves(name, values, [trial.measure(searcher, strategy) for strategy in strategies])
     return Sweep(trial.budget, curves, trial.rerank_levels(values))
@@ -272,17 +358,17 @@ def study_distributions(bench: Bench) -> DistributionStudy:
     items = task.encoder.encode_items(texts) if searcher.index is None else searcher.index.vectors[rows]
     scores = np.asarray(task.scores[:, rows], np.float64).ravel()
     similarities = (task.encoder.encode_queries(task.queries) @ np.asarray(items, np.float32).T).ravel()
-    histograms = [_histogram(SCORES, scores, scores), _histogram(SIMILARITIES, similarities, similarities)]
+    histograms = [_histogram("scores", scores, scores), _histogram("similarities", similarities, similarities)]
     scale = searcher.normalization
     if scale is None:
         return DistributionStudy(histograms, len(scores))
     scaled = scale.normalize(scores)
     both = np.concatenate([scaled, similarities])
-    histograms += [_histogram(SCALED, scaled, both), _histogram(SIMILARITIES, similarities, both)]
+    histograms += [_histogram("scaled scores", scaled, both), _histogram("similarities", similarities, both)]
     return DistributionStudy(histograms, len(scores), scale.alpha, scale.beta)
 
 
-def _histogram(of: str, values: NDArray[Any], range_values: NDArray[Any]) -> Histogram:
+def _histogram(of: HistogramOf, values: NDArray[Any], range_values: NDArray[Any]) -> Histogram:
     """The densities of `values` between edges that cover `range_values`."""
     edges = np.histogram_bin_edges(range_values, HISTOGRAM_BINS)
     return Histogram(of, edges.tolist(), np.histogram(values, edges, density=True)[0].tolist())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,8 +16,14 @@ from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError
 from crossknn.evaluate.datasets import Dataset
 from crossknn.evaluate.ground_truth import exact_scores
-from crossknn.evaluate.matrices import ScoredQueries, ScoreFolder, read_scores
-from crossknn.evaluate.precomputed import PrecomputedRetriever, SharedRetriever, precomputed_scorer
+from crossknn.evaluate.matrices import (
+    PrecomputedRetriever,
+    ScoredQueries,
+    ScoreFolder,
+    SharedRetriever,
+    precomputed_scorer,
+    read_scores,
+)
 from crossknn.evaluate.splits import Split
 from crossknn.indexing.builder import NORMALIZATION_QUERIES
 from crossknn.items.items import Items
@@ -24,7 +32,7 @@ from crossknn.scorers.cached import Cached
 from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder
 from crossknn.scorers.timing import Speed, measure_speed
 from crossknn.strategies.normalization import Normalization
-from crossknn.types import Encoder, Engine, Progress, Retriever, Scorer, Scores, Vectors
+from crossknn.types import Encoder, Engine, Progress, Retriever, Rows, Scorer, Scores, Vectors
 
 SPEED_PAIRS: Final = 300  # distinct pairs that the scorer's speed is measured on
 MAX_DEV_QUERIES: Final = 100  # of a folder of scores
@@ -47,39 +55,24 @@ class DevQueries(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """What a benchmark searches.
-
-    Attributes:
-        queries: The test queries, and `scores` (queries, items) their exact scores.
-        scorer: Looks up the scores of test and dev queries.
-        train_scorer: Scores train queries.
-        train: The train queries, disjoint from the test queries; there may be none.
-        retrievers: In addition to those of the searcher.
-        retriever_names: Names of all available retrievers.
-        judged: The test queries' relevance judgments, if there are any.
-        scale: α and β for the encoder's vectors, if they are known already.
-        speed: Of the cross-encoder, if it is known.
-        dev: What settings are tuned on, if they are.
-        facts: Further facts about the data.
-        work_dir: Keeps scores and vectors of a dataset; None for a folder of scores.
-    """
+    """What a benchmark searches; what is not known or not used is None."""
 
     name: str
     items: Items
-    queries: Sequence[str]
-    scores: Scores
-    scorer: Scorer
-    train_scorer: Scorer
+    queries: Sequence[str]  # the test queries
+    scores: Scores  # (queries, items), their exact scores
+    scorer: Scorer  # looks up the scores of test and dev queries
+    train_scorer: Scorer  # scores train queries
     encoder: Encoder
-    train: Sequence[str]
-    retrievers: Sequence[Retriever]
-    retriever_names: tuple[str, ...]
-    judged: Split | None = None
-    scale: Scale | None = None
-    speed: Speed | None = None
-    dev: DevQueries | None = None
-    facts: Mapping[str, str | int | float] = field(default_factory=dict)
-    work_dir: Path | None = None
+    train: Sequence[str]  # disjoint from the test queries; there may be none
+    retrievers: Sequence[Retriever]  # in addition to those of the searcher
+    retriever_names: tuple[str, ...]  # of all that are available
+    judged: Split | None = None  # the test queries with their relevance judgments
+    scale: Scale | None = None  # for the encoder's vectors
+    speed: Speed | None = None  # of the cross-encoder
+    dev: DevQueries | None = None  # what settings are tuned on
+    facts: Mapping[str, str | int | float] = field(default_factory=dict)  # further ones about the data
+    work_dir: Path | None = None  # keeps scores and vectors of a dataset
 
     @property
     def can_learn(self) -> bool:
@@ -99,41 +92,37 @@ def read_matrix(folder: str | Path, *, queries: int | None = None, tune: bool = 
     if not len(found.test):
         raise InputError(f"{folder}: has no test queries.")
     parts = _partition(found, queries=queries, tune=tune)
+    names = {kind: [f"{kind} {place}" for place in range(len(part))] for kind, part in parts.items()}
     train, dev, test = parts["train"], parts["dev"], parts["test"]
-    items = Items(_number_names("item", len(found.item_vectors)))
-    fingerprint = f"scores of {found.name}"
-    tested = np.concatenate([dev.known.scores, test.known.scores]) if dev.names else test.known.scores
-    retrievers = _make_bm25(found, train, [dev, test])
+    items = Items(f"item {place}" for place in range(len(found.item_vectors)))
+    tested = np.concatenate([dev.scores, test.scores]) if tune else test.scores
+    look_up = partial(precomputed_scorer, items=items.texts, fingerprint=f"scores of {found.name}")
+    retrievers = _make_bm25(found, parts, names)
     own_train = (Path(folder) / "train_scores.f16.npy").exists()
     facts: dict[str, str | int] = {
         "train part": "its own" if own_train else "the first half of the test queries, which are not asked"
     }
+    if tune:
+        facts |= {"dev queries": len(dev), "dev part": HELD_OUT}
     return Task(
         name=found.name,
         items=items,
-        queries=test.names,
-        scores=test.known.scores,
-        scorer=precomputed_scorer(
-            tested, queries=[*dev.names, *test.names], items=items.texts, fingerprint=fingerprint
-        ),
-        train_scorer=precomputed_scorer(
-            train.known.scores, queries=train.names, items=items.texts, fingerprint=fingerprint
-        ),
+        queries=names["test"],
+        scores=test.scores,
+        scorer=look_up(tested, queries=[*names["dev"], *names["test"]]),
+        train_scorer=look_up(train.scores, queries=names["train"]),
         encoder=PrecomputedEncoder(
-            queries=(
-                [name for part in parts.values() for name in part.names],
-                np.concatenate([part.known.vectors for part in parts.values()]),
-            ),
+            queries=([*chain(*names.values())], np.concatenate([part.vectors for part in parts.values()])),
             items=(items.texts, found.item_vectors),
             fingerprint=found.name,
         ),
-        train=train.names,
+        train=names["train"],
         retrievers=retrievers,
         retriever_names=("random", "dense", *(("bm25", "fused") if retrievers else ())),
-        judged=_judgments_of(test, items),
-        scale=_estimate_scale(train.known, found.item_vectors),
-        dev=DevQueries(dev.names, dev.known.scores) if tune else None,
-        facts={**facts, **({"dev queries": len(dev.names), "dev part": HELD_OUT} if tune else {})},
+        judged=_judgments_of(names["test"], test.relevant, items),
+        scale=_estimate_scale(train, found.item_vectors),
+        dev=DevQueries(names["dev"], dev.scores) if tune else None,
+        facts=facts,
     )
 
 
@@ -170,9 +159,9 @@ def read_set(
     facts: dict[str, str | int] = {"split": split, "train part": learned or "queries cut from the items"}
     dev: dict[str, None] = {}
     if dev_queries is not None:
-        part = _choose_dev_split(dataset, dev_split, taken=(split, learned))
-        dev = dict.fromkeys(_choose_dev(dataset, part, train, tested, dev_queries))
-        facts |= {"dev queries": len(dev), "dev part": HELD_OUT if part is None else f"the split {part}"}
+        part, texts = _choose_dev(dataset, dev_split, (split, learned), train, tested, dev_queries)
+        dev = dict.fromkeys(texts)
+        facts |= {"dev queries": len(dev), "dev part": part}
     unscored = np.empty((0, len(dataset.items)), np.float32)
     return Task(
         name=dataset.name,
@@ -236,21 +225,19 @@ def marks_of(scorer: Scorer) -> dict[str, Any]:
     return {name: value for name, value in marks.items() if value is not None}
 
 
-def _choose_dev_split(dataset: Dataset, given: str | None, *, taken: Sequence[str | None]) -> str | None:
-    """The split of the dev queries; None if train queries are held out."""
-    if given in taken and given is not None:
+def _choose_dev(
+    dataset: Dataset, given: str | None, taken: Sequence[str | None], train: list[str], tested: set[str], limit: int
+) -> tuple[str, list[str]]:
+    """What the dev queries are part of, and at most `limit` texts; none of them is a test query."""
+    if given is not None and given in taken:
         raise InputError(f"`dev_split` must be neither the test nor the train split, got {given!r}.")
-    return given or ("dev" if "dev" in dataset.splits and "dev" not in taken else None)
-
-
-def _choose_dev(dataset: Dataset, part: str | None, train: list[str], tested: set[str], limit: int) -> list[str]:
-    """At most `limit` texts of the split, or of the last train queries; none of them is a test query."""
+    part = given or ("dev" if "dev" in dataset.splits and "dev" not in taken else None)
     if part is None:
-        return train[-count_held_out(len(train), limit) :]
+        return HELD_OUT, train[-count_held_out(len(train), limit) :]
     found = [text for text in dict.fromkeys(dataset.split(part).texts) if text not in tested]
     if not found:
         raise InputError(f"{dataset.name}: all queries of the split {part!r} are test queries.")
-    return found[:limit]
+    return f"the split {part}", found[:limit]
 
 
 def _measure_speed(task: Task) -> Speed | None:
@@ -264,38 +251,22 @@ def _measure_speed(task: Task) -> Speed | None:
     return measure_speed(scorer, queries, task.items.texts_of(places % len(task.items)))
 
 
-class _Part(NamedTuple):
-    """Some queries of a folder of scores, with their names and texts."""
-
-    names: list[str]
-    known: ScoredQueries
-    texts: Sequence[str]
-
-
-def _partition(found: ScoreFolder, *, queries: int | None, tune: bool) -> dict[str, _Part]:
+def _partition(found: ScoreFolder, *, queries: int | None, tune: bool) -> dict[str, ScoredQueries]:
     """Train, dev and test queries; no dev query has the text of another query."""
-    learned = len(found.train) - (count_held_out(len(found.train), MAX_DEV_QUERIES) if tune else 0)
-    train, test = (
-        _number_names(name, len(part)) if found.dataset is None else found.dataset.split(name).texts
-        for name, part in (("train", found.train), ("test", found.test))
-    )
-    seen = {*train[:learned], *test[:queries]}
-    new = [place for place in range(learned, len(train)) if train[place] not in seen]
+    train, test = found.train, found.test[:queries]
+    learned = len(train) - (count_held_out(len(train), MAX_DEV_QUERIES) if tune else 0)
+    seen = {*train.texts[:learned], *test.texts}
+    new = [place for place in range(learned, len(train)) if train.texts[place] not in seen]
     if tune and not new:
         raise InputError(f"{found.name}: tuning needs train queries whose text no other query has.")
-    return {
-        "train": _Part(_number_names("train", learned), found.train[:learned], train[:learned]),
-        "dev": _Part(_number_names("dev", len(new)), found.train.take(new), [train[place] for place in new]),
-        "test": _Part(_number_names("test", len(test[:queries])), found.test[:queries], test[:queries]),
-    }
+    return {"train": train[:learned], "dev": train[new], "test": test}
 
 
-def _judgments_of(part: _Part, items: Items) -> Split | None:
+def _judgments_of(names: Sequence[str], relevant: list[Rows] | None, items: Items) -> Split | None:
     """The judgments of these queries; None if the folder has none."""
-    if part.known.relevant is None:
+    if relevant is None:
         return None
-    judgments = tuple(dict.fromkeys(items.ids_of(rows), 1) for rows in part.known.relevant)
-    return Split(tuple(part.names), tuple(part.names), judgments)
+    return Split(tuple(names), tuple(names), tuple(dict.fromkeys(items.ids_of(rows), 1) for rows in relevant))
 
 
 def _estimate_scale(train: ScoredQueries, item_vectors: Vectors) -> Scale | None:
@@ -305,20 +276,18 @@ def _estimate_scale(train: ScoredQueries, item_vectors: Vectors) -> Scale | None
     return Scale(Normalization.fit(sample.scores, sample.vectors @ item_vectors.T), sample.scores.size)
 
 
-def _make_bm25(found: ScoreFolder, train: _Part, others: Sequence[_Part]) -> list[Retriever]:
+def _make_bm25(
+    found: ScoreFolder, parts: Mapping[str, ScoredQueries], names: Mapping[str, Sequence[str]]
+) -> list[Retriever]:
     if found.dataset is not None:
-        texts = {name: text for part in (train, *others) for name, text in zip(part.names, part.texts, strict=True)}
+        texts = dict(zip(chain(*names.values()), chain(*(part.texts for part in parts.values())), strict=True))
         return [SharedRetriever(Bm25(), texts=texts).fit(found.dataset.items)]
     if found.test.bm25 is None:
         return []
     scores: dict[str, Scores] = {}
-    for part in (train, *others):
-        if part.known.bm25 is not None:
-            scores |= zip(part.names, part.known.bm25, strict=True)
-        elif part is not train and part.names:
+    for kind, part in parts.items():
+        if part.bm25 is not None:
+            scores |= zip(names[kind], part.bm25, strict=True)
+        elif kind == "dev" and len(part):
             raise InputError(f"{found.name}: tuning needs BM25 scores of its train queries, too: train_bm25.f16.npy.")
     return [PrecomputedRetriever(scores, name="bm25")]
-
-
-def _number_names(kind: str, count: int) -> list[str]:
-    return [f"{kind} {place}" for place in range(count)]

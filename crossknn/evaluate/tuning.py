@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from crossknn.errors import InputError
-from crossknn.evaluate.benchmark import Bench
-from crossknn.evaluate.comparison import Comparison, rows_of, search_in_batches
+from crossknn.evaluate.benchmark import Bench, CellRecall, RecallTrial
+from crossknn.evaluate.comparison import Comparison, Result
 from crossknn.evaluate.contenders import (
     AvailableData,
     ResolvedStrategy,
@@ -22,12 +19,9 @@ from crossknn.evaluate.contenders import (
     default_names,
     resolve_strategy,
 )
-from crossknn.evaluate.ground_truth import truth_rows
-from crossknn.evaluate.measures import bootstrap_interval, top_k_recall
-from crossknn.evaluate.report.format import PERCENT, percent
-from crossknn.evaluate.results import Result
-from crossknn.search.results import Hits
-from crossknn.types import Progress, Scores
+from crossknn.evaluate.measures import bootstrap_interval
+from crossknn.evaluate.report.findings import PERCENT, percent
+from crossknn.types import Progress
 
 # Defaults come first: among candidates of equal recall, the first is chosen.
 RETRIEVERS: Final = ("fused", "bm25", "dense")
@@ -39,13 +33,6 @@ GRIDS: Final[Mapping[str, Mapping[str, Sequence[float | str]]]] = {
     "adacur": {"first": RETRIEVERS},
     "gar": {"neighbors": (8, 4, 16), "first": RETRIEVERS},
 }  # others have nothing to tune
-
-
-class CellRecall(NamedTuple):
-    """Recall for one budget and k."""
-
-    recall: NDArray[np.float64]  # (queries,)
-    calls: float
 
 
 RecallGrid = dict[tuple[int, int], CellRecall]
@@ -128,46 +115,53 @@ def run_tuned(
     task = bench.task
     if task.dev is None:
         raise InputError("tuning needs a task with dev queries, got one without.")
-    on_dev = _Trial(bench, "tune on dev queries", task.dev.queries, task.dev.scores, budgets, ks, progress)
-    choices = _choose(strategies, on_dev)
+    on_dev = RecallTrial(task.dev.queries, task.dev.scores, ks, progress)
+    candidates = [candidate for one in strategies if one.tuned for candidate in one.candidates]
+    tried = iter(_try(on_dev, "tune on dev queries", bench, candidates, budgets))
+    choices = [_choose(strategy, tried) for strategy in strategies]
     chosen = assign_baselines([choice.chosen for choice in choices])
     comparison = bench.run(chosen, budgets=budgets, ks=ks, command=command)
-    on_test = _Trial(bench, "search for the oracle", task.queries, task.scores, budgets, ks, progress)
-    others = iter(on_test.run([candidate for choice in choices for candidate in choice.others]))
+    on_test = RecallTrial(task.queries, task.scores, ks, progress)
+    candidates = [candidate for choice in choices for candidate in choice.others]
+    others = iter(_try(on_test, "search for the oracle", bench, candidates, budgets))
     results: list[Result] = []
     for choice in choices:
         own = [result for result in comparison.results if result.strategy == choice.chosen.contender.name]
         if choice.others:
             own = [replace(result, settings=choice.chosen.settings) for result in own]
-            tried = [(candidate, next(others)) for candidate in choice.others]
-            own += [_oracle(result, tried, f"{choice.chosen.family}, oracle") for result in own]
+            grids = [(candidate, next(others)) for candidate in choice.others]
+            own += [_oracle(result, grids, f"{choice.chosen.family}, oracle") for result in own]
         results += own
     facts = {choice.chosen.contender.name: choice.description for choice in choices if choice.others}
     return replace(comparison, results=results, data={**comparison.data, **facts})
 
 
-def _choose(strategies: Sequence[Candidates], trial: _Trial) -> list[_Choice]:
-    """The best candidate of each strategy; what has only one runs as it was named."""
-    tried = iter(trial.run([candidate for one in strategies if one.tuned for candidate in one.candidates]))
-    choices = []
-    for strategy in strategies:
-        if not strategy.tuned:
-            choices.append(_Choice(strategy.named))
-            continue
-        means = [_mean_recall(next(tried)) for _ in strategy.candidates]
-        best = means.index(max(means))
-        chosen = strategy.candidates[best]
-        contender = replace(chosen.contender, name=strategy.name)
-        spec = ":".join([chosen.kind, *(f"{setting}={value}" for setting, value in chosen.settings.items())])
-        choices.append(
-            _Choice(
-                chosen._replace(contender=contender, family=strategy.named.family),
-                [candidate for place, candidate in enumerate(strategy.candidates) if place != best],
-                f"{spec}, the best of {len(means)} settings on the dev queries "
-                f"({percent(means[best])}{PERCENT} on average)",
-            )
-        )
-    return choices
+def _try(
+    trial: RecallTrial, step: str, bench: Bench, candidates: Sequence[ResolvedStrategy], budgets: Sequence[int]
+) -> list[RecallGrid]:
+    """The recall of each candidate."""
+    trial.start(step, len(candidates) * len(budgets))
+    grids: list[RecallGrid] = [{} for _ in candidates]
+    for candidate, grid in zip(candidates, grids, strict=True):
+        for budget in budgets:
+            found = trial.search(bench.searcher(candidate.vectors), candidate.contender.make(budget), budget)
+            grid |= {(budget, k): cell for k, cell in found.items()}
+    return grids
+
+
+def _choose(strategy: Candidates, tried: Iterator[RecallGrid]) -> _Choice:
+    """The best of the candidates, whose recall comes next; what has only one runs as it was named."""
+    if not strategy.tuned:
+        return _Choice(strategy.named)
+    means = [_mean_recall(next(tried)) for _ in strategy.candidates]
+    best = means.index(max(means))
+    chosen = strategy.candidates[best]
+    spec = ":".join([chosen.kind, *(f"{setting}={value}" for setting, value in chosen.settings.items())])
+    return _Choice(
+        chosen._replace(contender=replace(chosen.contender, name=strategy.name), family=strategy.named.family),
+        [candidate for place, candidate in enumerate(strategy.candidates) if place != best],
+        f"{spec}, the best of {len(means)} settings on the dev queries ({percent(means[best])}{PERCENT} on average)",
+    )
 
 
 def _mean_recall(grid: RecallGrid) -> float:
@@ -185,37 +179,3 @@ def _oracle(tuned: Result, others: Sequence[tuple[ResolvedStrategy, RecallGrid]]
         return oracle
     low, high = bootstrap_interval(found.recall)
     return replace(oracle, recall=recall, low=low, high=high, calls=found.calls, settings=candidate.settings)
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """Queries that candidates are tried on."""
-
-    bench: Bench
-    step: str
-    queries: Sequence[str]
-    scores: Scores  # (queries, items)
-    budgets: Sequence[int]
-    ks: Sequence[int]
-    progress: Progress | None
-
-    def run(self, candidates: Sequence[ResolvedStrategy]) -> list[RecallGrid]:
-        """The recall of each candidate."""
-        truth = truth_rows(self.scores, max(self.ks))
-        plan = [(candidate, budget) for candidate in candidates for budget in self.budgets]
-        grids: list[RecallGrid] = [{} for _ in candidates]
-        for number, (candidate, budget) in enumerate(plan):
-            found = self._search(candidate, budget, number, len(plan))
-            rows, calls = [rows_of(hits) for hits in found], float(np.mean([hits.calls for hits in found]))
-            for k in self.ks:
-                grids[number // len(self.budgets)][budget, k] = CellRecall(top_k_recall(truth, rows, k), calls)
-        return grids
-
-    def _search(self, candidate: ResolvedStrategy, budget: int, number: int, total: int) -> list[Hits]:
-        """The hits of all queries, which hold every scored row."""
-        searcher, found = self.bench.searcher(candidate.vectors), list[Hits]()
-        for batch in search_in_batches(searcher, self.queries, candidate.contender.make(budget), k=budget):
-            found += batch
-            if self.progress:
-                self.progress(self.step, number * len(self.queries) + len(found), total * len(self.queries))
-        return found

@@ -8,18 +8,16 @@ import pytest
 from playwright.sync_api import Browser
 
 from crossknn.encoders.precomputed import PrecomputedEncoder
-from crossknn.evaluate.comparison import Answer, Comparison, Contender, Line
+from crossknn.evaluate.comparison import Answer, Comparison, Contender, Line, Quality, Result
 from crossknn.evaluate.report.page import write_report
-from crossknn.evaluate.results import (
+from crossknn.evaluate.studies import (
     Curve,
     DistributionStudy,
     Histogram,
     Indexed,
     LatencyStudy,
     Point,
-    Quality,
     QualityStudy,
-    Result,
     SamplingStudy,
     Studies,
     Sweep,
@@ -153,7 +151,7 @@ def studied(tmp_path_factory) -> Path:
         command="crossknn " + "--option value " * 30,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("crossknn.evaluate.report.style.DPI", 40)  # which is faster
+        patch.setattr("crossknn.evaluate.report.plots.DPI", 40)  # which is faster
         return write_report(wide, tmp_path_factory.mktemp("studied"))
 
 

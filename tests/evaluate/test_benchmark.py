@@ -10,7 +10,7 @@ from crossknn.encoders.base import function_encoder
 from crossknn.errors import InputError
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.contenders import default_names, resolve_strategies
-from crossknn.evaluate.precomputed import PrecomputedRetriever, SharedRetriever
+from crossknn.evaluate.matrices import PrecomputedRetriever, SharedRetriever
 from crossknn.evaluate.tasks import read_matrix, read_set, score_task
 from crossknn.items.items import Items
 from crossknn.retrievers.bm25 import Bm25

@@ -9,10 +9,9 @@ import pytest
 from crossknn.errors import InputError
 from crossknn.evaluate import studies
 from crossknn.evaluate.benchmark import Bench
-from crossknn.evaluate.comparison import Contender, compare
+from crossknn.evaluate.comparison import Contender, Quality, compare
 from crossknn.evaluate.contenders import resolve_strategies
 from crossknn.evaluate.ground_truth import truth_hits
-from crossknn.evaluate.results import Quality
 from crossknn.evaluate.studies import (
     MIXES,
     STUDY_NAMES,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from crossknn.errors import InputError
-from crossknn.evaluate.precomputed import PrecomputedRetriever
+from crossknn.evaluate.matrices import PrecomputedRetriever
 from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerItem
 from crossknn.strategies.exact import Exact

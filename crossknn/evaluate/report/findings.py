@@ -1,4 +1,4 @@
-"""Sentences about the main findings of a comparison, computed from its numbers."""
+"""Findings of a comparison in sentences, and the number formats of the table, the figures and the page."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from crossknn.evaluate.comparison import Comparison
-from crossknn.evaluate.report.format import PERCENT, number, percent, points
-from crossknn.evaluate.results import Result, Sweep
+from crossknn.evaluate.comparison import Comparison, Result
+from crossknn.evaluate.studies import Sweep
+from crossknn.scorers.timing import Speed
 
+MISSING: Final = "–"
+PERCENT: Final = "\u00a0%"  # a line never ends before the sign
 TYPICAL_BUDGET: Final = 100  # the headline is about this budget and k, if they were measured
 TYPICAL_K: Final = 10
 
@@ -82,3 +84,53 @@ def _opening(result: Result) -> str:
 
 def _best(results: Iterable[Result | None]) -> Result | None:
     return max((result for result in results if result), key=lambda result: result.recall, default=None)
+
+
+def percent(share: float | None) -> str:
+    """A share between 0 and 1 in percent, with one decimal and without the sign."""
+    return MISSING if share is None else f"{100 * share:.1f}"
+
+
+def number(value: float | None) -> str:
+    """A count; a mean that is not whole keeps one decimal."""
+    if value is None:
+        return MISSING
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+
+
+def short(value: float) -> str:
+    """Three significant digits."""
+    return f"{value:.3g}"
+
+
+def value(fact: str | float) -> str:
+    """A fact about the run: text as it is, numbers with separators."""
+    return fact if isinstance(fact, str) else f"{fact:,}" if isinstance(fact, int) else f"{fact:,g}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Seconds in milliseconds; from ten on without decimals."""
+    return MISSING if seconds is None else rounded(1000 * seconds)
+
+
+def rounded(value: float) -> str:
+    """With one decimal; from ten on without."""
+    return f"{value:,.1f}" if value < 9.95 else f"{value:,.0f}"
+
+
+def describe_speed(speed: Speed) -> str:
+    """A scorer's speed in words."""
+    rate = number(round(speed.calls_per_second))
+    return f"{milliseconds(speed.per_round)} ms for each round and 1 s for {rate} calls"
+
+
+def points(result: Result | None, baseline: Result | None) -> float | None:
+    """The percentage points by which a result is above its baseline, of the numbers as they are printed."""
+    if result is None or baseline is None:
+        return None
+    return round(round(100 * result.recall, 1) - round(100 * baseline.recall, 1), 1)
+
+
+def signed(difference: float | None) -> str:
+    """A difference with its sign."""
+    return MISSING if difference is None else f"{difference + 0.0:+.1f}".replace("-", "−").replace("+0.0", "0.0")

@@ -6,25 +6,17 @@ import json
 from base64 import b64encode
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
-from crossknn.evaluate.comparison import Comparison
+from crossknn.evaluate.comparison import TIME_PARTS, Comparison
 from crossknn.evaluate.measures import DRAWS, LEVEL
 from crossknn.evaluate.report import findings
-from crossknn.evaluate.report import format as numbers
 from crossknn.evaluate.report.plots import Plot, make_plots
-from crossknn.evaluate.results import TIME_PARTS
 from crossknn.storage.atomic import write_atomic
 
-
-def embed(plot: Plot) -> str:
-    """The figure as a data URL."""
-    return f"data:image/svg+xml;base64,{b64encode(plot.render('svg')).decode()}"
-
-
-FILTERS = (numbers.percent, numbers.number, numbers.short, numbers.milliseconds, numbers.signed, numbers.value, embed)
+FORMATS: Final = ("percent", "number", "short", "milliseconds", "signed", "value")  # filters of the template
 
 
 def write_report(comparison: Comparison, folder: str | Path) -> Path:
@@ -62,29 +54,31 @@ def render_page(comparison: Comparison, plots: Mapping[str, Plot] | None = None)
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {function.__name__: function for function in FILTERS}
-    environment.globals |= {
-        "findings": findings,
-        "points": numbers.points,
-        "time_parts": TIME_PARTS,
-        "draws": DRAWS,
-        "confidence": f"{100 * LEVEL:.0f}{numbers.PERCENT}",
-    }
+    environment.filters |= {name: getattr(findings, name) for name in FORMATS} | {"embed": _embed}
     page: str = environment.get_template("page.html.j2").render(
         comparison=comparison,
         plots=make_plots(comparison) if plots is None else plots,
         studies=comparison.studies,
+        findings=findings,
         facts=_facts(comparison),
         costs=_costs(comparison.attainable),
+        time_parts=TIME_PARTS,
+        draws=DRAWS,
+        confidence=f"{100 * LEVEL:.0f}{findings.PERCENT}",
     )
     return page
+
+
+def _embed(plot: Plot) -> str:
+    """The figure as a data URL."""
+    return f"data:image/svg+xml;base64,{b64encode(plot.render('svg')).decode()}"
 
 
 def _facts(comparison: Comparison) -> dict[str, Any]:
     """What is known about the run, by name."""
     facts: dict[str, Any] = {"items": comparison.items, **comparison.data}
     if comparison.speed:
-        facts["scorer time"] = f"{numbers.describe_speed(comparison.speed)}, because scores were cached"
+        facts["scorer time"] = f"{findings.describe_speed(comparison.speed)}, because scores were cached"
     return facts
 
 

@@ -1,37 +1,21 @@
-"""The figures of a report: recall against the budget, and one or more for each study."""
+"""The figures of a report: recall against the budget, and one or more for each study, all in one style."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
+from textwrap import fill
 from typing import Any, Final, Literal
 
 import numpy as np
 
-from crossknn.evaluate.comparison import Comparison
+from crossknn._imports import import_extra
+from crossknn.evaluate.comparison import TIME_PARTS, Comparison
 from crossknn.evaluate.measures import LEVEL
-from crossknn.evaluate.report.findings import TYPICAL_K, describe_best, headline, typical
-from crossknn.evaluate.report.format import PERCENT, number, rounded
-from crossknn.evaluate.report.style import (
-    DASHES,
-    EXACT_STYLE,
-    GRID,
-    INK,
-    MUTED,
-    TIME_COLORS,
-    Canvas,
-    area_style,
-    has_adaptive,
-    in_pairs,
-    styles_of,
-    wrap_name,
-)
-from crossknn.evaluate.results import (
+from crossknn.evaluate.report.findings import PERCENT, TYPICAL_K, describe_best, headline, number, rounded, typical
+from crossknn.evaluate.studies import (
     RECALL,
-    SCALED,
-    SCORES,
-    SIMILARITIES,
-    TIME_PARTS,
     DistributionStudy,
     Indexed,
     LatencyStudy,
@@ -40,12 +24,109 @@ from crossknn.evaluate.results import (
     Sweep,
 )
 
+DPI: Final = 200
+PAPER, INK, MUTED, GRID = "#ffffff", "#1c2230", "#5d6675", "#e3e7ed"
+# Color-blind readers can tell the first five apart (after Okabe and Ito), and everybody the markers.
+SERIES: Final = (
+    *("#0072b2", "#d55e00", "#00875f", "#a84b8a", "#8a6d00"),
+    *("#4338ca", "#be123c", "#0891b2", "#78492c", "#65a30d", "#d946a6", "#64748b"),
+)
+MARKERS: Final = "oDs^vPX<>phd8"  # one more than colors, so that a pair of both is reused late
+TIME_COLORS: Final = {"scorer": "#0072b2", "solve": "#a84b8a", "search": "#e69f00"}  # as in page.css
+DASHES: Final = (0, (4, 2))
+EXACT_STYLE: Final = {"color": MUTED, "linewidth": 1.2, "zorder": 1}
+SAME_STRATEGY: Final = {"axn, per item": "axn, fitted"}
+MAX_COLUMNS: Final = 3
+MAX_NAME_WIDTH: Final = 34  # characters; longer names wrap
 EXACT: Final = "exact search"
 ON_PAGE: Final = "All numbers are on the page."
 OWN_SCALES: Final = "Each panel has its own scale; exact search is shown where it is near."
 MAX_BANDS: Final = 6  # strategies; the confidence bands of more would hide the lines
 MIN_SPAN: Final = 10.0  # percentage points that a panel shows at least
 LIMIT_STYLE: Final = {"color": MUTED, "linewidth": 1.4, "linestyle": "dotted"}
+
+Style = dict[str, Any]
+Label = tuple[str, Style]
+"""A legend entry: its text, and the style of its line."""
+
+
+class Canvas:
+    """A figure with rows of at most three panels, independent of matplotlib's global state.
+
+    `height` is that of a panel, `width` that of the figure, by default by the number of panels; both in inches.
+    """
+
+    def __init__(self, titles: Sequence[str], *, height: float = 3.6, width: float | None = None) -> None:
+        import_extra("matplotlib", extra="report")
+        from matplotlib.figure import Figure
+
+        panels = len(titles)
+        self.columns = 2 if panels == 4 else min(panels, MAX_COLUMNS)
+        rows = -(-panels // self.columns)
+        size = (width or max(3.7 * self.columns, 5.5), 0.4 + rows * height)
+        figure: Any = Figure(figsize=size, layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
+        self.figure = figure
+        axes = figure.subplots(rows, self.columns, squeeze=False).ravel()
+        self.axes: Sequence[Any] = axes[:panels]
+        for axis in axes[panels:]:
+            axis.set_visible(False)
+        for axis, title in zip(self.axes, titles, strict=True):
+            axis.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=8, parse_math=False)
+            axis.set_facecolor("none")
+            axis.grid(axis="y", color=GRID, linewidth=0.8)
+            axis.set_axisbelow(True)
+            axis.tick_params(colors=MUTED, labelcolor=INK, labelsize=10, length=3)
+            axis.spines[["left", "top", "right"]].set_visible(False)
+            axis.spines["bottom"].set_color(MUTED)
+
+    def label(self, x: str, y: str, legend: Sequence[Label]) -> None:
+        """Label the x axis of the last panel in each column and the y axis of the first in each row; add a legend."""
+        for place, axis in enumerate(self.axes):
+            if place % self.columns == 0:
+                axis.set_ylabel(y, color=MUTED, fontsize=10)
+            if place + self.columns >= len(self.axes):
+                axis.set_xlabel(x, color=MUTED, fontsize=10)
+        self._add_legend(legend)
+
+    def _add_legend(self, labels: Sequence[Label]) -> None:
+        """Add a legend below the panels."""
+        from matplotlib.lines import Line2D
+
+        names = [wrap_name(name) for name, _ in labels]
+        longest = max(len(line) for name in names for line in name.splitlines() or [""])
+        width, height = self.figure.get_size_inches()
+        columns = min(len(labels), max(1, int(width / (0.8 + 0.085 * longest))))
+        lines = -(-len(labels) // columns) * max(name.count("\n") + 1 for name in names)
+        self.figure.set_size_inches(width, height + 0.22 * lines)
+        legend = self.figure.legend(
+            [Line2D([], [], **style) for _, style in labels],
+            [str(place) for place in range(len(labels))],  # matplotlib would read "_" and "$" in a name
+            loc="outside lower left",
+            ncols=columns,
+            frameon=False,
+            fontsize=10,
+            handlelength=3,
+        )
+        for text, name in zip(legend.get_texts(), names, strict=True):
+            text.set(parse_math=False, text=name, color=INK)
+
+    def render(self, kind: Literal["png", "svg"]) -> bytes:
+        """The figure as a file: PNG on white paper, or SVG without a background and with real text."""
+        from matplotlib import rc_context
+
+        content = BytesIO()
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "crossknn"}):
+            self.figure.savefig(
+                content,
+                format=kind,
+                dpi=DPI,
+                facecolor=PAPER if kind == "png" else "none",
+                bbox_inches="tight",
+                pad_inches=0.08,
+                metadata={"Date": None} if kind == "svg" else None,
+            )
+        return content.getvalue()
 
 
 @dataclass(frozen=True)
@@ -86,9 +167,8 @@ def plot_recall(comparison: Comparison) -> Plot:
     comparison = comparison.attainable
     budgets, ks, styles = comparison.budgets, comparison.ks, styles_of(comparison)
     bands = len(comparison.strategies) <= MAX_BANDS
-    canvas = Canvas(len(ks))
+    canvas = Canvas([f"True top {k}" for k in ks])
     for axis, k in zip(canvas.axes, ks, strict=True):
-        canvas.title(axis, f"True top {k}")
         _set_x(axis, budgets, budgets)
         axis.set_ylim(0, 102)
         axis.axhline(100, **EXACT_STYLE)
@@ -108,8 +188,7 @@ def plot_recall(comparison: Comparison) -> Plot:
     labels.append((f"Exact search ({number(comparison.items)} calls)", EXACT_STYLE))
     if budgets[0] < ks[-1]:
         labels.append(("Limit: budget ÷ k", LIMIT_STYLE))
-    canvas.label_axes("budget (calls per query)", "recall, %")
-    canvas.add_legend(labels)
+    canvas.label("budget (calls per query)", "recall, %", labels)
     color = ", in the same color" if in_pairs(comparison) else ""
     caption = [f"Dashed: one round of reranking. Solid{color}: adaptive search."] * has_adaptive(comparison)
     caption += [f"Bands: {100 * LEVEL:.0f}{PERCENT} confidence intervals."] * bands
@@ -123,19 +202,17 @@ def _plot_sweep(sweep: Sweep, comparison: Comparison, setting: str, meaning: str
     for level in sweep.levels:
         styles[level.strategy] = {**styles[level.strategy], "marker": "", "linestyle": DASHES, "linewidth": 1.6}
     ks = list(dict.fromkeys(curve.k for curve in sweep.curves))
+    names = dict.fromkeys(curve.strategy for curve in [*sweep.curves, *sweep.levels])
     values = [point.at for curve in sweep.curves for point in curve.points]
-    canvas, names = Canvas(len(ks)), list[str]()
+    canvas = Canvas([f"True top {k}" for k in ks])
     for axis, k in zip(canvas.axes, ks, strict=True):
-        canvas.title(axis, f"True top {k}")
         _set_x(axis, values, [point.at for point in sweep.curves[0].points])
         curves = [curve for curve in [*sweep.curves, *sweep.levels] if curve.k == k]
         for curve in curves:
             recall = [100 * point.recall for point in curve.points]
             axis.plot([point.at for point in curve.points], recall, **styles[curve.strategy])
         _set_y(axis, [100 * point.recall for curve in curves for point in curve.points], exact=100, min_span=MIN_SPAN)
-        names = [curve.strategy for curve in curves]
-    canvas.label_axes(setting, "recall, %")
-    canvas.add_legend([*((name, styles[name]) for name in dict.fromkeys(names)), (EXACT, EXACT_STYLE)])
+    canvas.label(setting, "recall, %", [*((name, styles[name]) for name in names), (EXACT, EXACT_STYLE)])
     within = f"within {number(sweep.budget)} calls"
     return Plot(
         canvas,
@@ -162,14 +239,13 @@ def _draw_indexing(indexes: Sequence[Indexed]) -> Canvas:
     designs = list(dict.fromkeys(index.sampling for index in indexes))
     steps = dict.fromkeys(step for index in indexes for step in index.seconds)
     colors = dict(zip(steps, [*TIME_COLORS.values(), MUTED, GRID], strict=False))
-    canvas = Canvas(len(designs), height=0.8 + 0.3 * len(indexes) / len(designs))
+    titles = [f"Pairs sampled {design}" for design in designs]
+    canvas = Canvas(titles, height=0.8 + 0.3 * len(indexes) / len(designs))
     for axis, design in zip(canvas.axes, designs, strict=True):
-        canvas.title(axis, f"Pairs sampled {design}")
         built = [index for index in indexes if index.sampling == design]
         calls = [number(round(index.calls_per_item, 1)) for index in built]
         _draw_bars(axis, calls, [index.seconds for index in built], colors)
-    canvas.label_axes("seconds", "calls per item")
-    canvas.add_legend([(step, area_style(color)) for step, color in colors.items()])
+    canvas.label("seconds", "calls per item", [(step, _area_style(color)) for step, color in colors.items()])
     return canvas
 
 
@@ -178,14 +254,12 @@ def _plot_latency(study: LatencyStudy) -> Plot:
     budgets = list(dict.fromkeys(times.budget for times in study.times))
     names = list(dict.fromkeys(times.strategy for times in study.times))
     colors = {part: TIME_COLORS[part] for part in TIME_PARTS if any(part in times.seconds for times in study.times)}
-    canvas = Canvas(len(budgets), height=0.8 + 0.3 * len(names))
+    canvas = Canvas([f"{number(budget)} calls" for budget in budgets], height=0.8 + 0.3 * len(names))
     for place, (axis, budget) in enumerate(zip(canvas.axes, budgets, strict=True)):
-        canvas.title(axis, f"{number(budget)} calls")
         known = {times.strategy: times.seconds for times in study.times if times.budget == budget}
         bars = [{part: 1000 * seconds for part, seconds in known.get(name, {}).items()} for name in names]
         _draw_bars(axis, names if place % canvas.columns == 0 else [""] * len(names), bars, colors)
-    canvas.label_axes("ms per query", "")
-    canvas.add_legend([(part, area_style(color)) for part, color in colors.items()])
+    canvas.label("ms per query", "", [(part, _area_style(color)) for part, color in colors.items()])
     alt = "Milliseconds per query by strategy, budget and part. Those of the largest budget are in the table."
     return Plot(canvas, alt, "The numbers are sums. Each panel has its own scale.")
 
@@ -193,21 +267,19 @@ def _plot_latency(study: LatencyStudy) -> Plot:
 def _plot_distributions(study: DistributionStudy) -> Plot:
     """Densities of the scores, of the similarities, and of both on the scale of the similarities."""
     blue, yellow = TIME_COLORS["scorer"], TIME_COLORS["search"]
-    colors = {SCORES: blue, SCALED: blue, SIMILARITIES: yellow}
+    colors = {"scores": blue, "scaled scores": blue, "similarities": yellow}
     scores, similarities, *both = study.histograms
     panels = {"Cross-encoder scores": [scores], "Encoder similarities": [similarities]}
     if both:
         panels["Both, scores with α and β"] = both
-    canvas = Canvas(len(panels), height=2.6)
-    for axis, (title, histograms) in zip(canvas.axes, panels.items(), strict=True):
-        canvas.title(axis, title)
+    canvas = Canvas(list(panels), height=2.6)
+    for axis, histograms in zip(canvas.axes, panels.values(), strict=True):
         for histogram in histograms:
             color = colors[histogram.of]
             axis.stairs(histogram.density, histogram.edges, fill=True, color=color, alpha=0.45)
             axis.stairs(histogram.density, histogram.edges, color=color, linewidth=1.4)
         axis.set_ylim(bottom=0)
-    canvas.label_axes("", "density")
-    canvas.add_legend([(of, area_style(colors[of])) for of in (SCORES, SIMILARITIES)])
+    canvas.label("", "density", [(of, _area_style(colors[of])) for of in ("scores", "similarities")])
     scale = "" if study.alpha is None else f" α is {study.alpha:.3g} and β {study.beta:.3g}.".replace("-", "−")
     alt = "Densities of the cross-encoder’s scores and of the encoder’s similarities."
     return Plot(canvas, alt, f"{number(study.pairs)} pairs of test queries with random items.{scale}")
@@ -218,9 +290,9 @@ def _plot_quality(study: QualityStudy, comparison: Comparison) -> Plot:
     recall = RECALL.format(typical(comparison.ks, TYPICAL_K))
     others = {RECALL.format(k) for k in comparison.ks} - {recall}
     measures = [name for name in study.levels[0].values if name not in others]
-    names, styles, canvas = near_exact(study), styles_of(comparison.attainable), Canvas(len(measures))
+    names, styles = near_exact(study), styles_of(comparison.attainable)
+    canvas = Canvas([f"Recall of the {name}" if name == recall else name for name in measures])
     for axis, measure in zip(canvas.axes, measures, strict=True):
-        canvas.title(axis, f"Recall of the {measure}" if measure == recall else measure)
         _set_x(axis, comparison.budgets, comparison.budgets)
         values: list[float] = []
         for name in names:
@@ -229,8 +301,8 @@ def _plot_quality(study: QualityStudy, comparison: Comparison) -> Plot:
             values += [value for _, value in known]
         exact = next(level.values[measure] for level in study.levels if level.budget is None)
         _set_y(axis, values, exact=exact, min_span=MIN_SPAN / 100)
-    canvas.label_axes("budget (calls per query)", "mean over queries")
-    canvas.add_legend([*((name, styles[name]) for name in names), (EXACT, EXACT_STYLE)])
+    legend = [*((name, styles[name]) for name in names), (EXACT, EXACT_STYLE)]
+    canvas.label("budget (calls per query)", "mean over queries", legend)
     far = [f"“{name}”" for name in comparison.attainable.strategies if name not in names]
     left_out = f" Not shown, below half of exact search: {', '.join(far)}." if far else ""
     alt = f"Recall and relevance of every strategy, against the budget. {ON_PAGE}"
@@ -282,3 +354,51 @@ def _draw_bars(axis: Any, names: Sequence[str], bars: Sequence[Mapping[str, floa
     axis.grid(visible=False, axis="y")
     axis.grid(visible=True, axis="x", color=GRID, linewidth=0.8)
     axis.locator_params(axis="x", nbins=5)
+
+
+def has_adaptive(comparison: Comparison) -> bool:
+    """Whether any strategy has a baseline."""
+    return any(group.adaptive for group in comparison.groups)
+
+
+def in_pairs(comparison: Comparison) -> bool:
+    """Whether every baseline has at most one adaptive strategy, which then shares its color."""
+    return all(len(group.adaptive) < 2 for group in comparison.groups)
+
+
+def styles_of(comparison: Comparison) -> dict[str, Style]:
+    """The style of each strategy in all figures: baselines dashed and hollow, the others solid."""
+    pairs, adaptive, styles = in_pairs(comparison), has_adaptive(comparison), dict[str, Style]()
+    for pair, group in enumerate(comparison.groups):
+        for place, name in enumerate([group.baseline, *group.adaptive]):
+            color, marker = (pair, place) if pairs else (len(styles), len(styles))
+            styles[name] = line_style(color, marker, dashed=adaptive and place == 0)
+    for name in comparison.studies.strategies if comparison.studies else ():
+        own = line_style(len(styles), len(styles))
+        styles.setdefault(name, styles.get(SAME_STRATEGY.get(name, ""), own))
+    return styles
+
+
+def line_style(color: int, marker: int, *, dashed: bool = False) -> Style:
+    """The line style with these numbers of a color and a marker, both of which start over after the last one."""
+    shade = SERIES[color % len(SERIES)]
+    return {
+        "color": shade,
+        "marker": MARKERS[marker % len(MARKERS)],
+        "markersize": 5.5,
+        "markerfacecolor": PAPER if dashed else shade,
+        "linestyle": DASHES if dashed else "solid",
+        "linewidth": 1.6 if dashed else 2.0,
+        "zorder": 4 if dashed else 3,
+        "clip_on": False,
+    }
+
+
+def _area_style(color: str) -> Style:
+    """The legend key of an area."""
+    return {"color": color, "marker": "s", "markersize": 8, "linestyle": "none"}
+
+
+def wrap_name(name: str) -> str:
+    """The name, broken into lines where it is long."""
+    return fill(name, MAX_NAME_WIDTH) or name

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from crossknn.errors import InputError
-from crossknn.evaluate.report.style import DASHES, GRID, INK, MUTED, PAPER, SERIES, Canvas, Label, Style
+from crossknn.evaluate.report.plots import DASHES, GRID, INK, MUTED, PAPER, SERIES, Canvas, Label, Style
 from crossknn.search.results import Hit, Hits
 
 WIDTH, HEIGHT = 9.0, 4.2  # inches
@@ -32,9 +32,8 @@ def plot_rounds(hits: Hits) -> Canvas:
     if not len(hits.trace):
         raise InputError("a picture of rounds needs a search that scored something, with its trace; this one has none.")
     trace = list(hits.trace)
-    canvas = Canvas(1, height=HEIGHT, width=WIDTH)
+    canvas = Canvas([shorten(hits.query, MAX_TITLE_LENGTH, placeholder=" …")], height=HEIGHT, width=WIDTH)
     axis = canvas.axes[0]
-    canvas.title(axis, shorten(hits.query, MAX_TITLE_LENGTH, placeholder=" …"))
     _draw_bands(axis, trace)
     _set_limits(axis, trace)
     labels = [
@@ -42,8 +41,7 @@ def plot_rounds(hits: Hits) -> Canvas:
         *_draw_scores(axis, trace, {hit.row for hit in hits}),
         _draw_kth_best(axis, [hit.score for hit in trace], len(hits)),
     ]
-    canvas.label_axes("calls; the bands are rounds", "score")
-    canvas.add_legend(labels)
+    canvas.label("calls; the bands are rounds", "score", labels)
     return canvas
 
 

@@ -8,10 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from crossknn.evaluate.comparison import Comparison
-from crossknn.evaluate.report.findings import explain_oracles
-from crossknn.evaluate.report.format import milliseconds, number, percent, points
-from crossknn.evaluate.results import Result
+from crossknn.evaluate.comparison import Comparison, Result
+from crossknn.evaluate.report.findings import explain_oracles, milliseconds, number, percent, points
 
 MAX_NAME_WIDTH = 42  # leaves room for the numbers in 100 columns; longer names wrap
 

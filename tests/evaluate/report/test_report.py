@@ -13,12 +13,10 @@ import pytest
 
 from crossknn.errors import InputError, MissingExtra
 from crossknn.evaluate.comparison import Answer, Line
-from crossknn.evaluate.report.findings import headline, tally
-from crossknn.evaluate.report.format import milliseconds, number, signed
+from crossknn.evaluate.report.findings import headline, milliseconds, number, signed, tally
 from crossknn.evaluate.report.page import render_page, write_report
-from crossknn.evaluate.report.plots import Plot, make_plots, plot_recall
-from crossknn.evaluate.report.style import in_pairs, styles_of
-from crossknn.evaluate.results import Studies
+from crossknn.evaluate.report.plots import Plot, in_pairs, make_plots, plot_recall, styles_of
+from crossknn.evaluate.studies import Studies
 from crossknn.scorers.timing import Speed
 from tests.evaluate.conftest import LONG_NAME, made_by_hand, result, with_studies
 
