@@ -20,9 +20,7 @@ from crossknn.errors import InputError
 from crossknn.indexing.score_matrix import Numbers, Pairs, SparseScores
 from crossknn.models.fingerprints import is_unnamed
 from crossknn.scorers.base import score_pairs
-from crossknn.storage.score_chunks import DELETE_CHUNK, FORMAT, Chunk, Hashes, hash_texts
-from crossknn.storage.score_log import ScoreLog
-from crossknn.storage.score_plan import Plan
+from crossknn.storage.score_log import DELETE_CHUNK, FORMAT, Chunk, Hashes, Plan, ScoreLog, hash_texts
 from crossknn.types import Engine, Job, Progress, Rows, Scorer, Scores
 
 if TYPE_CHECKING:
@@ -153,7 +151,7 @@ class _Run:
         positions = self.calls[number]
         name = self.log.chunks_of(self.plan).get(number)
         if name is None:
-            self.log.write(Chunk(*self.state.hashes_of(positions), scores), self.plan, number)
+            self.log.write(Chunk(*self.state.hashes_of(positions), scores), self.plan.name, number)
         else:
             scores = self._read(name, positions)
         self._enter(number, scores)
