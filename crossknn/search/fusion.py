@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError
+from crossknn.items.items import Items
+from crossknn.strategies.base import QueryResult, join_rounds
 from crossknn.strategies.normalization import varies
 from crossknn.strategies.posterior.prior import RETRIEVER_DEPTH, estimates_at
 from crossknn.types import Proposal, Rows, Scores
@@ -36,7 +38,7 @@ class ScoreFusion:
         self._weights = np.array(list(weights.values()))
         self._signals = [propose(name, RETRIEVER_DEPTH)[1] for name in weights if name != SCORE]
 
-    def columns(self, query: int, rows: Rows, scores: Scores) -> Array:
+    def _columns(self, query: int, rows: Rows, scores: Scores) -> Array:
         """(rows, weights) z-scores of the scores, then of each retriever's estimates."""
         proposals = [signal[query] for signal in self._signals]
         estimates = [estimates_at(proposal, ranks_in(proposal, rows)) for proposal in proposals]
@@ -44,8 +46,16 @@ class ScoreFusion:
 
     def fuse(self, query: int, rows: Rows, scores: Scores) -> Array:
         """(rows,) the weighted sums."""
-        sums: Array = self.columns(query, rows, scores) @ self._weights
+        sums: Array = self._columns(query, rows, scores) @ self._weights
         return sums
+
+    def judge(self, results: Sequence[QueryResult], relevant: Sequence[Rows]) -> list[JudgedQuery]:
+        """The z-scores of every query's scored items, and which of these are relevant."""
+        judged = []
+        for query, (result, relevant_rows) in enumerate(zip(results, relevant, strict=True)):
+            rows = join_rounds(result.rows)
+            judged.append((self._columns(query, rows, join_rounds(result.scores)), np.isin(rows, relevant_rows)))
+        return judged
 
 
 def _standardize(values: Scores) -> Array:
@@ -70,6 +80,18 @@ def check_weights(weights: Mapping[str, float]) -> dict[str, float]:
 def equal_weights(retrievers: Sequence[str]) -> dict[str, float]:
     """The same weight for the score and each retriever."""
     return dict.fromkeys([SCORE, *retrievers], 1 / (1 + len(retrievers)))
+
+
+def find_relevant(items: Items, queries: Sequence[str], relevant: Sequence[Collection[str]]) -> list[Rows]:
+    """The rows of each query's relevant items, given by their ids."""
+    if isinstance(relevant, str) or any(isinstance(ids, str) for ids in relevant):
+        raise InputError("`relevant` must have a list of ids for each query, got a string.")
+    if not queries or len(relevant) != len(queries):
+        raise InputError(
+            "`relevant` must have a list of ids for each query, and there must be a query, "
+            f"got {len(relevant)} lists for {len(queries)} queries."
+        )
+    return [items.rows_of(ids) for ids in relevant]
 
 
 def fit_weights(queries: Sequence[JudgedQuery]) -> Array:

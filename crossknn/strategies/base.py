@@ -7,11 +7,12 @@ it decides where scores come from: a model, a service that merges many searches 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crossknn.errors import StrategyError
 from crossknn.strategies.normalization import Normalization
@@ -150,6 +151,11 @@ class QueryResult:
         self.deviations.append(np.full(count, np.nan, np.float32) if known is None else known[:count])
         self.scores.append(scores)
         self.proposed_by.append(proposed_by)
+
+
+def join_rounds(rounds: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The arrays of all rounds as one."""
+    return np.concatenate(rounds) if rounds else np.empty(0, np.int64)
 
 
 def drive(
