@@ -10,9 +10,18 @@ import numpy as np
 
 from crossknn._checks import invalid
 from crossknn.errors import InputError
-from crossknn.strategies.base import Flow, FlowResult, Requirement, Round, SearchContext
+from crossknn.strategies.base import (
+    Flow,
+    FlowResult,
+    MultiRound,
+    Observations,
+    Requirement,
+    Round,
+    SearchContext,
+    run_rounds,
+    search_unscored,
+)
 from crossknn.strategies.normalization import Normalization
-from crossknn.strategies.rounds import MultiRound, Observations, run_rounds, search_unscored
 from crossknn.types import Proposal, Rows, Scores, Vectors
 from crossknn.vectors.ranking import order_rows
 

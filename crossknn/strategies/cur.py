@@ -17,8 +17,18 @@ import numpy as np
 
 from crossknn._checks import check_fraction, check_positive, check_seed, invalid
 from crossknn.errors import InputError
-from crossknn.strategies.base import Flow, FlowResult, Requirement, Round, SearchContext, Settings
-from crossknn.strategies.rounds import MultiRound, Observations, run_rounds, search_unscored
+from crossknn.strategies.base import (
+    Flow,
+    FlowResult,
+    MultiRound,
+    Observations,
+    Requirement,
+    Round,
+    SearchContext,
+    Settings,
+    run_rounds,
+    search_unscored,
+)
 from crossknn.types import Proposal, Vectors
 
 

@@ -9,8 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from crossknn._checks import check_positive
-from crossknn.strategies.base import Flow, Requirement, Round, SearchContext
-from crossknn.strategies.rounds import MultiRound, Observations, run_rounds
+from crossknn.strategies.base import Flow, MultiRound, Observations, Requirement, Round, SearchContext, run_rounds
 from crossknn.types import EMPTY_PROPOSAL, Proposal, Rows
 from crossknn.vectors.ranking import order_rows
 

@@ -10,9 +10,17 @@ from numpy.typing import NDArray
 
 from crossknn._checks import check_choice, check_number
 from crossknn.errors import InputError
-from crossknn.strategies.base import Flow, Requirement, Round, SearchContext
+from crossknn.strategies.base import (
+    Flow,
+    MultiRound,
+    Observations,
+    Requirement,
+    Round,
+    SearchContext,
+    run_rounds,
+    search_unscored,
+)
 from crossknn.strategies.normalization import Normalization
-from crossknn.strategies.rounds import MultiRound, Observations, run_rounds, search_unscored
 from crossknn.types import Proposal, Vectors
 
 Loss = Literal["ce", "mse"]
