@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -54,7 +54,7 @@ def score(
 
 def _read_pairs(texts: list[str], path: Path | None) -> tuple[Iterator[tuple[str, str]], int]:
     """An iterator over the pairs, and their number (0 if unknown)."""
-    from crossknn.items import fields, readers
+    from crossknn.items import readers
 
     if path is None:
         if len(texts) < 2:
@@ -62,10 +62,9 @@ def _read_pairs(texts: list[str], path: Path | None) -> tuple[Iterator[tuple[str
         return ((texts[0], item) for item in texts[1:]), len(texts) - 1
     if texts:
         raise InputError("Give either texts as arguments or pairs in a file with --pairs.")
-    limits: dict[str, Any] = {"errors": "strict", "max_line_bytes": readers.MAX_LINE_BYTES}
     source: readers.Source
     if path.name.removesuffix(".gz").endswith((".csv", ".tsv")):
-        source = readers.Csv(path, delimiter=None, quote='"', id="query", text="item", join=" ", **limits)
+        source = readers.Csv(path, id="query", text="item")
     else:
-        source = readers.JsonLines(path, fields.Fields.of("query", "item", " "), **limits)
+        source = readers.JsonLines(path, readers.Fields("query", ("item",)))
     return ((query, item) for query, item, _ in source), 0

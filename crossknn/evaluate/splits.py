@@ -10,9 +10,8 @@ from typing import Literal
 
 from crossknn._checks import check_choice, check_positive
 from crossknn.errors import InputError
-from crossknn.items.fields import describe
 from crossknn.items.items import Items
-from crossknn.items.readers import MAX_LINE_BYTES, TextSource
+from crossknn.items.readers import TextSource, describe
 
 Unusable = Literal["error", "skip"]
 Judgment = tuple[str, str, int, str]  # query id, item id, relevance, place in the source
@@ -82,7 +81,7 @@ class UnusableRecords:
 
 def read_beir_qrels(path: Path) -> Iterator[Judgment]:
     """Judgments of a BEIR file: query id, item id and relevance, tab-separated, after a header line."""
-    source = TextSource(path, errors="strict", max_line_bytes=MAX_LINE_BYTES)
+    source = TextSource(path)
     for line in source.lines():
         fields = line.rstrip("\r\n").split("\t")
         if not line.strip() or (source.line == 1 and not _is_integer(fields[-1])):

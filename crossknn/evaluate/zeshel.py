@@ -8,9 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from crossknn.errors import InputError
 from crossknn.evaluate.splits import Split, UnusableRecords, list_names
-from crossknn.items.fields import Fields, describe
 from crossknn.items.items import Items
-from crossknn.items.readers import MAX_LINE_BYTES, JsonLines
+from crossknn.items.readers import Fields, JsonLines, describe
 
 MENTION_FIELDS: Final = {
     "mention_id": str,
@@ -81,7 +80,7 @@ def read_mentions(folder: Path, domain: str, context: MentionContext, unusable: 
 def _read_records(files: Iterable[Path]) -> Iterator[tuple[JsonLines, Mapping[str, Any]]]:
     """Every mention with its file, its fields checked."""
     for path in files:
-        source = JsonLines(path, Fields("mention_id"), errors="strict", max_line_bytes=MAX_LINE_BYTES)
+        source = JsonLines(path, Fields("mention_id"))
         for mention in source.records():
             for name, kind in MENTION_FIELDS.items():
                 if type(mention.get(name)) is not kind:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -97,14 +96,27 @@ def find_relevant(items: Items, queries: Sequence[str], relevant: Sequence[Colle
 def fit_weights(queries: Sequence[JudgedQuery]) -> Array:
     """(columns,) fitted weights, whose absolute values sum to 1.
 
-    A logistic regression of relevance on the z-scores, by Newton's method. Weights are shrunk towards equal ones, so
-    that a few judged queries do no harm.
+    A logistic regression of relevance on the z-scores and a constant, with a quadratic penalty, by Newton's method.
+    Weights are shrunk towards equal ones, so that a few judged queries do no harm.
     """
-    regression = _LogisticRegression.of(queries)
-    weights = np.zeros(regression.inputs.shape[1])
+    columns, relevant = _training_items(queries)
+    count = columns.shape[1]
+    inputs = np.column_stack([columns, np.ones(len(columns))])
+    penalty = RIDGE_PENALTY * np.eye(count + 1)
+    penalty[:count, :count] += EQUALITY_PENALTY * (np.eye(count) - 1 / count)
+
+    def loss(weights: Array) -> float:
+        logits = inputs @ weights
+        negative_log_likelihood = np.logaddexp(0, np.where(relevant, -logits, logits)).sum()
+        return float(negative_log_likelihood + weights @ penalty @ weights / 2)
+
+    weights = np.zeros(count + 1)
     for _ in range(MAX_NEWTON_STEPS):
-        step = regression.newton_step(weights)
-        while regression.loss(weights + step) > regression.loss(weights):
+        chance = 0.5 + 0.5 * np.tanh(inputs @ weights / 2)
+        gradient = inputs.T @ (relevant - chance) - penalty @ weights
+        hessian = (inputs * (chance * (1 - chance))[:, None]).T @ inputs + penalty
+        step = np.asarray(np.linalg.solve(hessian, gradient))
+        while loss(weights + step) > loss(weights):
             step /= 2
         weights += step
         if np.abs(step).max() < MIN_NEWTON_STEP:
@@ -113,36 +125,14 @@ def fit_weights(queries: Sequence[JudgedQuery]) -> Array:
     return weights[:-1] / sizes.sum() if sizes.any() else np.full(len(sizes), 1 / len(sizes))
 
 
-@dataclass(frozen=True)
-class _LogisticRegression:
-    """Logistic regression with a quadratic penalty; the last input is the constant 1."""
-
-    inputs: Array  # (items, columns + 1)
-    relevant: NDArray[np.bool_]
-    penalty: Array
-
-    @classmethod
-    def of(cls, queries: Sequence[JudgedQuery]) -> _LogisticRegression:
-        first = [np.argsort(-columns.sum(1), kind="stable")[:TRAINING_DEPTH] for columns, _ in queries]
-        inputs = np.concatenate([columns[rows] for (columns, _), rows in zip(queries, first, strict=True)])
-        relevant = np.concatenate([labels[rows] for (_, labels), rows in zip(queries, first, strict=True)])
-        if relevant.all() or not relevant.any():
-            raise InputError(
-                "rank weights are fitted to scored items of which some are relevant and some are not, "
-                f"got {int(relevant.sum())} relevant of {len(relevant)}. Use more queries or a larger `budget`."
-            )
-        count = inputs.shape[1]
-        penalty = RIDGE_PENALTY * np.eye(count + 1)
-        penalty[:count, :count] += EQUALITY_PENALTY * (np.eye(count) - 1 / count)
-        return cls(np.column_stack([inputs, np.ones(len(inputs))]), relevant, penalty)
-
-    def newton_step(self, weights: Array) -> Array:
-        chance = 0.5 + 0.5 * np.tanh(self.inputs @ weights / 2)
-        gradient = self.inputs.T @ (self.relevant - chance) - self.penalty @ weights
-        hessian = (self.inputs * (chance * (1 - chance))[:, None]).T @ self.inputs + self.penalty
-        return np.asarray(np.linalg.solve(hessian, gradient))
-
-    def loss(self, weights: Array) -> float:
-        logits = self.inputs @ weights
-        negative_log_likelihood = np.logaddexp(0, np.where(self.relevant, -logits, logits)).sum()
-        return float(negative_log_likelihood + weights @ self.penalty @ weights / 2)
+def _training_items(queries: Sequence[JudgedQuery]) -> JudgedQuery:
+    """The first items of all queries by equal weights."""
+    first = [np.argsort(-columns.sum(1), kind="stable")[:TRAINING_DEPTH] for columns, _ in queries]
+    columns = np.concatenate([columns[rows] for (columns, _), rows in zip(queries, first, strict=True)])
+    relevant = np.concatenate([labels[rows] for (_, labels), rows in zip(queries, first, strict=True)])
+    if relevant.all() or not relevant.any():
+        raise InputError(
+            "rank weights are fitted to scored items of which some are relevant and some are not, "
+            f"got {int(relevant.sum())} relevant of {len(relevant)}. Use more queries or a larger `budget`."
+        )
+    return columns, relevant

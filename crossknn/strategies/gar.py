@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -66,13 +66,13 @@ class Gar(MultiRound):
         return None
 
 
+@dataclass(slots=True)
 class _NeighborGraph:
     """The k-nearest-neighbor graph of the items, searched lazily."""
 
-    def __init__(self, context: SearchContext, degree: int) -> None:
-        self._context = context
-        self._degree = degree
-        self._neighbors: dict[int, Rows] = {}
+    context: SearchContext
+    degree: int
+    neighbors: dict[int, Rows] = field(default_factory=dict)
 
     def frontiers(self, observations: list[Observations], counts: list[int]) -> list[Proposal]:
         """For each query the first `counts` unscored neighbors of its scored rows, or fewer where there are not enough.
@@ -80,7 +80,7 @@ class _NeighborGraph:
         The neighbors of lower-scored rows are searched only where those of better ones are too few.
         """
         sources = [order_rows(observed.rows, observed.scores) for observed in observations]
-        reach = [-(-n // self._degree) for n in counts]  # rows that are enough if all their neighbors are unscored
+        reach = [-(-n // self.degree) for n in counts]  # rows that are enough if all their neighbors are unscored
         while True:
             self._search({int(row) for best, n in zip(sources, reach, strict=True) for row in best.rows[:n]})
             frontiers = [
@@ -99,20 +99,20 @@ class _NeighborGraph:
 
     def _frontier(self, sources: Proposal, scored: Rows) -> Proposal:
         """The unscored neighbors of `sources`, in their order, each once, with the score of its source."""
-        neighbors = [self._neighbors[int(row)] for row in sources.rows]
+        neighbors = [self.neighbors[int(row)] for row in sources.rows]
         rows = np.concatenate([np.empty(0, np.int64), *neighbors])
         scores = np.repeat(sources.estimates, [len(found) for found in neighbors])
         return _take_new([Proposal(rows, scores)], scored, len(rows))
 
     def _search(self, rows: Iterable[int]) -> None:
-        missing = np.array(sorted(set(rows) - self._neighbors.keys()), np.int64)
+        missing = np.array(sorted(set(rows) - self.neighbors.keys()), np.int64)
         if not len(missing):
             return
-        items = self._context.item_vectors()
+        items = self.context.item_vectors()
         found = items.search(
-            items.take(missing), self._degree, exclude=list(missing[:, None]), allowed=self._context.allowed
+            items.take(missing), self.degree, exclude=list(missing[:, None]), allowed=self.context.allowed
         )
-        self._neighbors.update(zip(missing.tolist(), (proposal.rows for proposal in found), strict=True))
+        self.neighbors.update(zip(missing.tolist(), (proposal.rows for proposal in found), strict=True))
 
 
 def _take_new(sources: Sequence[Proposal], scored: Rows, n: int) -> Proposal:

@@ -29,13 +29,6 @@ MIN_LOG_LIKELIHOOD_RATIO: Final = -2.5  # of the model to the retriever-only mod
 MAX_ORDER_DEFICIT: Final = 3.0  # standard errors by which the prior mean may order the scores better than the model
 
 
-class Predictions(NamedTuple):
-    """Posterior means and standard deviations of the rows of a round, before they were scored; (queries, n)."""
-
-    means: Tensor
-    std: Tensor
-
-
 class PosteriorMeans(NamedTuple):
     """Posterior means of all candidates and of the best other rows; scored and padding entries are −∞."""
 
@@ -60,7 +53,8 @@ class PosteriorSession:
         self.expected_recall: NDArray[np.float64] | None = None  # (queries,) when last computed
         self._search = self._vectors.with_candidates(retrieved.rows)
         self._seen: list[set[int]] = [set() for _ in self.observations]
-        self._predictions: list[Predictions] = []  # of every round but the first
+        # Posterior means and standard deviations of the rows of every round but the first, before they were scored.
+        self._predictions: list[tuple[Tensor, Tensor]] = []
         self._pending: CandidateFeatures | None = None  # proposed and not scored yet
         self._scored_rows = retrieved.rows[:, :0]  # (queries, scored)
         # Positions without a posterior mean: scored candidates and padding. The last one stands for all other rows.
@@ -147,14 +141,14 @@ class PosteriorSession:
         packed[:, -2], packed[:, -1] = [len(rows) for rows in lists], counts
         return torch.split(to_device(packed, self._vectors.device), [width, 1, 1], 1)
 
-    def _propose(self, rows: Tensor) -> tuple[list[Proposal], Predictions]:
+    def _propose(self, rows: Tensor) -> tuple[list[Proposal], tuple[Tensor, Tensor]]:
         """These padded rows, to be scored next, with posterior means and standard deviations."""
         features = self._features(rows)
         means, std = self.model.posterior_mean(features), self.model.posterior_std(features)
         proposals = _to_proposals(rows, means, std, self._items)
         width = max(map(len, proposals))
         self._pending = features.first(width)
-        return proposals, Predictions(means[:, :width], std[:, :width])
+        return proposals, (means[:, :width], std[:, :width])
 
     def _best(self, means: PosteriorMeans, n: int, without: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The `n` rows of largest posterior mean and these means, (queries, n), padded; ties go to the lower row.
@@ -186,7 +180,7 @@ class PosteriorSession:
         evidence = self.model.evidence.to_numpy()
         misfits = (evidence.log_likelihood_ratio() < MIN_LOG_LIKELIHOOD_RATIO) & evidence.correlates_with_prior()
         if self._predictions:
-            means = torch.cat([predictions.means for predictions in self._predictions], 1)
+            means = torch.cat([means for means, _ in self._predictions], 1)
             prior_means, scores, valid = self._predicted(means.shape[1])
             misfits |= order_deficit(means, prior_means, scores, valid) > MAX_ORDER_DEFICIT
         return misfits
@@ -221,8 +215,7 @@ class PosteriorSession:
         means, std = (torch.cat(parts, 1) for parts in zip(*self._predictions, strict=True))
         _, scores, valid = self._predicted(means.shape[1])
         means, std = self.model.apply_score_floor(means, std)
-        sizes = [predictions.means.shape[1] for predictions in self._predictions]
-        return error_scale((scores - means) / std, valid, sizes)
+        return error_scale((scores - means) / std, valid, [means.shape[1] for means, _ in self._predictions])
 
 
 def _to_proposals(rows: Tensor, means: Tensor, std: Tensor, items: int) -> list[Proposal]:
