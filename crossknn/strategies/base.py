@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +111,8 @@ class Strategy(Protocol):
 
 class Settings:
     """Base of strategy dataclasses. The repr, which is the strategy's name in reports, omits default settings."""
+
+    requires: ClassVar[frozenset[Requirement]] = frozenset()
 
     def __repr__(self) -> str:
         values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}  # type: ignore[arg-type]
@@ -277,23 +279,22 @@ class MultiRound(Settings):
         estimates = None if query_vector is None else context.item_vectors().take(observed.rows[:early]) @ query_vector
         return Normalization.fit_query(observed.scores[:early], estimates)
 
+    def _run_rounds(
+        self, first: Round, observations: list[Observations], next_round: Callable[[int], Round]
+    ) -> Generator[Round, list[Scores], None]:
+        """Yield `first`, then `next_round(number)` for rounds 2, 3, …, and add their scores to `observations`.
 
-def run_rounds(
-    first: Round, observations: list[Observations], rounds: int, next_round: Callable[[int], Round]
-) -> Generator[Round, list[Scores], None]:
-    """Yield `first`, then `next_round(number)` for rounds 2, 3, …, and add their scores to `observations`.
-
-    Ends after `rounds` rounds, or when a round has no rows.
-    """
-    step = first
-    for number in range(1, rounds + 1):
-        scored = yield step
-        for observed, proposal, scores in zip(observations, step.proposals, scored, strict=True):
-            observed.add(proposal.rows, scores)
-        if number < rounds:
-            step = next_round(number + 1)
-            if not any(len(proposal) for proposal in step.proposals):
-                return
+        Ends after `rounds` rounds, or when a round has no rows.
+        """
+        step = first
+        for number in range(1, self.rounds + 1):
+            scored = yield step
+            for observed, proposal, scores in zip(observations, step.proposals, scored, strict=True):
+                observed.add(proposal.rows, scores)
+            if number < self.rounds:
+                step = next_round(number + 1)
+                if not any(len(proposal) for proposal in step.proposals):
+                    return
 
 
 def search_unscored(

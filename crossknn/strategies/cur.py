@@ -11,7 +11,6 @@ the paper's CUR: adaCUR is then AXN with λ = 0 and no normalization.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -22,11 +21,9 @@ from crossknn.strategies.base import (
     FlowResult,
     MultiRound,
     Observations,
-    Requirement,
     Round,
     SearchContext,
     Settings,
-    run_rounds,
     search_unscored,
 )
 from crossknn.types import Proposal, Vectors
@@ -46,7 +43,7 @@ class AnnCur(Settings):
         estimates: Also return Ŝ, the estimated score of every item.
     """
 
-    requires: ClassVar[frozenset[Requirement]] = frozenset({"cur_factors"})
+    requires = frozenset({"cur_factors"})
 
     budget: int = 100
     anchors: int | None = None
@@ -99,7 +96,7 @@ class AdaCur(MultiRound):
         estimates: Also return Ŝ, the estimated score of every item.
     """
 
-    requires: ClassVar[frozenset[Requirement]] = frozenset({"cur_factors"})
+    requires = frozenset({"cur_factors"})
 
     first: str | None = None
     estimates: bool = False
@@ -113,7 +110,7 @@ class AdaCur(MultiRound):
             counts = [self._share(number, calls) if calls else 0 for calls in scored]
             return Round(search_unscored(context, _solve(context, observations), observations, counts), "adacur")
 
-        yield from run_rounds(Round(proposals, name), observations, self.rounds, choose_anchors)
+        yield from self._run_rounds(Round(proposals, name), observations, choose_anchors)
         return _all_estimates(context, _solve(context, observations)) if self.estimates else None
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
 from crossknn._checks import check_positive
-from crossknn.strategies.base import Flow, MultiRound, Observations, Requirement, Round, SearchContext, run_rounds
+from crossknn.strategies.base import Flow, MultiRound, Observations, Round, SearchContext
 from crossknn.types import EMPTY_PROPOSAL, Proposal, Rows
 from crossknn.vectors.ranking import order_rows
 
@@ -32,7 +31,7 @@ class Gar(MultiRound):
             nothing finds nothing.
     """
 
-    requires: ClassVar[frozenset[Requirement]] = frozenset({"item_vectors"})
+    requires = frozenset({"item_vectors"})
 
     neighbors: int = 8
     first: str | None = None
@@ -62,7 +61,7 @@ class Gar(MultiRound):
             return Round(proposals, "gar")
 
         first = Round([ranking.first(self._share(1, 0)) for ranking in rankings], name)
-        yield from run_rounds(first, observations, self.rounds, alternate)
+        yield from self._run_rounds(first, observations, alternate)
         return None
 
 

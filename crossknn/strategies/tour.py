@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._checks import check_choice, check_number
 from crossknn.errors import InputError
-from crossknn.strategies.base import (
-    Flow,
-    MultiRound,
-    Observations,
-    Requirement,
-    Round,
-    SearchContext,
-    run_rounds,
-    search_unscored,
-)
+from crossknn.strategies.base import Flow, MultiRound, Observations, Round, SearchContext, search_unscored
 from crossknn.strategies.normalization import Normalization
 from crossknn.types import Proposal, Vectors
 
@@ -41,7 +32,7 @@ class Tour(MultiRound):
         learning_rate: None is the paper's: 0.1 for "ce", 0.001 for "mse".
     """
 
-    requires: ClassVar[frozenset[Requirement]] = frozenset({"query_vectors"})
+    requires = frozenset({"query_vectors"})
 
     loss: Loss = "ce"
     learning_rate: float | None = None
@@ -76,7 +67,7 @@ class Tour(MultiRound):
                     vectors[query] = self._step(context, observed, vectors[query], scales[query])
             return search(number)
 
-        yield from run_rounds(search(1), observations, self.rounds, step_and_search)
+        yield from self._run_rounds(search(1), observations, step_and_search)
         return None
 
     def _step(self, context: SearchContext, observed: Observations, vector: Vectors, scale: Normalization) -> Vectors:

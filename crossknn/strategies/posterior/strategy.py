@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from crossknn._checks import check_fraction
 from crossknn.errors import InputError
-from crossknn.strategies.base import Flow, FlowResult, MultiRound, Requirement, Round, SearchContext, run_rounds
+from crossknn.strategies.base import Flow, FlowResult, MultiRound, Round, SearchContext
 from crossknn.strategies.posterior.prior import RETRIEVER_DEPTH, Prior
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Posterior(MultiRound):
         stop_at: Stop a query's search as soon as its expected recall reaches this, such as 0.95.
     """
 
-    requires: ClassVar[frozenset[Requirement]] = frozenset({"query_vectors"})
+    requires = frozenset({"query_vectors"})
 
     first: str | None = None
     estimates: bool = False
@@ -62,7 +62,7 @@ class Posterior(MultiRound):
             means = session.posterior_means(n, recall=self.stop_at is not None)
             return self._choose_rows(context, session, means, self._counts(number, session))
 
-        yield from run_rounds(first, session.observations, self.rounds, next_round)
+        yield from self._run_rounds(first, session.observations, next_round)
         if context.k is not None:
             session.posterior_means(0, recall=True)
         return FlowResult(session.all_posterior_means() if self.estimates else None, _recall(session))
