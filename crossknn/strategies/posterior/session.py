@@ -50,7 +50,7 @@ class PosteriorSession:
         self.model = BayesianLinearModel(prior, retrieved, context.item_vectors().dim)
         self.observations = [Observations() for _ in range(context.queries)]  # the loop over rounds appends to them
         self.hedge_rows: list[list[int]] = [[] for _ in self.observations]  # scored regardless of the model
-        self.expected_recall: NDArray[np.float64] | None = None  # (queries,) when last computed
+        self.expected_recall: list[float] | None = None  # of each query, when last computed
         self._search = self._vectors.with_candidates(retrieved.rows)
         self._seen: list[set[int]] = [set() for _ in self.observations]
         # Posterior means and standard deviations of the rows of every round but the first, before they were scored.
@@ -193,7 +193,7 @@ class PosteriorSession:
     def _estimate_recall(self, k: int, stride: int, means: PosteriorMeans) -> None:
         """Set `expected_recall`: the expected share of each query's true top k among its scored rows."""
         if not k or not self.model.scores.shape[1]:
-            self.expected_recall = np.full(len(self), float(not k))
+            self.expected_recall = [float(not k)] * len(self)
             return
         rows, unscored = (values[:, ::stride] for values in self._best(means, stride * SHORTLIST))
         missing = torch.isinf(unscored)
@@ -201,7 +201,7 @@ class PosteriorSession:
         unscored, std = unscored.masked_fill(missing, -torch.inf), self._error_scale() * std
         best = self.model.scores.masked_fill(~self.model.valid, -torch.inf)
         best = best.sort(dim=1, descending=True).values[:, :k]
-        self.expected_recall = expected_recall(best, k, unscored, std, stride=stride).cpu().numpy()
+        self.expected_recall = expected_recall(best, k, unscored, std, stride=stride).tolist()
 
     def _std(self, rows: Tensor) -> Tensor:
         on_gpu = STD_BATCH_ELEMENTS_ON_GPU // self.model.query_vectors.numel() if rows.is_cuda else 0

@@ -65,7 +65,7 @@ class Posterior(MultiRound):
         yield from self._run_rounds(first, session.observations, next_round)
         if context.k is not None:
             session.posterior_means(0, recall=True)
-        return FlowResult(session.all_posterior_means() if self.estimates else None, _recall(session))
+        return FlowResult(session.all_posterior_means() if self.estimates else None, session.expected_recall)
 
     def _start(self, context: SearchContext) -> tuple[Round, PosteriorSession]:
         """The first round, and the session with the prior."""
@@ -86,11 +86,11 @@ class Posterior(MultiRound):
 
     def _counts(self, number: int, session: PosteriorSession) -> list[int]:
         """Rows per query in this round: none where the first round found nothing, or `stop_at` is reached."""
-        recall = session.expected_recall
-        reached = recall is not None and self.stop_at is not None and recall >= self.stop_at
-        done = np.broadcast_to(reached, len(session)).tolist()
-        spent = [len(observed.rows) for observed in session.observations]
-        return [0 if not calls or stop else self._share(number, calls) for calls, stop in zip(spent, done, strict=True)]
+        counts = [self._share(number, len(one.rows)) if len(one.rows) else 0 for one in session.observations]
+        recall, stop_at = session.expected_recall, self.stop_at
+        if recall is None or stop_at is None:
+            return counts
+        return [0 if value >= stop_at else count for value, count in zip(recall, counts, strict=True)]
 
     def _choose_rows(
         self, context: SearchContext, session: PosteriorSession, means: PosteriorMeans, counts: list[int]
@@ -103,8 +103,4 @@ class Posterior(MultiRound):
             name, lists = context.propose(None, self.budget)
             for query in misfits.tolist():
                 names[query], before[query] = name, lists[query].rows.tolist()
-        return Round(session.propose(means, counts, before), names, _recall(session))
-
-
-def _recall(session: PosteriorSession) -> list[float] | None:
-    return None if session.expected_recall is None else session.expected_recall.tolist()
+        return Round(session.propose(means, counts, before), names, session.expected_recall)
