@@ -255,7 +255,7 @@ class Observations:
 
 @dataclass(frozen=True, repr=False)
 class MultiRound(Settings):
-    """Base of strategies that spread their budget evenly over several rounds."""
+    """Base of strategies that spread their budget, the calls per query, evenly over several rounds."""
 
     budget: int = 100
     rounds: int = 10

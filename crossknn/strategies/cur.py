@@ -89,7 +89,6 @@ class AdaCur(MultiRound):
     Meant for `Index.build(…, factors=Cur(…))`. Every scored item is an anchor.
 
     Args:
-        budget: Calls per query, spread evenly over the rounds.
         rounds: With one round this is `Rerank`.
         first: Y, the name of the first round's retriever; None is the searcher's default. A query for which it proposes
             nothing finds nothing.

@@ -23,7 +23,6 @@ class Gar(MultiRound):
     retriever's is on another scale.
 
     Args:
-        budget: Calls per query, spread evenly over the rounds.
         rounds: With one round this is `Rerank`.
         neighbors: Degree of the graph: nearest items of each item by inner product of item vectors. They are searched
             when first needed, within the filter, once for all queries of a search.

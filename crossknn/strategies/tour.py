@@ -26,7 +26,6 @@ class Tour(MultiRound):
     normalized as for `Axn`, "ce" raw scores.
 
     Args:
-        budget: Calls per query, spread evenly over the rounds.
         rounds: With one round this is `Rerank` with the dense retriever.
         loss: "ce" is the KL divergence of the softmax of `u·v` from that of the scores, "mse" the mean squared error.
         learning_rate: None is the paper's: 0.1 for "ce", 0.001 for "mse".
