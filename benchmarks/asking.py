@@ -30,12 +30,11 @@ from benchmarks.signals import compare
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.tasks import Task, read_matrix
 from crossknn.search.searcher import Searcher
-from crossknn.strategies import rounds as rounds_module
-from crossknn.strategies.base import Round, SearchContext
+from crossknn.strategies import base as strategies_base
+from crossknn.strategies.base import Observations, Round, SearchContext
 from crossknn.strategies.posterior import strategy as posterior
 from crossknn.strategies.posterior.session import PosteriorMeans, PosteriorSession
 from crossknn.strategies.posterior.strategy import Posterior
-from crossknn.strategies.rounds import Observations
 from crossknn.types import Rows
 
 CELLS = ((1, 25), (1, 100), (10, 50), (10, 100), (100, 500))
@@ -103,7 +102,7 @@ def growing(growth: float) -> Iterator[None]:
         wanted = round((budget - spent) * sizes[number - 1] / sizes[number - 1 :].sum())
         return budget - spent if not left else min(max(1, wanted), budget - spent - left)
 
-    with patch.object(rounds_module, "share_of_round", share):
+    with patch.object(strategies_base, "share_of_round", share):
         yield
 
 

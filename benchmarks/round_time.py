@@ -39,12 +39,11 @@ from crossknn.items.items import Items
 from crossknn.retrievers.cache import CandidateCache
 from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.strategies.axn import Axn
-from crossknn.strategies.base import RoundScores, SearchContext, Stopwatch, Strategy, drive
+from crossknn.strategies.base import RoundScores, SearchContext, Stopwatch, Strategy, drive, share_of_round
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.prior import LATENT_FACTORS, Prior
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
-from crossknn.strategies.rounds import share_of_round
 from crossknn.types import Mask, Proposal, Rows
 from crossknn.vectors.exact import ExactSearch
 

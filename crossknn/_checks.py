@@ -13,14 +13,7 @@ from crossknn.types import Engine
 
 
 def invalid(name: str, requirement: str, value: object, hint: str = "") -> InputError:
-    """The error for an argument that does not meet a requirement.
-
-    Args:
-        name: The argument's name, without backquotes.
-        requirement: What follows "must be", such as "a positive integer".
-        value: What was given instead.
-        hint: A sentence that says what to do about it.
-    """
+    """The error for an argument that must be `requirement`, such as "a positive integer"; the hint says what to do."""
     return InputError(f"`{name}` must be {requirement}, got {value!r}.{f' {hint}' if hint else ''}")
 
 

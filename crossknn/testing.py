@@ -33,14 +33,12 @@ __all__ = ["MatrixScorer", "check_encoder", "check_engine", "check_retriever", "
 
 
 class MatrixScorer:
-    """A scorer that looks scores up in a matrix, and records its calls.
+    """A scorer that looks scores up in a matrix, (queries, items), and records its calls.
 
     Args:
-        matrix: (queries, items) scores.
         queries: The texts of the rows. Default: "query 0", "query 1", …
         items: The texts of the columns. Default: "item 0", "item 1", …
         fingerprint: That of the scorer whose scores these are. Default: a hash of matrix and texts.
-        record: Whether to record `pairs` and `batches`.
 
     Attributes:
         pairs: Every pair scored so far, in order, as row and column of the matrix.

@@ -64,11 +64,9 @@ class SharedScorer(Protocol):
     """A scorer that batches the calls of many threads itself, so that a searcher need not serialize them."""
 
     def for_caller(self, cancelled: threading.Event | None = None, ends: float | None = None) -> Scorer:
-        """The scorer of one caller.
+        """The scorer of one caller, whose pending calls end with an error once `cancelled` is set.
 
-        Args:
-            cancelled: Once set, pending calls end with an error.
-            ends: The time by `time.monotonic` soon after which pending calls end with `TooLate`.
+        Soon after the time `ends`, by `time.monotonic`, they end with `TooLate`.
         """
 
 
@@ -116,11 +114,7 @@ class VectorSearch(Protocol):
     ) -> list[Proposal]:
         """For each query vector the `n` rows of largest inner product, or all that are left; ties go to the lower row.
 
-        Args:
-            queries: (queries, dim).
-            n: Rows per query.
-            exclude: One array of rows per query that must not be found.
-            allowed: (items,) which rows may be found; None for all.
+        `exclude` has one array of rows per query that must not be found, `allowed` is True for rows that may be.
         """
 
     def take(self, rows: Rows) -> Vectors:

@@ -153,7 +153,7 @@ def score(
 
 
 def _read_pairs(texts: list[str], path: Path | None) -> Iterator[tuple[str, str]]:
-    from crossknn.items import fields, readers
+    from crossknn.items import readers
 
     if path is None:
         if len(texts) < 2:
@@ -161,12 +161,11 @@ def _read_pairs(texts: list[str], path: Path | None) -> Iterator[tuple[str, str]
         return ((texts[0], item) for item in texts[1:])
     if texts:
         raise InputError("Give either texts as arguments or pairs in a file with --pairs.")
-    limits: dict[str, Any] = {"errors": "strict", "max_line_bytes": readers.MAX_LINE_BYTES}
     source: readers.Source
     if path.name.removesuffix(".gz").endswith((".csv", ".tsv")):
-        source = readers.Csv(path, delimiter=None, quote='"', id="query", text="item", join=" ", **limits)
+        source = readers.Csv(path, id="query", text="item")
     else:
-        source = readers.JsonLines(path, fields.Fields.of("query", "item", " "), **limits)
+        source = readers.JsonLines(path, readers.Fields("query", ("item",)))
     return ((query, item) for query, item, _ in source)
 
 

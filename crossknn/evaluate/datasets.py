@@ -29,9 +29,8 @@ from crossknn.evaluate.splits import (
     read_beir_qrels,
     read_mentions,
 )
-from crossknn.items.fields import Fields
 from crossknn.items.items import Items
-from crossknn.items.readers import MAX_LINE_BYTES, JsonLines
+from crossknn.items.readers import Fields, JsonLines
 from crossknn.types import Progress
 
 __all__ = ["Dataset", "Split"]
@@ -288,7 +287,7 @@ def _find_file(folder: Path, name: str) -> Path:
 
 
 def _read_queries(path: Path) -> dict[str, str]:
-    source = JsonLines(path, Fields("_id", ("text",)), errors="strict", max_line_bytes=MAX_LINE_BYTES)
+    source = JsonLines(path, Fields("_id", ("text",)))
     texts: dict[str, str] = {}
     lines: dict[str, int] = {}
     for id_, text, at in source:

@@ -10,9 +10,8 @@ from typing import Any, Final, Literal
 
 from crossknn._checks import check_choice, check_positive
 from crossknn.errors import InputError
-from crossknn.items.fields import Fields, describe
 from crossknn.items.items import Items
-from crossknn.items.readers import MAX_LINE_BYTES, JsonLines, TextSource
+from crossknn.items.readers import Fields, JsonLines, TextSource, describe
 
 Unusable = Literal["error", "skip"]
 Judgment = tuple[str, str, int, str]  # query id, item id, relevance, place in the source
@@ -87,7 +86,7 @@ class UnusableRecords:
 
 def read_beir_qrels(path: Path) -> Iterator[Judgment]:
     """Judgments of a BEIR file: query id, item id and relevance, tab-separated, after a header line."""
-    source = TextSource(path, errors="strict", max_line_bytes=MAX_LINE_BYTES)
+    source = TextSource(path)
     for line in source.lines():
         fields = line.rstrip("\r\n").split("\t")
         is_integer = fields[-1].strip().removeprefix("-").isdecimal()
@@ -170,7 +169,7 @@ def read_mentions(
 def _read_mention_records(files: Iterable[Path]) -> Iterator[tuple[JsonLines, Mapping[str, Any]]]:
     """Every mention with its file, its fields checked."""
     for path in files:
-        source = JsonLines(path, Fields("mention_id"), errors="strict", max_line_bytes=MAX_LINE_BYTES)
+        source = JsonLines(path, Fields("mention_id"))
         for mention in source.records():
             for name, kind in MENTION_FIELDS.items():
                 if type(mention.get(name)) is not kind:

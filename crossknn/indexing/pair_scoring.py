@@ -21,9 +21,7 @@ from crossknn.indexing.factorization.trainer import batches
 from crossknn.indexing.score_matrix import Numbers, Pairs, SparseScores
 from crossknn.models.fingerprints import is_unnamed
 from crossknn.scorers.base import score_pairs
-from crossknn.storage.score_chunks import DELETE_CHUNK, FORMAT, Chunk, Hashes, hash_texts
-from crossknn.storage.score_log import ScoreLog
-from crossknn.storage.score_plan import Plan
+from crossknn.storage.score_log import DELETE_CHUNK, FORMAT, Chunk, Hashes, Plan, ScoreLog, hash_texts
 from crossknn.types import Engine, Job, Progress, Rows, Scorer, Scores
 
 if TYPE_CHECKING:
@@ -177,7 +175,7 @@ class _Run:
     def store(self, number: int, scores: Scores) -> None:
         """Write one chunk, unless another worker has written it in the meantime."""
         if not self._read_if_stored(number):
-            self.log.write(Chunk(*self.state.hashes_of(self.calls[number]), scores), self.plan, number)
+            self.log.write(Chunk(*self.state.hashes_of(self.calls[number]), scores), self.plan.name, number)
             self._enter(number, scores)
             self._report()
 

@@ -25,8 +25,7 @@ from crossknn.indexing.score_matrix import SparseScores
 from crossknn.items.items import Items
 from crossknn.retrievers.bm25 import estimate_bytes
 from crossknn.scorers.timing import measure_speed
-from crossknn.storage.score_chunks import hash_texts
-from crossknn.storage.score_log import ScoreLog
+from crossknn.storage.score_log import ScoreLog, hash_texts
 from crossknn.strategies.posterior.prior import LATENT_FACTORS, RETRIEVER_DEPTH, SIGNALS
 from crossknn.types import Encoder, Progress, Rows, Scorer, Vectors
 

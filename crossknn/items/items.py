@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
@@ -20,8 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from crossknn._checks import check_choice, check_positive, invalid
 from crossknn.errors import InputError
 from crossknn.items import readers, string_column
-from crossknn.items.fields import Fields, as_id, wrong_type
-from crossknn.items.readers import MAX_LINE_BYTES, Errors, Record, Source
+from crossknn.items.readers import MAX_LINE_BYTES, Errors, Fields, Record, Source, as_id, wrong_type
 from crossknn.items.string_column import BLOCK_STRINGS, IdLookup, StringColumn, StringColumnBuilder
 from crossknn.types import Mask, Progress, Rows
 
@@ -31,6 +31,7 @@ _NO_ROWS: Final = np.empty(0, np.int64)
 Empty = Literal["keep", "skip", "error"]
 AnyPath = str | PathLike[str]
 
+SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 BLOCK_CHARS: Final = 2**23  # in a block of records, besides at most BLOCK_STRINGS of them
 READERS: Final = {
     ".jsonl": "from_jsonl",
@@ -75,7 +76,7 @@ class Items:
         errors: Errors = "strict",
     ) -> Self:
         """Items from mappings with an id and one or several text fields, by default those of BEIR."""
-        return cls._load(readers.Mappings(records, Fields.of(id, text, join)), empty=empty, errors=errors)
+        return cls._load(readers.Mappings(records, Fields.of(id, text, join), errors), empty)
 
     @classmethod
     def from_jsonl(
@@ -97,7 +98,7 @@ class Items:
         """
         fields = Fields.of(id, text, join)
         source = readers.JsonLines(Path(path), fields, errors=errors, max_line_bytes=max_line_bytes)
-        return cls._load(source, empty=empty, errors=errors, progress=progress)
+        return cls._load(source, empty, progress)
 
     @classmethod
     def from_csv(
@@ -129,7 +130,7 @@ class Items:
             errors=errors,
             max_line_bytes=max_line_bytes,
         )
-        return cls._load(source, empty=empty, errors=errors, progress=progress)
+        return cls._load(source, empty, progress)
 
     @classmethod
     def from_parquet(
@@ -145,7 +146,7 @@ class Items:
     ) -> Self:
         """Items from a Parquet file; only the named columns are read, with the same defaults as `from_csv`."""
         source = readers.Parquet(Path(path), id=id, text=text, join=join, errors=errors)
-        return cls._load(source, empty=empty, errors=errors, progress=progress)
+        return cls._load(source, empty, progress)
 
     @classmethod
     def from_lines(
@@ -158,7 +159,7 @@ class Items:
     ) -> Self:
         """Items from a file with one text per line; ids are line numbers, from 1, and blank lines are skipped."""
         source = readers.Lines(Path(path), errors=errors, max_line_bytes=max_line_bytes)
-        return cls._load(source, empty="keep", errors=errors, progress=progress)
+        return cls._load(source, progress=progress)
 
     @classmethod
     def from_path(cls, path: AnyPath, **options: Any) -> Self:
@@ -181,15 +182,13 @@ class Items:
         return method(path, **options)  # type: ignore[no-any-return]
 
     @classmethod
-    def _load(cls, source: Source, **options: Any) -> Self:
+    def _load(cls, source: Source, empty: Empty = "keep", progress: Progress | None = None) -> Self:
         items = cls.__new__(cls)
-        items._fill(source, **options)
+        items._fill(source, empty, progress)
         return items
 
-    def _fill(
-        self, source: Source, *, empty: Empty = "keep", errors: Errors = "strict", progress: Progress | None = None
-    ) -> None:
-        columns = _read_columns(source, empty=empty, errors=errors, progress=progress)
+    def _fill(self, source: Source, empty: Empty = "keep", progress: Progress | None = None) -> None:
+        columns = _read_columns(source, empty, progress)
         self._ids, self._texts, hashes, places, self._empty_texts = columns
         if not len(self._ids):
             raise InputError(f"{source.name}: no items. At least one is needed.")
@@ -357,19 +356,19 @@ def _id_blocks(ids: Iterable[str | int]) -> Iterator[list[str]]:
 
 
 def _read_columns(
-    source: Source, *, empty: Empty, errors: Errors, progress: Progress | None
+    source: Source, empty: Empty, progress: Progress | None
 ) -> tuple[StringColumn, StringColumn, NDArray[np.int64], NDArray[np.int64], int]:
     """Ids, texts, hashes of ids, places and the number of empty texts; one block of Python objects at a time."""
-    check_choice("errors", errors, ("strict", "replace"))
+    check_choice("errors", source.errors, ("strict", "replace"))
     check_choice("empty", empty, ("keep", "skip", "error"))
     ids, texts, hashes, places = StringColumnBuilder(), StringColumnBuilder(), [_NO_ROWS], [_NO_ROWS]
     empty_places: list[int] = []
     step = f"read {Path(source.name).name}"
     for block in _blocks(_filter_empty(source, empty, empty_places)):
         block_ids, block_texts, block_places = map(list, zip(*block, strict=True))
-        block_ids = _encodable(block_ids, block_places, source, errors)
+        block_ids = _encodable(block_ids, block_places, source)
         ids.append(block_ids)
-        texts.append(_encodable(block_texts, block_places, source, errors))
+        texts.append(_encodable(block_texts, block_places, source))
         hashes.append(string_column.hash_ids(block_ids))
         places.append(np.array(block_places, np.int64))
         if progress is not None:
@@ -386,16 +385,16 @@ def _read_columns(
 
 def _filter_empty(source: Source, policy: Empty, places: list[int]) -> Iterator[Record]:
     """Keep, skip or refuse records without text; their places are appended to `places`."""
-    for record in source:
-        id_, text, place = record
-        if text and not text.isspace():
-            yield record
-            continue
-        if policy == "error":
-            raise source.error(place, f'no text for id {id_!r}. Give it text, or pass empty="keep" or empty="skip".')
-        places.append(place)
-        if policy == "keep":
-            yield record
+    for id_, text, place in source:
+        if not text or text.isspace():
+            if policy == "error":
+                raise source.error(
+                    place, f'no text for id {id_!r}. Give it text, or pass empty="keep" or empty="skip".'
+                )
+            places.append(place)
+            if policy == "skip":
+                continue
+        yield id_, text, place
 
 
 def _blocks(records: Iterator[Record]) -> Iterator[list[Record]]:
@@ -412,24 +411,18 @@ def _blocks(records: Iterator[Record]) -> Iterator[list[Record]]:
         yield block
 
 
-def _encodable(strings: list[str], places: Sequence[int], source: Source, errors: Errors) -> list[str]:
+def _encodable(strings: list[str], places: Sequence[int], source: Source) -> list[str]:
     """The strings without lone surrogates, which UTF-8 cannot encode: an error, or replaced by U+FFFD."""
     try:
         "".join(strings).encode()
-    except UnicodeEncodeError:
-        if errors == "replace":
+    except UnicodeEncodeError as error:
+        if source.errors == "replace":
             return [string.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace") for string in strings]
         for string, place in zip(strings, places, strict=True):
-            _check_encodable(string, place, source)
+            if found := SURROGATE.search(string):
+                character, position = f"\\u{ord(found[0]):04x}", found.start()
+                raise source.error(
+                    place,
+                    f'a lone surrogate {character} at character {position}. Fix the text, or pass errors="replace".',
+                ) from error
     return strings
-
-
-def _check_encodable(string: str, place: int, source: Source) -> None:
-    try:
-        string.encode()
-    except UnicodeEncodeError as error:
-        raise source.error(
-            place,
-            f"a lone surrogate \\u{ord(string[error.start]):04x} at character {error.start}. "
-            'Fix the text, or pass errors="replace".',
-        ) from error

@@ -9,19 +9,21 @@ import csv
 import gzip
 import io
 import json
+import reprlib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crossknn._checks import check_positive, invalid
 from crossknn.errors import InputError
-from crossknn.items.fields import Fields, check_text, describe, read_id, wrong_type
 
 Record = tuple[str, str, int]  # id, text, place
 Errors = Literal["strict", "replace"]
@@ -29,42 +31,98 @@ Errors = Literal["strict", "replace"]
 MAX_LINE_BYTES: Final = 16 * 2**20
 BUFFER_BYTES: Final = 2**20
 PARQUET_BATCH_ROWS: Final = 2048
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
 
 
 class Source:
     """Records one by one; `done` of `total` bytes are read, both 0 where there is no file."""
 
     name: str = "items"
+    errors: Errors = "strict"  # what to do about text that is not UTF-8
+    done: int = 0
     total: int = 0
-
-    @property
-    def done(self) -> int:
-        return 0
 
     def __iter__(self) -> Iterator[Record]:
         raise NotImplementedError
 
     def place(self, number: int) -> str:
         """The place of a record in messages."""
-        return f"{self.name}:{number}"
+        return f"item {number}"
 
     def error(self, place: int, message: str) -> InputError:
         """The error for the record at this place."""
         return InputError(f"{self.place(place)}: {message}")
 
 
-class PythonSource(Source):
-    """Records from Python objects. Places are rows, from 0."""
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The names of the id field and the text fields of a record.
 
-    def place(self, number: int) -> str:
-        return f"item {number}"
+    One text field is taken as it is. Several are joined in the order given, without empty ones, and the result is
+    stripped: with the defaults this is BEIR's convention, title + " " + text.
+    """
+
+    id: str = "_id"
+    text: tuple[str, ...] = ("title", "text")
+    join: str = " "
+
+    def __post_init__(self) -> None:
+        for option, names in (("id", (self.id,)), ("text", self.text)):
+            if not names or not all(isinstance(name, str) and name for name in names):
+                raise wrong_type(option, "the name of a field", names)
+        if not isinstance(self.join, str):
+            raise wrong_type("join", "a string", self.join)
+
+    @classmethod
+    def of(cls, id_: str, text: str | Sequence[str], join: str) -> Fields:
+        """The same, with one text field given as a plain string."""
+        return cls(id_, (text,) if isinstance(text, str) else tuple(text), join)
+
+    @classmethod
+    def among(
+        cls, columns: Sequence[str], *, id_: str | None, text: str | Sequence[str] | None, join: str, name: str
+    ) -> Fields:
+        """The fields of a table with these columns: those given, or the default ones that it has."""
+        if id_ is None:
+            id_ = next((default for default in ("_id", "id") if default in columns), "_id")
+        if text is None:
+            text = [default for default in ("title", "text") if default in columns] or ["text"]
+        fields = cls.of(id_, text, join)
+        for column in (fields.id, *fields.text):
+            if columns.count(column) != 1:
+                count = "no column" if column not in columns else "more than one column"
+                raise InputError(
+                    f"{name}: {count} named {column!r} among {', '.join(map(repr, columns))}. "
+                    "Name the columns to read with `id` and `text`."
+                )
+        return fields
+
+    def read(self, record: Mapping[str, Any], source: Source, place: int) -> Record:
+        """The id and the text of one record, or an error that names its place."""
+        if self.id not in record:
+            names = ", ".join(map(repr, record)) or "none at all"
+            raise source.error(place, f"no id field {self.id!r} among its fields ({names}). Name it with `id`.")
+        return read_id(record[self.id], source, place), self._read_text(record, source, place), place
+
+    def _read_text(self, record: Mapping[str, Any], source: Source, place: int) -> str:
+        parts = [record[name] for name in self.text if name in record]
+        if not parts:
+            expected, names = " or ".join(map(repr, self.text)), ", ".join(map(repr, record))
+            raise source.error(place, f"no text field {expected} among its fields ({names}). Name them with `text`.")
+        for part in parts:
+            if part is not None:
+                check_text(part, source, place)
+        if len(self.text) == 1:
+            return parts[0] or ""
+        return self.join.join(part for part in parts if part).strip()
 
 
 _END: Final = object()
 
 
-class TextsAndIds(PythonSource):
-    """Texts from Python with ids, or with row numbers as ids."""
+class TextsAndIds(Source):
+    """Texts from Python with ids, or with row numbers as ids. Places are rows, from 0."""
 
     def __init__(self, texts: Iterable[str], ids: Iterable[str | int] | None) -> None:
         for option, given in (("texts", texts), ("ids", () if ids is None else ids)):
@@ -86,13 +144,13 @@ class TextsAndIds(PythonSource):
             yield read_id(id_, self, row), check_text(body, self, row), row
 
 
-class Mappings(PythonSource):
-    """Records from Python."""
+class Mappings(Source):
+    """Records from Python. Places are rows, from 0."""
 
-    def __init__(self, records: Iterable[Mapping[str, Any]], fields: Fields) -> None:
+    def __init__(self, records: Iterable[Mapping[str, Any]], fields: Fields, errors: Errors) -> None:
         if isinstance(records, str | bytes | Mapping) or not isinstance(records, Iterable):
             raise wrong_type("records", "a sequence of mappings", records)
-        self._records, self._fields = records, fields
+        self._records, self._fields, self.errors = records, fields, errors
 
     def __iter__(self) -> Iterator[Record]:
         for row, record in enumerate(self._records):
@@ -124,17 +182,15 @@ class CountingFile(io.FileIO):
 class TextSource(Source):
     """A text file read line by line, gzip if its name ends in `.gz`. Places are physical lines, from 1."""
 
-    def __init__(self, path: Path, *, errors: Errors, max_line_bytes: int) -> None:
+    def __init__(self, path: Path, *, errors: Errors = "strict", max_line_bytes: int = MAX_LINE_BYTES) -> None:
         check_positive("max_line_bytes", max_line_bytes)
-        self.name = str(path)
+        self.name, self.errors = str(path), errors
         self.line = 0  # lines read so far
         self.offset = 0  # bytes before the current line, after decompression
-        self._path, self._errors, self._limit = path, errors, max_line_bytes
-        self._done = 0
+        self._path, self._limit = path, max_line_bytes
 
-    @property
-    def done(self) -> int:
-        return self._done
+    def place(self, number: int) -> str:
+        return f"{self.name}:{number}"
 
     def lines(self) -> Iterator[str]:
         """Every line with its terminator, without a byte order mark."""
@@ -142,7 +198,7 @@ class TextSource(Source):
             self.total = self._path.stat().st_size
             while raw := self._read_line(stream):
                 self.line += 1
-                self._done = file.done
+                self.done = file.done
                 text = self._decode(raw)
                 yield text.removeprefix("\ufeff") if self.line == 1 else text
                 self.offset += len(raw)
@@ -165,7 +221,7 @@ class TextSource(Source):
                 f"the line is longer than {self._limit} bytes. Write one record per line, or raise `max_line_bytes`.",
             )
         try:
-            return raw.decode("utf-8", self._errors)
+            return raw.decode("utf-8", self.errors)
         except UnicodeDecodeError as error:
             raise self.error(
                 self.line,
@@ -177,7 +233,9 @@ class TextSource(Source):
 class JsonLines(TextSource):
     """One JSON object per line; blank lines are skipped."""
 
-    def __init__(self, path: Path, fields: Fields, *, errors: Errors, max_line_bytes: int) -> None:
+    def __init__(
+        self, path: Path, fields: Fields, *, errors: Errors = "strict", max_line_bytes: int = MAX_LINE_BYTES
+    ) -> None:
         super().__init__(path, errors=errors, max_line_bytes=max_line_bytes)
         self._fields = fields
 
@@ -222,13 +280,13 @@ class Csv(TextSource):
         self,
         path: Path,
         *,
-        delimiter: str | None,
-        quote: str | None,
+        delimiter: str | None = None,
+        quote: str | None = '"',
         id: str | None,
         text: str | Sequence[str] | None,
-        join: str,
-        errors: Errors,
-        max_line_bytes: int,
+        join: str = " ",
+        errors: Errors = "strict",
+        max_line_bytes: int = MAX_LINE_BYTES,
     ) -> None:
         super().__init__(path, errors=errors, max_line_bytes=max_line_bytes)
         default = "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
@@ -300,13 +358,9 @@ class Parquet(Source):
     def __init__(
         self, path: Path, *, id: str | None, text: str | Sequence[str] | None, join: str, errors: Errors
     ) -> None:
-        self.name = str(path)
-        self._path, self._id, self._text, self._join, self._errors = path, id, text, join, errors
-        self._row, self._rows = 0, 1
-
-    @property
-    def done(self) -> int:
-        return self.total * self._row // max(self._rows, 1)
+        self.name, self.errors = str(path), errors
+        self._path, self._id, self._text, self._join = path, id, text, join
+        self._row = 0
 
     def place(self, number: int) -> str:
         return f"{self.name}:row {number}"
@@ -315,8 +369,7 @@ class Parquet(Source):
         with CountingFile(self._path):  # for its error messages
             self.total = self._path.stat().st_size
         with self._arrow_errors(), pq.ParquetFile(self._path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
-            self._rows = file.metadata.num_rows
-            columns = file.schema_arrow.names
+            columns, rows = file.schema_arrow.names, file.metadata.num_rows
             fields = Fields.among(columns, id_=self._id, text=self._text, join=self._join, name=self.name)
             names = list(dict.fromkeys((fields.id, *fields.text)))
             for batch in file.iter_batches(PARQUET_BATCH_ROWS, columns=names, use_threads=False):
@@ -324,6 +377,7 @@ class Parquet(Source):
                 for row in zip(*values, strict=True):
                     yield fields.read(dict(zip(names, row, strict=True)), self, self._row)
                     self._row += 1
+                    self.done = self.total * self._row // rows
 
     @contextmanager
     def _arrow_errors(self) -> Iterator[None]:
@@ -340,10 +394,44 @@ class Parquet(Source):
 
     def _decode(self, raw: bytes | None, row: int) -> str | None:
         try:
-            return None if raw is None else raw.decode("utf-8", self._errors)
+            return None if raw is None else raw.decode("utf-8", self.errors)
         except UnicodeDecodeError as error:
             raise self.error(
                 self._row + row,
                 f"not UTF-8: byte 0x{error.object[error.start]:02x} at byte {error.start} of the value. "
                 'Write the file again as UTF-8, or pass errors="replace".',
             ) from error
+
+
+def as_id(value: object) -> str | None:
+    """The id as a string: strings as they are, integers in digits, None for anything else."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return str(value)
+    return None
+
+
+def read_id(value: object, source: Source, place: int) -> str:
+    """The id of a record, or an error that names its place."""
+    id_ = as_id(value)
+    if not id_:
+        raise source.error(place, f"an id must be a nonempty string or an integer, got {describe(value)}.")
+    return id_
+
+
+def check_text(value: object, source: Source, place: int) -> str:
+    """The text of a record, or an error that names its place."""
+    if not isinstance(value, str):
+        raise source.error(place, f"a text must be a string, got {describe(value)}.")
+    return value
+
+
+def describe(value: object) -> str:
+    """A value for a message: its type and its shortened representation."""
+    return "null" if value is None else f"{type(value).__name__} {_SHORT.repr(value)}"
+
+
+def wrong_type(name: str, requirement: str, value: object, hint: str = "") -> InputError:
+    """`crossknn._checks.invalid` for values of any size, which are described in short."""
+    return InputError(f"`{name}` must be {requirement}, got {describe(value)}.{f' {hint}' if hint else ''}")

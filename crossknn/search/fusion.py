@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError
+from crossknn.items.items import Items
+from crossknn.strategies.base import QueryResult, join_rounds
 from crossknn.strategies.normalization import varies
 from crossknn.strategies.posterior.prior import RETRIEVER_DEPTH, estimates_at
 from crossknn.types import Proposal, Rows, Scores
@@ -36,7 +37,7 @@ class ScoreFusion:
         self._weights = np.array(list(weights.values()))
         self._signals = [propose(name, RETRIEVER_DEPTH)[1] for name in weights if name != SCORE]
 
-    def columns(self, query: int, rows: Rows, scores: Scores) -> Array:
+    def _columns(self, query: int, rows: Rows, scores: Scores) -> Array:
         """(rows, weights) z-scores of the scores, then of each retriever's estimates."""
         proposals = [signal[query] for signal in self._signals]
         estimates = [estimates_at(proposal, ranks_in(proposal, rows)) for proposal in proposals]
@@ -44,8 +45,16 @@ class ScoreFusion:
 
     def fuse(self, query: int, rows: Rows, scores: Scores) -> Array:
         """(rows,) the weighted sums."""
-        sums: Array = self.columns(query, rows, scores) @ self._weights
+        sums: Array = self._columns(query, rows, scores) @ self._weights
         return sums
+
+    def judge(self, results: Sequence[QueryResult], relevant: Sequence[Rows]) -> list[JudgedQuery]:
+        """The z-scores of every query's scored items, and which of these are relevant."""
+        judged = []
+        for query, (result, relevant_rows) in enumerate(zip(results, relevant, strict=True)):
+            rows = join_rounds(result.rows)
+            judged.append((self._columns(query, rows, join_rounds(result.scores)), np.isin(rows, relevant_rows)))
+        return judged
 
 
 def _standardize(values: Scores) -> Array:
@@ -72,17 +81,42 @@ def equal_weights(retrievers: Sequence[str]) -> dict[str, float]:
     return dict.fromkeys([SCORE, *retrievers], 1 / (1 + len(retrievers)))
 
 
+def find_relevant(items: Items, queries: Sequence[str], relevant: Sequence[Collection[str]]) -> list[Rows]:
+    """The rows of each query's relevant items, given by their ids."""
+    if isinstance(relevant, str) or any(isinstance(ids, str) for ids in relevant):
+        raise InputError("`relevant` must have a list of ids for each query, got a string.")
+    if not queries or len(relevant) != len(queries):
+        raise InputError(
+            "`relevant` must have a list of ids for each query, and there must be a query, "
+            f"got {len(relevant)} lists for {len(queries)} queries."
+        )
+    return [items.rows_of(ids) for ids in relevant]
+
+
 def fit_weights(queries: Sequence[JudgedQuery]) -> Array:
     """(columns,) fitted weights, whose absolute values sum to 1.
 
-    A logistic regression of relevance on the z-scores, by Newton's method. Weights are shrunk towards equal ones, so
-    that a few judged queries do no harm.
+    A logistic regression of relevance on the z-scores and a constant, with a quadratic penalty, by Newton's method.
+    Weights are shrunk towards equal ones, so that a few judged queries do no harm.
     """
-    regression = _LogisticRegression.of(queries)
-    weights = np.zeros(regression.inputs.shape[1])
+    columns, relevant = _training_items(queries)
+    count = columns.shape[1]
+    inputs = np.column_stack([columns, np.ones(len(columns))])
+    penalty = RIDGE_PENALTY * np.eye(count + 1)
+    penalty[:count, :count] += EQUALITY_PENALTY * (np.eye(count) - 1 / count)
+
+    def loss(weights: Array) -> float:
+        logits = inputs @ weights
+        negative_log_likelihood = np.logaddexp(0, np.where(relevant, -logits, logits)).sum()
+        return float(negative_log_likelihood + weights @ penalty @ weights / 2)
+
+    weights = np.zeros(count + 1)
     for _ in range(MAX_NEWTON_STEPS):
-        step = regression.newton_step(weights)
-        while regression.loss(weights + step) > regression.loss(weights):
+        chance = 0.5 + 0.5 * np.tanh(inputs @ weights / 2)
+        gradient = inputs.T @ (relevant - chance) - penalty @ weights
+        hessian = (inputs * (chance * (1 - chance))[:, None]).T @ inputs + penalty
+        step = np.asarray(np.linalg.solve(hessian, gradient))
+        while loss(weights + step) > loss(weights):
             step /= 2
         weights += step
         if np.abs(step).max() < MIN_NEWTON_STEP:
@@ -91,36 +125,14 @@ def fit_weights(queries: Sequence[JudgedQuery]) -> Array:
     return weights[:-1] / sizes.sum() if sizes.any() else np.full(len(sizes), 1 / len(sizes))
 
 
-@dataclass(frozen=True)
-class _LogisticRegression:
-    """Logistic regression with a quadratic penalty; the last input is the constant 1."""
-
-    inputs: Array  # (items, columns + 1)
-    relevant: NDArray[np.bool_]
-    penalty: Array
-
-    @classmethod
-    def of(cls, queries: Sequence[JudgedQuery]) -> _LogisticRegression:
-        first = [np.argsort(-columns.sum(1), kind="stable")[:TRAINING_DEPTH] for columns, _ in queries]
-        inputs = np.concatenate([columns[rows] for (columns, _), rows in zip(queries, first, strict=True)])
-        relevant = np.concatenate([labels[rows] for (_, labels), rows in zip(queries, first, strict=True)])
-        if relevant.all() or not relevant.any():
-            raise InputError(
-                "rank weights are fitted to scored items of which some are relevant and some are not, "
-                f"got {int(relevant.sum())} relevant of {len(relevant)}. Use more queries or a larger `budget`."
-            )
-        count = inputs.shape[1]
-        penalty = RIDGE_PENALTY * np.eye(count + 1)
-        penalty[:count, :count] += EQUALITY_PENALTY * (np.eye(count) - 1 / count)
-        return cls(np.column_stack([inputs, np.ones(len(inputs))]), relevant, penalty)
-
-    def newton_step(self, weights: Array) -> Array:
-        chance = 0.5 + 0.5 * np.tanh(self.inputs @ weights / 2)
-        gradient = self.inputs.T @ (self.relevant - chance) - self.penalty @ weights
-        hessian = (self.inputs * (chance * (1 - chance))[:, None]).T @ self.inputs + self.penalty
-        return np.asarray(np.linalg.solve(hessian, gradient))
-
-    def loss(self, weights: Array) -> float:
-        logits = self.inputs @ weights
-        negative_log_likelihood = np.logaddexp(0, np.where(self.relevant, -logits, logits)).sum()
-        return float(negative_log_likelihood + weights @ self.penalty @ weights / 2)
+def _training_items(queries: Sequence[JudgedQuery]) -> JudgedQuery:
+    """The first items of all queries by equal weights."""
+    first = [np.argsort(-columns.sum(1), kind="stable")[:TRAINING_DEPTH] for columns, _ in queries]
+    columns = np.concatenate([columns[rows] for (columns, _), rows in zip(queries, first, strict=True)])
+    relevant = np.concatenate([labels[rows] for (_, labels), rows in zip(queries, first, strict=True)])
+    if relevant.all() or not relevant.any():
+        raise InputError(
+            "rank weights are fitted to scored items of which some are relevant and some are not, "
+            f"got {int(relevant.sum())} relevant of {len(relevant)}. Use more queries or a larger `budget`."
+        )
+    return columns, relevant

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import NamedTuple, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from crossknn.items.items import Items
-from crossknn.strategies.base import QueryResult
+from crossknn.retrievers.cache import CandidateCache
+from crossknn.search.fusion import ScoreFusion
+from crossknn.strategies.base import QueryResult, join_rounds
 from crossknn.types import Rows, Scores
 
 
@@ -145,48 +146,44 @@ class Hits(Sequence[Hit]):
         return self.hits[index]
 
 
-def best_hits(
-    query: str,
-    result: QueryResult,
-    items: Items,
-    k: int,
-    *,
-    ranks: Callable[[Rows], Mapping[str, Rows]],
-    fuse: Callable[[Rows, Scores], NDArray[Any]] | None,
-    traced: bool,
-    **seconds: float,
-) -> Hits:
-    """The `k` best scored items, by score or by `fuse(rows, scores)`; ties go to the higher score, then the lower row.
+class StrategyRun(NamedTuple):
+    """What a strategy found for the queries of one search, and the time spent in the scorer and in learning."""
 
-    `ranks` returns the retrievers' ranks of rows, as in `Trace`. Only the hits are traced unless `traced` is set.
-    """
-    rows, scores = join_rounds(result.rows), join_rounds(result.scores)
-    keys = (rows, -scores) if fuse is None else (rows, -scores, -fuse(rows, scores))
-    best = np.lexsort(keys)[:k]
-    calls = np.arange(len(rows)) if traced else np.sort(best)
-    trace = Trace(
-        ids=items.ids_of(rows[calls]),
-        rows=rows[calls],
-        rounds=np.repeat(np.arange(len(result.rows)), [len(part) for part in result.rows])[calls],
-        scores=scores[calls],
-        estimates=join_rounds(result.estimates)[calls],
-        deviations=join_rounds(result.deviations)[calls],
-        proposed_by=result.proposed_by,
-        ranks=ranks(rows[calls]),
-    )
-    return Hits(
-        query=query,
-        hits=tuple(trace[call] for call in np.searchsorted(calls, best).tolist()),
-        calls=result.calls,
-        rounds=sum(1 for part in result.rows if len(part)),
-        stopped=result.stopped,
-        expected_recall=result.expected_recall,
-        estimates=result.all_estimates,
-        trace=trace,
-        **seconds,
-    )
+    queries: Sequence[str]
+    items: Items
+    results: list[QueryResult]
+    candidates: CandidateCache
+    traced: bool  # every scored item; otherwise only the hits
+    score_seconds: float
+    solve_seconds: float
 
-
-def join_rounds(rounds: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """The arrays of all rounds as one."""
-    return np.concatenate(rounds) if rounds else np.empty(0, np.int64)
+    def hits(self, query: int, k: int, fusion: ScoreFusion | None, seconds: float) -> Hits:
+        """The `k` best items of a query, by score or by `fusion`; ties go to the higher score, then the lower row."""
+        result = self.results[query]
+        rows, scores = join_rounds(result.rows), join_rounds(result.scores)
+        keys = (rows, -scores) if fusion is None else (rows, -scores, -fusion.fuse(query, rows, scores))
+        best = np.lexsort(keys)[:k]
+        calls = np.arange(len(rows)) if self.traced else np.sort(best)
+        trace = Trace(
+            ids=self.items.ids_of(rows[calls]),
+            rows=rows[calls],
+            rounds=np.repeat(np.arange(len(result.rows)), [len(part) for part in result.rows])[calls],
+            scores=scores[calls],
+            estimates=join_rounds(result.estimates)[calls],
+            deviations=join_rounds(result.deviations)[calls],
+            proposed_by=result.proposed_by,
+            ranks=self.candidates.ranks(query, rows[calls]),
+        )
+        return Hits(
+            query=self.queries[query],
+            hits=tuple(trace[call] for call in np.searchsorted(calls, best).tolist()),
+            calls=result.calls,
+            rounds=sum(1 for part in result.rows if len(part)),
+            stopped=result.stopped,
+            seconds=seconds,
+            score_seconds=self.score_seconds,
+            solve_seconds=self.solve_seconds,
+            expected_recall=result.expected_recall,
+            estimates=result.all_estimates,
+            trace=trace,
+        )

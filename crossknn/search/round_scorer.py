@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,6 +20,7 @@ MAX_PAIRS = 65_536  # pairs whose texts are in memory at once; a larger round ta
 FIRST_SLICE = 16  # pairs scored under a deadline before the scorer's speed is known
 
 
+@dataclass(slots=True)
 class RoundScorer:
     """Scores the rounds of one search.
 
@@ -27,30 +29,21 @@ class RoundScorer:
     overruns its deadline by no more than the slice in flight.
     """
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        items: Items,
-        queries: Sequence[str],
-        *,
-        lock: threading.Lock,  # held while the scorer is called, unless it is a `SharedScorer`
-        ends: float | None = None,  # the deadline, by `time.monotonic`
-        cancelled: threading.Event | None = None,
-        progress: Progress | None = None,
-        total_calls: int = 0,  # for `progress`
-    ) -> None:
-        shared = isinstance(scorer, SharedScorer)
-        self._scorer = scorer.for_caller(cancelled, ends) if isinstance(scorer, SharedScorer) else scorer
-        self._lock: AbstractContextManager[object] = nullcontext() if shared else lock
-        self._items = items
-        self._queries = queries
-        self._ends = ends
-        self._cancelled = cancelled
-        self._progress = progress
-        self._total = total_calls
-        self._scored = 0
-        self._slice = FIRST_SLICE  # pairs that fit into the next slice under a deadline
-        self.seconds = 0.0  # spent in the scorer
+    scorer: Scorer
+    items: Items
+    queries: Sequence[str]
+    lock: AbstractContextManager[object]  # held while the scorer is called, unless it is a `SharedScorer`
+    ends: float | None = None  # the deadline, by `time.monotonic`
+    cancelled: threading.Event | None = None
+    progress: Progress | None = None
+    total_calls: int = 0  # for `progress`
+    seconds: float = field(default=0.0, init=False)  # spent in the scorer
+    _scored: int = field(default=0, init=False)
+    _slice: int = field(default=FIRST_SLICE, init=False)  # pairs that fit into the next slice under a deadline
+
+    def __post_init__(self) -> None:
+        if isinstance(self.scorer, SharedScorer):
+            self.scorer, self.lock = self.scorer.for_caller(self.cancelled, self.ends), nullcontext()
 
     def __call__(self, proposed: list[Rows]) -> RoundScores:
         scores = [np.empty(len(rows), np.float32) for rows in proposed]
@@ -89,24 +82,24 @@ class RoundScorer:
 
     def _score(self, queries: Rows, rows: Rows) -> Scores:
         start = time.monotonic()
-        with self._lock:
-            scores = score_pairs(self._scorer, [self._queries[q] for q in queries], self._items.texts_of(rows))
+        with self.lock:
+            scores = score_pairs(self.scorer, [self.queries[q] for q in queries], self.items.texts_of(rows))
         took = time.monotonic() - start
         self.seconds += took
         self._scored += len(rows)
-        if self._progress:
-            self._progress("scoring", self._scored, max(self._total, self._scored))
-        if self._ends is not None:  # at most twice the last slice, and what fits into the time left at its speed
-            left = self._ends - time.monotonic()
+        if self.progress:
+            self.progress("scoring", self._scored, max(self.total_calls, self._scored))
+        if self.ends is not None:  # at most twice the last slice, and what fits into the time left at its speed
+            left = self.ends - time.monotonic()
             self._slice = min(max(2 * len(rows), FIRST_SLICE), int(left * len(rows) / max(took, 1e-6)))
         return scores
 
     def _slice_size(self) -> int:
-        return MAX_PAIRS if self._ends is None else min(max(self._slice, 1), MAX_PAIRS)
+        return MAX_PAIRS if self.ends is None else min(max(self._slice, 1), MAX_PAIRS)
 
     def _stop_reason(self) -> str | None:
-        if self._cancelled is not None and self._cancelled.is_set():
+        if self.cancelled is not None and self.cancelled.is_set():
             return "cancelled"
-        if self._ends is not None and (self._slice < 1 or time.monotonic() >= self._ends):
+        if self.ends is not None and (self._slice < 1 or time.monotonic() >= self.ends):
             return "deadline"
         return None

@@ -7,8 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +18,15 @@ from crossknn.indexing.index import Index
 from crossknn.items.items import Items
 from crossknn.retrievers.cache import CandidateCache
 from crossknn.retrievers.simple import Random
-from crossknn.search.fusion import RANK_BY, SCORE, ScoreFusion, check_weights, equal_weights, fit_weights
+from crossknn.search.fusion import RANK_BY, SCORE, ScoreFusion, check_weights, equal_weights, find_relevant, fit_weights
 from crossknn.search.resources import SearchResources
-from crossknn.search.results import Hits, best_hits, join_rounds
+from crossknn.search.results import Hits, StrategyRun
 from crossknn.search.round_scorer import RoundScorer
-from crossknn.strategies.base import QueryResult, Strategy, drive
+from crossknn.strategies.base import Strategy, drive
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
-from crossknn.types import Encoder, Mask, Progress, Retriever, Rows, Scorer, VectorSearch
+from crossknn.types import Encoder, Mask, Progress, Retriever, Scorer, VectorSearch
 
 if TYPE_CHECKING:
     import torch
@@ -49,16 +48,6 @@ class _SearchOptions:
     rank_by: str = SCORE
     stop_at: float | None = None
     cancelled: threading.Event | None = None
-
-
-class _Run(NamedTuple):
-    """One run of a strategy, and the time spent in the scorer and in learning from scores."""
-
-    results: list[QueryResult]
-    candidates: CandidateCache
-    fusion: ScoreFusion
-    score_seconds: float
-    solve_seconds: float
 
 
 class Searcher:
@@ -206,44 +195,30 @@ class Searcher:
         strategy = self._choose_strategy(options)
         if options.deadline is not None:
             check_number("deadline", options.deadline)
-        weights = {} if options.rank_by == SCORE else self._fusion_weights()
         allowed = None if options.filter is None else self.items.mask(options.filter)
         ends = None if options.deadline is None else start + options.deadline
-        run = self._run(queries, strategy, weights, allowed, k=options.k, ends=ends, cancelled=options.cancelled)
+        candidates = CandidateCache(queries, self._resources.retriever, allowed)
+        fusion = None if options.rank_by == SCORE else ScoreFusion(self._fusion_weights(), candidates)
+        run = self._run(queries, strategy, candidates, allowed, k=options.k, ends=ends, cancelled=options.cancelled)
         seconds = time.monotonic() - start
-        return [
-            best_hits(
-                query,
-                result,
-                self.items,
-                options.k,
-                ranks=partial(run.candidates.ranks, number),
-                fuse=partial(run.fusion.fuse, number) if weights else None,
-                traced=strategy.budget is not None,
-                seconds=seconds,
-                score_seconds=run.score_seconds,
-                solve_seconds=run.solve_seconds,
-            )
-            for number, (query, result) in enumerate(zip(queries, run.results, strict=True))
-        ]
+        return [run.hits(number, options.k, fusion, seconds) for number in range(len(queries))]
 
     def _run(
         self,
         queries: Sequence[str],
         strategy: Strategy,
-        weights: Mapping[str, float],
+        candidates: CandidateCache,
         allowed: Mask | None = None,
         *,
         k: int | None = None,
         **limits: Any,
-    ) -> _Run:
-        candidates = CandidateCache(queries, self._resources.retriever, allowed)
-        fusion = ScoreFusion(weights, candidates)
+    ) -> StrategyRun:
         context = self._resources.context(queries, candidates, allowed, normalization=self.normalization, k=k)
         calls = len(queries) * min(strategy.budget or context.reachable, context.reachable)
         scorer = self._round_scorer(queries, total_calls=calls, **limits)
         results = drive(strategy, context, scorer)
-        return _Run(results, candidates, fusion, scorer.seconds, context.solving.seconds)
+        traced = strategy.budget is not None
+        return StrategyRun(queries, self.items, results, candidates, traced, scorer.seconds, context.solving.seconds)
 
     def _round_scorer(self, queries: Sequence[str], **options: Any) -> RoundScorer:
         return RoundScorer(self.scorer, self.items, queries, lock=self._scoring, progress=self._progress, **options)
@@ -317,25 +292,13 @@ class Searcher:
         `relevant` has the ids of each query's relevant items. Every query is searched as `search_many` does.
         """
         queries = check_queries(queries)
-        relevant_rows = self._relevant_rows(queries, relevant)
+        rows = find_relevant(self.items, queries, relevant)
         chosen, weights = self._choose_strategy(_SearchOptions(1, budget, strategy)), self._fusion_weights()
         judged = []
         for start in range(0, len(queries), FIT_BATCH):
             batch = queries[start : start + FIT_BATCH]
-            run = self._run(batch, chosen, weights)
-            for number, result in enumerate(run.results):
-                rows = join_rounds(result.rows)
-                columns = run.fusion.columns(number, rows, join_rounds(result.scores))
-                judged.append((columns, np.isin(rows, relevant_rows[start + number])))
+            candidates = CandidateCache(batch, self._resources.retriever, None)
+            fusion = ScoreFusion(weights, candidates)
+            judged += fusion.judge(self._run(batch, chosen, candidates).results, rows[start : start + FIT_BATCH])
         self.rank_weights = dict(zip(weights, fit_weights(judged).tolist(), strict=True))
         return self.rank_weights
-
-    def _relevant_rows(self, queries: Sequence[str], relevant: Sequence[Collection[str]]) -> list[Rows]:
-        if isinstance(relevant, str) or any(isinstance(ids, str) for ids in relevant):
-            raise InputError("`relevant` must have a list of ids for each query, got a string.")
-        if not queries or len(relevant) != len(queries):
-            raise InputError(
-                "`relevant` must have a list of ids for each query, and there must be a query, "
-                f"got {len(relevant)} lists for {len(queries)} queries."
-            )
-        return [self.items.rows_of(ids) for ids in relevant]

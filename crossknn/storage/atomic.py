@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
+from typing import IO
 
 from crossknn.errors import InputError
 
@@ -29,8 +30,7 @@ def write_atomic(path: Path, data: bytes, *, first_wins: bool = False) -> None:
     try:
         with temporary.open("xb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            flush(file)
         if first_wins:
             _claim(temporary, path)
         else:
@@ -43,14 +43,13 @@ def write_atomic(path: Path, data: bytes, *, first_wins: bool = False) -> None:
 
 def _claim(temporary: Path, path: Path) -> None:
     """Give the file its name unless another file has it."""
-    with suppress(FileExistsError):
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without hard links: two concurrent writers may both be first
-            if not path.exists():
-                temporary.replace(path)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return
+    except OSError:  # a file system without hard links: two concurrent writers may both be first
+        if not path.exists():
+            temporary.replace(path)
 
 
 @contextmanager
@@ -64,6 +63,12 @@ def exclusive_lock(path: Path) -> Iterator[None]:
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def flush(file: IO[bytes]) -> None:
+    """Flush an open file's content to disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def sync(path: Path) -> None:
@@ -85,13 +90,7 @@ def digest(data: bytes) -> str:
 
 @contextmanager
 def disk_errors(path: Path, problem: str, hint: str = "") -> Iterator[None]:
-    """Raise errors of the file system as `InputError`s that name the path and say what to do.
-
-    Args:
-        path: The file or folder in use.
-        problem: What fails, such as "the index cannot be written".
-        hint: A last sentence, such as "Finished blocks are kept."
-    """
+    """Raise errors of the file system as `InputError`s that name the path, the problem and what to do about it."""
     try:
         yield
     except OSError as error:

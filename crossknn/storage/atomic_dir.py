@@ -28,7 +28,7 @@ TEMPORARY_NAME = re.compile(r"^\.[a-z_.]+\.[0-9a-f]{16}\.tmp$")  # left by a wri
 MAX_ATTEMPTS = 5  # to read a folder that is being replaced
 RESTORE = "Restore it from a copy or build the index again."
 
-Write = Callable[[Path], None]
+Write = Callable[[Path], None]  # writes a file to a path
 Stamp = tuple[int, int]  # inode and modification time: they identify a version of the manifest
 
 
@@ -42,19 +42,12 @@ class Entry(TypedDict):
 
 @dataclass(frozen=True)
 class Folder:
-    """An opened folder.
-
-    Attributes:
-        path: The folder.
-        identity: A hash of its content.
-        facts: What its writer says about it.
-        files: The path of each file by its plain name, such as `vectors.safetensors`.
-    """
+    """An opened folder."""
 
     path: Path
-    identity: str
-    facts: dict[str, Any]
-    files: dict[str, Path]
+    identity: str  # a hash of its content
+    facts: dict[str, Any]  # what its writer says about it
+    files: dict[str, Path]  # by plain name, such as `vectors.safetensors`
     _entries: dict[str, Entry] = field(repr=False)
     _stamp: Stamp = field(repr=False)
 
@@ -89,12 +82,9 @@ class Folder:
 
 
 def write_folder(path: str | Path, facts: Mapping[str, Any], files: Mapping[str, Write]) -> Folder:
-    """Replace the folder's content by these facts and files.
+    """Replace the folder's content by these facts, JSON values, and files, by plain name such as `items.arrow`.
 
-    Args:
-        path: A new folder, an empty one or one that holds an index.
-        facts: JSON values for the manifest.
-        files: For each plain name, such as `vectors.safetensors`, a function that writes the file to a path.
+    The folder is new, empty or holds an index.
     """
     folder = Path(path)
     check_target(folder)

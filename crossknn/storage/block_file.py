@@ -10,13 +10,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from crossknn.errors import InputError
-from crossknn.storage.atomic import digest, disk_errors, exclusive_lock, sync, write_atomic
+from crossknn.storage.atomic import digest, disk_errors, exclusive_lock, flush, sync, write_atomic
 
 FORMAT = 2
 
@@ -31,11 +31,8 @@ class BlockFile:
     file is opened again, every block is verified: one that is missing, cut short or damaged is to be computed again.
 
     Args:
-        path: The complete file.
         inputs: Fingerprints of what the array is computed from. A file with other inputs is refused, not overwritten.
-        rows: The number of rows.
         width: Called for the length of a row where there is no sidecar yet.
-        dtype: Of the stored array.
     """
 
     def __init__(
@@ -107,10 +104,10 @@ class BlockFile:
                     file.seek(self._offset(start))
                     file.write(data)
                     written[start] = (start + len(block), digest(data))
-                _flush(file)
+                flush(file)
             with self._sidecar.open("ab") as file:
                 file.write(_block_lines(written))
-                _flush(file)
+                flush(file)
         self._blocks.update(written)
 
     def _read_blocks(self) -> int:
@@ -162,7 +159,7 @@ class BlockFile:
         with os.fdopen(os.open(self._partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             file.write(self._header)
             file.truncate(self._offset(self._rows))
-            _flush(file)
+            flush(file)
         self._write_sidecar()
 
     def _write_sidecar(self) -> None:
@@ -212,8 +209,3 @@ def _parse_blocks(lines: list[bytes], rows: int) -> dict[int, tuple[int, str]]:
             break
         blocks[start] = (end, checksum)
     return blocks
-
-
-def _flush(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())

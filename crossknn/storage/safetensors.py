@@ -29,18 +29,11 @@ ALIGNMENT = 64  # of the first tensor
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An entry of a header.
+    """An entry of a header."""
 
-    Attributes:
-        dtype: As safetensors names it, such as "F16" or "BF16".
-        shape: As in numpy.
-        offset: Where in the file its bytes begin.
-        nbytes: How many there are.
-    """
-
-    dtype: str
+    dtype: str  # as safetensors names it, such as "F16" or "BF16"
     shape: tuple[int, ...]
-    offset: int
+    offset: int  # in the file
     nbytes: int
 
 
@@ -104,11 +97,9 @@ def map_tensor(path: Path, name: str, tensor: Tensor) -> NDArray[Any]:
     if not tensor.nbytes:
         return np.empty(tensor.shape, np.float32 if widen else dtype)  # an empty range cannot be mapped
     mapped: NDArray[Any] = np.memmap(path, dtype, mode="r", offset=tensor.offset, shape=tensor.shape)
-    return _widen_bfloat16(mapped) if widen else mapped
-
-
-def _widen_bfloat16(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
-    wide = halves.astype(np.uint32)
+    if not widen:
+        return mapped
+    wide = mapped.astype(np.uint32)
     wide <<= 16
     return wide.view(np.float32)
 

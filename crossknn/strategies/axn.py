@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from crossknn._checks import invalid
 from crossknn.errors import InputError
-from crossknn.strategies.base import Flow, FlowResult, Requirement, Round, SearchContext
+from crossknn.strategies.base import Flow, FlowResult, MultiRound, Observations, Round, SearchContext, search_unscored
 from crossknn.strategies.normalization import Normalization
-from crossknn.strategies.rounds import MultiRound, Observations, run_rounds, search_unscored
 from crossknn.types import Proposal, Rows, Scores, Vectors
 from crossknn.vectors.ranking import order_rows
 
@@ -32,7 +30,7 @@ class Axn(MultiRound):
         estimates: Also return Ŝ, the estimated score of every item.
     """
 
-    requires: ClassVar[frozenset[Requirement]] = frozenset({"query_vectors"})
+    requires = frozenset({"query_vectors"})
 
     mix: float = 0.5
     first: str | None = None
@@ -57,7 +55,7 @@ class Axn(MultiRound):
             return Round(self._next_rows(context, observations, counts, shortlists), "axn")
 
         first = Round([proposal.first(share) for proposal in proposals], name)  # line 3
-        yield from run_rounds(first, observations, self.rounds, next_round)  # lines 4, 6 and 9
+        yield from self._run_rounds(first, observations, next_round)  # lines 4, 6 and 9
         return FlowResult(self._all_estimates(context, observations)) if self.estimates else None  # line 12
 
     def _count(self, observed: Observations, number: int) -> int:

@@ -1,4 +1,4 @@
-"""Strategy protocol, the context a strategy sees, and the driver that runs one.
+"""Strategy protocol, the context a strategy sees, the driver that runs one, and the base of multi-round strategies.
 
 A strategy is a generator: it yields the rows it wants scored for every query and is sent their scores. Whoever drives
 it decides where scores come from: a model, a service that merges many searches into one batch, or a matrix in a test.
@@ -7,16 +7,20 @@ it decides where scores come from: a model, a service that merges many searches 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
+from crossknn._checks import check_positive, invalid
 from crossknn.errors import StrategyError
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.prior import Prior
 from crossknn.types import Mask, Proposal, Rows, Scores, Vectors, VectorSearch
+
+MIN_NORMALIZATION_SCORES = 10  # a query's own α and β come from its first round, but from at least this many scores
 
 Requirement = Literal["query_vectors", "item_vectors", "cur_factors"]
 """What a strategy's class attribute `requires` may name: query vectors in the space of the item vectors, item vectors,
@@ -108,6 +112,8 @@ class Strategy(Protocol):
 class Settings:
     """Base of strategy dataclasses. The repr, which is the strategy's name in reports, omits default settings."""
 
+    requires: ClassVar[frozenset[Requirement]] = frozenset()
+
     def __repr__(self) -> str:
         values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}  # type: ignore[arg-type]
         given = (
@@ -152,6 +158,11 @@ class QueryResult:
         self.proposed_by.append(proposed_by)
 
 
+def join_rounds(rounds: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The arrays of all rounds as one."""
+    return np.concatenate(rounds) if rounds else np.empty(0, np.int64)
+
+
 def drive(
     strategy: Strategy, context: SearchContext, score_round: Callable[[list[Rows]], RoundScores]
 ) -> list[QueryResult]:
@@ -163,11 +174,11 @@ def drive(
     results = [QueryResult() for _ in range(context.queries)]
     if not context.queries:
         return results
-    checker = _RoundChecker(strategy.budget, context)
     flow = strategy.flow(context)
+    scored_rows: list[set[int]] = [set() for _ in results]
     step = _advance(flow, None)
     while isinstance(step, Round):
-        checker.check(step)
+        _check_round(step, scored_rows, strategy.budget, context)
         _set_expected_recall(results, step.expected_recall)
         scored = score_round([proposal.rows for proposal in step.proposals])
         for result, proposal, scores, name in zip(results, step.proposals, scored.scores, step.proposers, strict=True):
@@ -203,35 +214,94 @@ def _advance(flow: Flow, scores: list[Scores] | None) -> Round | FlowResult | No
         return result
 
 
-class _RoundChecker:
-    """Rejects a round that breaks the strategy protocol, before it costs a call."""
-
-    def __init__(self, budget: int | None, context: SearchContext) -> None:
-        self._budget = budget
-        self._context = context
-        self._scored: list[set[int]] = [set() for _ in range(context.queries)]
-
-    def check(self, step: Round) -> None:
-        if len(step.proposals) != self._context.queries:
+def _check_round(step: Round, scored_rows: list[set[int]], budget: int | None, context: SearchContext) -> None:
+    """Reject a round that breaks the strategy protocol, before it costs a call; its rows are added to `scored_rows`."""
+    if len(step.proposals) != context.queries:
+        raise StrategyError(f"a round must have {context.queries} proposals, one per query, got {len(step.proposals)}.")
+    for query, (proposal, name) in enumerate(zip(step.proposals, step.proposers, strict=True)):
+        rows, scored = proposal.rows, scored_rows[query]
+        if len(rows) and (rows.min() < 0 or rows.max() >= context.items):
             raise StrategyError(
-                f"a round must have {self._context.queries} proposals, one per query, got {len(step.proposals)}."
+                f"rows must be between 0 and {context.items - 1}, {name!r} proposed {rows.min()} to {rows.max()}."
             )
-        for query, (proposal, name) in enumerate(zip(step.proposals, step.proposers, strict=True)):
-            if len(proposal):
-                self._check_rows(proposal.rows, name)
-            scored = self._scored[query]
-            calls = len(scored) + len(proposal)
-            scored.update(proposal.rows.tolist())
-            if len(scored) != calls:
-                raise StrategyError(f"{name!r} proposed a row of query {query} twice.")
-            if self._budget is not None and calls > self._budget:
-                raise StrategyError(f"{name!r} exceeded the budget of query {query} ({self._budget}): {calls} calls.")
-
-    def _check_rows(self, rows: Rows, name: str) -> None:
-        items, allowed = self._context.items, self._context.allowed
-        if rows.min() < 0 or rows.max() >= items:
-            raise StrategyError(
-                f"rows must be between 0 and {items - 1}, {name!r} proposed {rows.min()} to {rows.max()}."
-            )
-        if allowed is not None and not allowed[rows].all():
+        if len(rows) and context.allowed is not None and not context.allowed[rows].all():
             raise StrategyError(f"{name!r} proposed a row outside the filter.")
+        calls = len(scored) + len(rows)
+        scored.update(rows.tolist())
+        if len(scored) != calls:
+            raise StrategyError(f"{name!r} proposed a row of query {query} twice.")
+        if budget is not None and calls > budget:
+            raise StrategyError(f"{name!r} exceeded the budget of query {query} ({budget}): {calls} calls.")
+
+
+def share_of_round(number: int, *, budget: int, rounds: int, spent: int) -> int:
+    """Number of rows in round `number` (from 1): the remaining budget over the remaining rounds, rounded up."""
+    return -(-(budget - spent) // (rounds - number + 1))
+
+
+@dataclass(slots=True)
+class Observations:
+    """The rows and scores of one query so far: the paper's A_r and a_r."""
+
+    rows: Rows = field(default_factory=lambda: np.empty(0, np.int64))
+    scores: Scores = field(default_factory=lambda: np.empty(0, np.float32))
+    before: int = 0  # how many there were before the last round
+
+    def add(self, rows: Rows, scores: Scores) -> None:
+        self.before = len(self.rows)
+        self.rows = np.concatenate([self.rows, rows])
+        self.scores = np.concatenate([self.scores, scores])
+
+
+@dataclass(frozen=True, repr=False)
+class MultiRound(Settings):
+    """Base of strategies that spread their budget, the calls per query, evenly over several rounds."""
+
+    budget: int = 100
+    rounds: int = 10
+
+    def __post_init__(self) -> None:
+        check_positive("budget", self.budget)
+        check_positive("rounds", self.rounds)
+        if self.rounds > self.budget:
+            raise invalid("rounds", f"between 1 and `budget` ({self.budget})", self.rounds)
+
+    def _share(self, number: int, spent: int) -> int:
+        return share_of_round(number, budget=self.budget, rounds=self.rounds, spent=spent)
+
+    def _normalization(
+        self, context: SearchContext, observed: Observations, query_vector: Vectors | None
+    ) -> Normalization:
+        """α and β of the context, or else from the query's own earliest scores."""
+        if context.normalization is not None:
+            return context.normalization
+        early = max(self._share(1, 0), MIN_NORMALIZATION_SCORES)
+        estimates = None if query_vector is None else context.item_vectors().take(observed.rows[:early]) @ query_vector
+        return Normalization.fit_query(observed.scores[:early], estimates)
+
+    def _run_rounds(
+        self, first: Round, observations: list[Observations], next_round: Callable[[int], Round]
+    ) -> Generator[Round, list[Scores], None]:
+        """Yield `first`, then `next_round(number)` for rounds 2, 3, …, and add their scores to `observations`.
+
+        Ends after `rounds` rounds, or when a round has no rows.
+        """
+        step = first
+        for number in range(1, self.rounds + 1):
+            scored = yield step
+            for observed, proposal, scores in zip(observations, step.proposals, scored, strict=True):
+                observed.add(proposal.rows, scores)
+            if number < self.rounds:
+                step = next_round(number + 1)
+                if not any(len(proposal) for proposal in step.proposals):
+                    return
+
+
+def search_unscored(
+    context: SearchContext, query_vectors: Vectors, observations: list[Observations], counts: list[int]
+) -> list[Proposal]:
+    """For each query the `counts` allowed rows of largest `u·v` that are not scored yet."""
+    found = context.item_vectors().search(
+        query_vectors, max(counts), exclude=[observed.rows for observed in observations], allowed=context.allowed
+    )
+    return [proposal.first(count) for proposal, count in zip(found, counts, strict=True)]

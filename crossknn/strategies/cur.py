@@ -11,14 +11,21 @@ the paper's CUR: adaCUR is then AXN with λ = 0 and no normalization.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from crossknn._checks import check_fraction, check_positive, check_seed, invalid
 from crossknn.errors import InputError
-from crossknn.strategies.base import Flow, FlowResult, Requirement, Round, SearchContext, Settings
-from crossknn.strategies.rounds import MultiRound, Observations, run_rounds, search_unscored
+from crossknn.strategies.base import (
+    Flow,
+    FlowResult,
+    MultiRound,
+    Observations,
+    Round,
+    SearchContext,
+    Settings,
+    search_unscored,
+)
 from crossknn.types import Proposal, Vectors
 
 
@@ -36,7 +43,7 @@ class AnnCur(Settings):
         estimates: Also return Ŝ, the estimated score of every item.
     """
 
-    requires: ClassVar[frozenset[Requirement]] = frozenset({"cur_factors"})
+    requires = frozenset({"cur_factors"})
 
     budget: int = 100
     anchors: int | None = None
@@ -82,14 +89,13 @@ class AdaCur(MultiRound):
     Meant for `Index.build(…, factors=Cur(…))`. Every scored item is an anchor.
 
     Args:
-        budget: Calls per query, spread evenly over the rounds.
         rounds: With one round this is `Rerank`.
         first: Y, the name of the first round's retriever; None is the searcher's default. A query for which it proposes
             nothing finds nothing.
         estimates: Also return Ŝ, the estimated score of every item.
     """
 
-    requires: ClassVar[frozenset[Requirement]] = frozenset({"cur_factors"})
+    requires = frozenset({"cur_factors"})
 
     first: str | None = None
     estimates: bool = False
@@ -103,7 +109,7 @@ class AdaCur(MultiRound):
             counts = [self._share(number, calls) if calls else 0 for calls in scored]
             return Round(search_unscored(context, _solve(context, observations), observations, counts), "adacur")
 
-        yield from run_rounds(Round(proposals, name), observations, self.rounds, choose_anchors)
+        yield from self._run_rounds(Round(proposals, name), observations, choose_anchors)
         return _all_estimates(context, _solve(context, observations)) if self.estimates else None
 
 

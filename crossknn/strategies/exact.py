@@ -1,19 +1,16 @@
 """Exhaustive search: the ground truth that every other strategy is measured against."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from crossknn.strategies.base import Flow, Requirement, Round, SearchContext
+from crossknn.strategies.base import Flow, Round, SearchContext, Settings
 from crossknn.types import Proposal
 
 
-@dataclass(frozen=True)
-class Exact:
+@dataclass(frozen=True, repr=False)
+class Exact(Settings):
     """Scores every allowed item in one round. It has no budget."""
-
-    requires: ClassVar[frozenset[Requirement]] = frozenset()
 
     @property
     def budget(self) -> None:

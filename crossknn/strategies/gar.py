@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from crossknn._checks import check_positive
-from crossknn.strategies.base import Flow, Requirement, Round, SearchContext
-from crossknn.strategies.rounds import MultiRound, Observations, run_rounds
+from crossknn.strategies.base import Flow, MultiRound, Observations, Round, SearchContext
 from crossknn.types import EMPTY_PROPOSAL, Proposal, Rows
 from crossknn.vectors.ranking import order_rows
 
@@ -25,7 +23,6 @@ class Gar(MultiRound):
     retriever's is on another scale.
 
     Args:
-        budget: Calls per query, spread evenly over the rounds.
         rounds: With one round this is `Rerank`.
         neighbors: Degree of the graph: nearest items of each item by inner product of item vectors. They are searched
             when first needed, within the filter, once for all queries of a search.
@@ -33,7 +30,7 @@ class Gar(MultiRound):
             nothing finds nothing.
     """
 
-    requires: ClassVar[frozenset[Requirement]] = frozenset({"item_vectors"})
+    requires = frozenset({"item_vectors"})
 
     neighbors: int = 8
     first: str | None = None
@@ -63,17 +60,17 @@ class Gar(MultiRound):
             return Round(proposals, "gar")
 
         first = Round([ranking.first(self._share(1, 0)) for ranking in rankings], name)
-        yield from run_rounds(first, observations, self.rounds, alternate)
+        yield from self._run_rounds(first, observations, alternate)
         return None
 
 
+@dataclass(slots=True)
 class _NeighborGraph:
     """The k-nearest-neighbor graph of the items, searched lazily."""
 
-    def __init__(self, context: SearchContext, degree: int) -> None:
-        self._context = context
-        self._degree = degree
-        self._neighbors: dict[int, Rows] = {}
+    context: SearchContext
+    degree: int
+    neighbors: dict[int, Rows] = field(default_factory=dict)
 
     def frontiers(self, observations: list[Observations], counts: list[int]) -> list[Proposal]:
         """For each query the first `counts` unscored neighbors of its scored rows, or fewer where there are not enough.
@@ -81,7 +78,7 @@ class _NeighborGraph:
         The neighbors of lower-scored rows are searched only where those of better ones are too few.
         """
         sources = [order_rows(observed.rows, observed.scores) for observed in observations]
-        reach = [-(-n // self._degree) for n in counts]  # rows that are enough if all their neighbors are unscored
+        reach = [-(-n // self.degree) for n in counts]  # rows that are enough if all their neighbors are unscored
         while True:
             self._search({int(row) for best, n in zip(sources, reach, strict=True) for row in best.rows[:n]})
             frontiers = [
@@ -100,20 +97,20 @@ class _NeighborGraph:
 
     def _frontier(self, sources: Proposal, scored: Rows) -> Proposal:
         """The unscored neighbors of `sources`, in their order, each once, with the score of its source."""
-        neighbors = [self._neighbors[int(row)] for row in sources.rows]
+        neighbors = [self.neighbors[int(row)] for row in sources.rows]
         rows = np.concatenate([np.empty(0, np.int64), *neighbors])
         scores = np.repeat(sources.estimates, [len(found) for found in neighbors])
         return _take_new([Proposal(rows, scores)], scored, len(rows))
 
     def _search(self, rows: Iterable[int]) -> None:
-        missing = np.array(sorted(set(rows) - self._neighbors.keys()), np.int64)
+        missing = np.array(sorted(set(rows) - self.neighbors.keys()), np.int64)
         if not len(missing):
             return
-        items = self._context.item_vectors()
+        items = self.context.item_vectors()
         found = items.search(
-            items.take(missing), self._degree, exclude=list(missing[:, None]), allowed=self._context.allowed
+            items.take(missing), self.degree, exclude=list(missing[:, None]), allowed=self.context.allowed
         )
-        self._neighbors.update(zip(missing.tolist(), (proposal.rows for proposal in found), strict=True))
+        self.neighbors.update(zip(missing.tolist(), (proposal.rows for proposal in found), strict=True))
 
 
 def _take_new(sources: Sequence[Proposal], scored: Rows, n: int) -> Proposal:

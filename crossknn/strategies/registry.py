@@ -127,10 +127,7 @@ def parse_strategy(spec: str) -> tuple[str, dict[str, Any]]:
 def make_strategy(name: str, settings: Mapping[str, Any] | None = None, *, budget: int | None = None) -> Strategy:
     """The strategy of this name with these settings, which are checked by name and type.
 
-    Args:
-        name: A key of `STRATEGIES`.
-        settings: Values of the dataclass fields. Rounds that are not given are at most the budget.
-        budget: Calls per query, for strategies that have a budget.
+    `budget` counts for strategies that have one and no such setting. Rounds that are not given are at most the budget.
     """
     kind = strategy_class(name)
     known, given = settings_of(kind), dict(settings or {})

@@ -1,10 +1,9 @@
 """Retrieve and rerank: the baseline of every report."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from crossknn._checks import check_positive
-from crossknn.strategies.base import Flow, Requirement, Round, SearchContext, Settings
+from crossknn.strategies.base import Flow, Round, SearchContext, Settings
 
 
 @dataclass(frozen=True, repr=False)
@@ -15,8 +14,6 @@ class Rerank(Settings):
         budget: Calls per query.
         retriever: X, the name of one of the searcher's retrievers; None is the searcher's default.
     """
-
-    requires: ClassVar[frozenset[Requirement]] = frozenset()
 
     budget: int = 100
     retriever: str | None = None

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._checks import check_choice, check_number
 from crossknn.errors import InputError
-from crossknn.strategies.base import Flow, Requirement, Round, SearchContext
+from crossknn.strategies.base import Flow, MultiRound, Observations, Round, SearchContext, search_unscored
 from crossknn.strategies.normalization import Normalization
-from crossknn.strategies.rounds import MultiRound, Observations, run_rounds, search_unscored
 from crossknn.types import Proposal, Vectors
 
 Loss = Literal["ce", "mse"]
@@ -27,13 +26,12 @@ class Tour(MultiRound):
     normalized as for `Axn`, "ce" raw scores.
 
     Args:
-        budget: Calls per query, spread evenly over the rounds.
         rounds: With one round this is `Rerank` with the dense retriever.
         loss: "ce" is the KL divergence of the softmax of `u·v` from that of the scores, "mse" the mean squared error.
         learning_rate: None is the paper's: 0.1 for "ce", 0.001 for "mse".
     """
 
-    requires: ClassVar[frozenset[Requirement]] = frozenset({"query_vectors"})
+    requires = frozenset({"query_vectors"})
 
     loss: Loss = "ce"
     learning_rate: float | None = None
@@ -68,7 +66,7 @@ class Tour(MultiRound):
                     vectors[query] = self._step(context, observed, vectors[query], scales[query])
             return search(number)
 
-        yield from run_rounds(search(1), observations, self.rounds, step_and_search)
+        yield from self._run_rounds(search(1), observations, step_and_search)
         return None
 
     def _step(self, context: SearchContext, observed: Observations, vector: Vectors, scale: Normalization) -> Vectors:

@@ -26,8 +26,7 @@ from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerItem
 from crossknn.items.items import Items
 from crossknn.scorers.base import function_scorer
-from crossknn.storage.score_chunks import hash_texts
-from crossknn.storage.score_log import ScoreLog
+from crossknn.storage.score_log import ScoreLog, hash_texts
 
 resource = pytest.importorskip("resource", reason="needs a system with forks")
 

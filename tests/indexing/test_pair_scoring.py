@@ -27,8 +27,7 @@ from crossknn.indexing.score_matrix import Pairs, SparseScores
 from crossknn.items.items import Items
 from crossknn.scorers.base import function_scorer
 from crossknn.storage import atomic
-from crossknn.storage.score_chunks import Chunk, hash_texts, write_chunk
-from crossknn.storage.score_log import LogSize, ScoreLog
+from crossknn.storage.score_log import Chunk, LogSize, ScoreLog, hash_texts
 from tests.kills import die_at, forking
 
 QUERIES = [f"query {number}" for number in range(7)]
@@ -206,9 +205,7 @@ def test_the_first_of_two_chunks_with_a_pair_counts(tmp_path: Path) -> None:
     log = ScoreLog.open(tmp_path, scorer="salted")
     queries, items = hash_texts(QUERIES[:1]), hash_texts(ITEMS.texts[:1])
     for plan, score in (("b" * 16, 2.0), ("a" * 16, 1.0), ("c" * 16, 3.0)):
-        write_chunk(
-            tmp_path, Chunk(queries, items, np.array([score], np.float32)), plan=plan, number=0, scorer="salted"
-        )
+        log.write(Chunk(queries, items, np.array([score], np.float32)), plan, 0)
     assert len(log.chunks) == 3
     world = World()
     pairs = Pairs(np.zeros(1, np.int32), np.zeros(1, np.int32), 7, 20)
@@ -224,7 +221,7 @@ def test_of_two_copies_of_a_chunk_the_first_counts(tmp_path: Path) -> None:
     chunk = log.read(first)
     for number in range(4):
         copy = Chunk(chunk.queries, chunk.items, chunk.scores + np.float32(number + 1))
-        write_chunk(tmp_path, copy, plan=first[:16], number=0, scorer="salted")
+        log.write(copy, first[:16], 0)
     assert build(tmp_path).scores[:8].tobytes() == log.read(log.chunks[0]).scores.tobytes()
     assert len(log.chunks) == 11
     assert sorted(logged(log, QUERIES, ITEMS.texts).values()) == sorted(build(tmp_path).scores.tolist())
@@ -439,7 +436,7 @@ def test_a_chunk_with_pairs_of_another_plan_is_refused(tmp_path: Path) -> None:
     chunk = log.read(path.name)
     path.unlink()
     other = Chunk(chunk.queries, chunk.items[::-1].copy(), chunk.scores)
-    write_chunk(tmp_path, other, plan=path.name[:16], number=0, scorer="salted")
+    log.write(other, path.name[:16], 0)
     with pytest.raises(InputError, match=r"its pairs are not those of its plan. Delete this file"):
         build(tmp_path)
 

@@ -28,13 +28,11 @@ class SignalTerms(NamedTuple):
 class RetrieverFeatures:
     """Signal features of the candidates, the rows that any retriever proposes for a query, and of all other rows.
 
-    All other rows have the same features. They stand at the last position, behind the candidates.
+    All other rows have the same features. They stand at the last position, behind the candidates. The number of items
+    is the padding value of row tensors.
 
     Args:
         lists: Each retriever's proposals for all queries.
-        prior: Gives weights and scales.
-        items: Number of items; also the padding value of row tensors.
-        device: Where the tensors live.
         near: For a weakly informative prior: the rows of each query whose features standardize all features.
     """
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crossknn.strategies.posterior.diagnostics import TARGETS, ModelEvidence
 from crossknn.strategies.posterior.features import RetrieverFeatures
-from crossknn.strategies.posterior.model_check import TARGETS, ModelEvidence
 from crossknn.strategies.posterior.prior import Prior
 
 MIN_FLOOR_SLOPE: Final = 1e-3  # smallest derivative of the score floor of a weakly informative prior

@@ -89,10 +89,6 @@ class Prior:
         return self.variances[1:-2]
 
     @property
-    def bias_variance(self) -> float:
-        return float(self.variances[-2])
-
-    @property
     def constant_variance(self) -> float:
         return float(self.variances[-1])
 
@@ -104,7 +100,8 @@ class Prior:
     @cached_property
     def bias_scale(self) -> float:
         """The factor that turns a bias into a feature: √variance over the standard deviation of the biases."""
-        return float(np.sqrt(self.bias_variance) / (self.bias.std() or 1.0)) if len(self.bias) else 0.0
+        variance = float(self.variances[-2])
+        return float(np.sqrt(variance) / (self.bias.std() or 1.0)) if len(self.bias) else 0.0
 
     def take(self, rows: Rows) -> Self:
         """The prior of these items only."""

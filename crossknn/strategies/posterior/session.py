@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from crossknn.strategies.posterior.expected_recall import error_scale, expected_recall
+from crossknn.strategies.base import Observations, SearchContext
+from crossknn.strategies.posterior.diagnostics import error_scale, expected_recall, order_deficit
+from crossknn.strategies.posterior.features import RetrieverFeatures
 from crossknn.strategies.posterior.model import BayesianLinearModel, CandidateFeatures
-from crossknn.strategies.posterior.model_check import order_deficit
-from crossknn.strategies.rounds import Observations
-from crossknn.types import EMPTY_PROPOSAL, Mask, Proposal
-from crossknn.vectors.device import DeviceSearch, HostSearchAdapter, pad_rows, to_device
+from crossknn.strategies.posterior.prior import Prior
+from crossknn.types import EMPTY_PROPOSAL, Proposal, Scores
+from crossknn.vectors.device import as_device_search, pad_rows, to_device
 from crossknn.vectors.topk import stable_topk
 
 SHORTLIST: Final = 1_000  # unscored rows that expected recall looks at,
@@ -25,13 +26,6 @@ STD_BATCH: Final = 250  # rows per query whose standard deviations are computed 
 STD_BATCH_ELEMENTS_ON_GPU: Final = 1 << 26  # or more, with this many elements of augmented vectors
 MIN_LOG_LIKELIHOOD_RATIO: Final = -2.5  # of the model to the retriever-only model, below which it does not fit
 MAX_ORDER_DEFICIT: Final = 3.0  # standard errors by which the prior mean may order the scores better than the model
-
-
-class Predictions(NamedTuple):
-    """Posterior means and standard deviations of the rows of a round, before they were scored; (queries, n)."""
-
-    means: Tensor
-    std: Tensor
 
 
 class PosteriorMeans(NamedTuple):
@@ -43,20 +37,23 @@ class PosteriorMeans(NamedTuple):
 
 
 class PosteriorSession:
-    """The searches of all queries under one model."""
+    """The searches of all queries of a context under one model; arguments as of `RetrieverFeatures`."""
 
-    def __init__(self, model: BayesianLinearModel, vectors: DeviceSearch | HostSearchAdapter) -> None:
-        self.model = model
-        self.vectors = vectors  # search over the augmented item vectors
-        retrieved = model.retrieved
-        queries = len(retrieved.rows)
-        self.observations = [Observations() for _ in range(queries)]  # the loop over rounds appends to them
-        self.hedge_rows: list[list[int]] = [[] for _ in range(queries)]  # scored regardless of the model, a few a round
-        self.expected_recall: NDArray[np.float64] | None = None  # (queries,) when last computed
-        self._search = vectors.with_candidates(retrieved.rows)
-        self._items = retrieved.items  # the padding of row tensors
-        self._seen: list[set[int]] = [set() for _ in range(queries)]
-        self._predictions: list[Predictions] = []  # of every round but the first
+    def __init__(
+        self, context: SearchContext, lists: Sequence[Sequence[Proposal]], prior: Prior, near: Sequence[Proposal] = ()
+    ) -> None:
+        self._context = context
+        self._vectors = as_device_search(context.augmented_vectors())
+        self._items = context.items  # the padding of row tensors
+        retrieved = RetrieverFeatures(lists, prior, items=self._items, device=self._vectors.device, near=near)
+        self.model = BayesianLinearModel(prior, retrieved, context.item_vectors().dim)
+        self.observations = [Observations() for _ in range(context.queries)]  # the loop over rounds appends to them
+        self.hedge_rows: list[list[int]] = [[] for _ in self.observations]  # scored regardless of the model
+        self.expected_recall: list[float] | None = None  # of each query, when last computed
+        self._search = self._vectors.with_candidates(retrieved.rows)
+        self._seen: list[set[int]] = [set() for _ in self.observations]
+        # Posterior means and standard deviations of the rows of every round but the first, before they were scored.
+        self._predictions: list[tuple[Tensor, Tensor]] = []
         self._pending: CandidateFeatures | None = None  # proposed and not scored yet
         self._scored_rows = retrieved.rows[:, :0]  # (queries, scored)
         # Positions without a posterior mean: scored candidates and padding. The last one stands for all other rows.
@@ -65,14 +62,14 @@ class PosteriorSession:
     def __len__(self) -> int:
         return len(self.observations)
 
-    def update(self) -> None:
+    def _update(self) -> None:
         """Condition the model on the scores that were observed since the last update."""
         scores = [one.scores[len(seen) :] for one, seen in zip(self.observations, self._seen, strict=True)]
         if not any(map(len, scores)):
             return
         rows = [one.rows[len(seen) :] for one, seen in zip(self.observations, self._seen, strict=True)]
-        features = self._pending or self._features(to_device(pad_rows(rows, self._items), self.vectors.device))
-        self.model.update(features, to_device(pad_rows(scores, 0), self.vectors.device))
+        features = self._pending or self._features(to_device(pad_rows(rows, self._items), self._vectors.device))
+        self.model.update(features, to_device(pad_rows(scores, 0), self._vectors.device))
         self._scored_rows = torch.cat([self._scored_rows, features.rows], 1)
         self._hidden.scatter_(1, features.positions, True)
         self._pending = None
@@ -80,14 +77,41 @@ class PosteriorSession:
             seen.update(new.tolist())
 
     def _features(self, rows: Tensor) -> CandidateFeatures:
-        return self.model.candidate_features(rows, self.vectors.take_tensor(rows.clamp(max=self._items - 1)))
+        return self.model.candidate_features(rows, self._vectors.take_tensor(rows.clamp(max=self._items - 1)))
 
-    def posterior_means(self, n: int, allowed: Mask | None) -> PosteriorMeans:
-        """The posterior means of all candidates and of the best `n` other rows."""
+    def posterior_means(self, n: int, *, recall: bool = False) -> PosteriorMeans:
+        """Update the model; the posterior means of all candidates and of at least the best `n` other rows.
+
+        With `recall` the expected recall is updated, too.
+        """
+        with self._context.solving:
+            self._update()
+        k = min(self._context.k or 0, self._context.reachable)
+        stride = -(-SHORTLIST_PER_HIT * k // SHORTLIST)  # expected recall looks at every n-th row
+        n = max(n, stride * SHORTLIST) if recall else n
+        allowed = self._context.allowed
         found = self._search.search(self.model.query_vectors, n, exclude=self._scored_rows, allowed=allowed)
         candidates = self.model.posterior_mean_of_candidates(found.products)
         candidates.masked_fill_(self._hidden[:, :-1], -torch.inf)
-        return PosteriorMeans(candidates, found.rows, self.model.posterior_mean_of_others(found.best))
+        means = PosteriorMeans(candidates, found.rows, self.model.posterior_mean_of_others(found.best))
+        if recall:
+            with self._context.solving:
+                self._estimate_recall(k, stride, means)
+        return means
+
+    def all_posterior_means(self) -> list[Scores]:
+        """The posterior means of all items for every query."""
+        with self._context.solving:
+            self._update()
+        retrieved = self.model.retrieved
+        estimates = self._context.augmented_vectors().estimates(self.model.query_vectors.cpu().numpy())
+        products = torch.from_numpy(estimates).to(self._vectors.device)
+        rows = retrieved.rows.clamp(max=self._items - 1)
+        candidates = self.model.posterior_mean_of_candidates(products.gather(1, rows))
+        means = self.model.posterior_mean_of_others(products)
+        for mean, query_rows, values, padding in zip(means, rows, candidates, retrieved.padding, strict=True):
+            mean[query_rows[~padding]] = values[~padding]
+        return list(means.cpu().numpy())
 
     def propose_first(self, means: PosteriorMeans, n: int) -> list[Proposal]:
         """The `n` rows of each query with the largest prior mean."""
@@ -114,16 +138,16 @@ class PosteriorSession:
         for packed_row, rows in zip(packed, lists, strict=True):
             packed_row[: len(rows)] = rows
         packed[:, -2], packed[:, -1] = [len(rows) for rows in lists], counts
-        return torch.split(to_device(packed, self.vectors.device), [width, 1, 1], 1)
+        return torch.split(to_device(packed, self._vectors.device), [width, 1, 1], 1)
 
-    def _propose(self, rows: Tensor) -> tuple[list[Proposal], Predictions]:
+    def _propose(self, rows: Tensor) -> tuple[list[Proposal], tuple[Tensor, Tensor]]:
         """These padded rows, to be scored next, with posterior means and standard deviations."""
         features = self._features(rows)
         means, std = self.model.posterior_mean(features), self.model.posterior_std(features)
         proposals = _to_proposals(rows, means, std, self._items)
         width = max(map(len, proposals))
         self._pending = features.first(width)
-        return proposals, Predictions(means[:, :width], std[:, :width])
+        return proposals, (means[:, :width], std[:, :width])
 
     def _best(self, means: PosteriorMeans, n: int, without: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The `n` rows of largest posterior mean and these means, (queries, n), padded; ties go to the lower row.
@@ -155,7 +179,7 @@ class PosteriorSession:
         evidence = self.model.evidence.to_numpy()
         misfits = (evidence.log_likelihood_ratio() < MIN_LOG_LIKELIHOOD_RATIO) & evidence.correlates_with_prior()
         if self._predictions:
-            means = torch.cat([predictions.means for predictions in self._predictions], 1)
+            means = torch.cat([means for means, _ in self._predictions], 1)
             prior_means, scores, valid = self._predicted(means.shape[1])
             misfits |= order_deficit(means, prior_means, scores, valid) > MAX_ORDER_DEFICIT
         return misfits
@@ -165,20 +189,18 @@ class PosteriorSession:
         late = slice(self._scored_rows.shape[1] - count, None)
         return self.model.prior_means[:, late], self.model.scores[:, late], self.model.valid[:, late]
 
-    def estimate_recall(self, k: int, reachable: int, means: PosteriorMeans) -> None:
+    def _estimate_recall(self, k: int, stride: int, means: PosteriorMeans) -> None:
         """Set `expected_recall`: the expected share of each query's true top k among its scored rows."""
-        k = min(k, reachable)
         if not k or not self.model.scores.shape[1]:
-            self.expected_recall = np.full(len(self), float(not k))
+            self.expected_recall = [float(not k)] * len(self)
             return
-        stride = shortlist_stride(k)
-        rows, unscored = (values[:, ::stride] for values in self._best(means, shortlist_size(k)))
+        rows, unscored = (values[:, ::stride] for values in self._best(means, stride * SHORTLIST))
         missing = torch.isinf(unscored)
         unscored, std = self.model.apply_score_floor(unscored, self._std(rows))
         unscored, std = unscored.masked_fill(missing, -torch.inf), self._error_scale() * std
         best = self.model.scores.masked_fill(~self.model.valid, -torch.inf)
         best = best.sort(dim=1, descending=True).values[:, :k]
-        self.expected_recall = expected_recall(best, k, unscored, std, stride=stride).cpu().numpy()
+        self.expected_recall = expected_recall(best, k, unscored, std, stride=stride).tolist()
 
     def _std(self, rows: Tensor) -> Tensor:
         on_gpu = STD_BATCH_ELEMENTS_ON_GPU // self.model.query_vectors.numel() if rows.is_cuda else 0
@@ -192,18 +214,7 @@ class PosteriorSession:
         means, std = (torch.cat(parts, 1) for parts in zip(*self._predictions, strict=True))
         _, scores, valid = self._predicted(means.shape[1])
         means, std = self.model.apply_score_floor(means, std)
-        sizes = [predictions.means.shape[1] for predictions in self._predictions]
-        return error_scale((scores - means) / std, valid, sizes)
-
-
-def shortlist_size(k: int) -> int:
-    """Number of unscored rows that expected recall covers."""
-    return shortlist_stride(k) * SHORTLIST
-
-
-def shortlist_stride(k: int) -> int:
-    """Expected recall looks at every n-th row of the shortlist."""
-    return -(-SHORTLIST_PER_HIT * k // SHORTLIST)
+        return error_scale((scores - means) / std, valid, [means.shape[1] for means, _ in self._predictions])
 
 
 def _to_proposals(rows: Tensor, means: Tensor, std: Tensor, items: int) -> list[Proposal]:

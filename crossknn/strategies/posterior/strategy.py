@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from crossknn._checks import check_fraction
 from crossknn.errors import InputError
-from crossknn.strategies.base import Flow, FlowResult, Requirement, Round, SearchContext
+from crossknn.strategies.base import Flow, FlowResult, MultiRound, Round, SearchContext
 from crossknn.strategies.posterior.prior import RETRIEVER_DEPTH, Prior
-from crossknn.strategies.rounds import MultiRound, run_rounds
-from crossknn.types import Proposal, Scores
-from crossknn.vectors.device import as_device_search
 
 if TYPE_CHECKING:
     from crossknn.strategies.posterior.session import PosteriorMeans, PosteriorSession
@@ -45,7 +41,7 @@ class Posterior(MultiRound):
         stop_at: Stop a query's search as soon as its expected recall reaches this, such as 0.95.
     """
 
-    requires: ClassVar[frozenset[Requirement]] = frozenset({"query_vectors"})
+    requires = frozenset({"query_vectors"})
 
     first: str | None = None
     estimates: bool = False
@@ -63,37 +59,38 @@ class Posterior(MultiRound):
 
         def next_round(number: int) -> Round:
             n = 2 * max(self._counts(number, session))
-            means = _posterior_means(context, session, n, recall=self.stop_at is not None)
+            means = session.posterior_means(n, recall=self.stop_at is not None)
             return self._choose_rows(context, session, means, self._counts(number, session))
 
-        yield from run_rounds(first, session.observations, self.rounds, next_round)
+        yield from self._run_rounds(first, session.observations, next_round)
         if context.k is not None:
-            _posterior_means(context, session, 0, recall=True)
-        return FlowResult(_all_estimates(context, session) if self.estimates else None, _recall(session))
+            session.posterior_means(0, recall=True)
+        return FlowResult(session.all_posterior_means() if self.estimates else None, session.expected_recall)
 
     def _start(self, context: SearchContext) -> tuple[Round, PosteriorSession]:
         """The first round, and the session with the prior."""
+        from crossknn.strategies.posterior.session import PosteriorSession  # imports torch
+
         share = self._share(1, 0)
         names = context.signals if context.prior is None else context.prior.signals
         lists = [context.propose(name, min(RETRIEVER_DEPTH, context.items))[1] for name in names]
         if context.prior is not None:
-            session = _make_session(context, lists, context.prior)
+            session = PosteriorSession(context, lists, context.prior)
             session.hedge_rows = session.model.retrieved.reciprocal_rank_fusion(
                 HEDGE_ROWS, depth=HEDGE_DEPTH, constant=RANK_CONSTANT
             )
-            means = _posterior_means(context, session, share)
-            return Round(session.propose_first(means, share), "prior"), session
+            return Round(session.propose_first(session.posterior_means(share), share), "prior"), session
         name, found = context.propose(self.first, max(STANDARDIZATION_DEPTH, share))
         first = Round([proposal.first(share) for proposal in found], name)
-        return first, _make_session(context, lists, Prior.weakly_informative(names), near=found)
+        return first, PosteriorSession(context, lists, Prior.weakly_informative(names), near=found)
 
     def _counts(self, number: int, session: PosteriorSession) -> list[int]:
         """Rows per query in this round: none where the first round found nothing, or `stop_at` is reached."""
-        recall = session.expected_recall
-        reached = recall is not None and self.stop_at is not None and recall >= self.stop_at
-        done = np.broadcast_to(reached, len(session)).tolist()
-        spent = [len(observed.rows) for observed in session.observations]
-        return [0 if not calls or stop else self._share(number, calls) for calls, stop in zip(spent, done, strict=True)]
+        counts = [self._share(number, len(one.rows)) if len(one.rows) else 0 for one in session.observations]
+        recall, stop_at = session.expected_recall, self.stop_at
+        if recall is None or stop_at is None:
+            return counts
+        return [0 if value >= stop_at else count for value, count in zip(recall, counts, strict=True)]
 
     def _choose_rows(
         self, context: SearchContext, session: PosteriorSession, means: PosteriorMeans, counts: list[int]
@@ -106,57 +103,4 @@ class Posterior(MultiRound):
             name, lists = context.propose(None, self.budget)
             for query in misfits.tolist():
                 names[query], before[query] = name, lists[query].rows.tolist()
-        return Round(session.propose(means, counts, before), names, _recall(session))
-
-
-def _make_session(
-    context: SearchContext, lists: list[list[Proposal]], prior: Prior, near: Sequence[Proposal] = ()
-) -> PosteriorSession:
-    from crossknn.strategies.posterior.features import RetrieverFeatures  # imports torch
-    from crossknn.strategies.posterior.model import BayesianLinearModel
-    from crossknn.strategies.posterior.session import PosteriorSession
-
-    vectors = as_device_search(context.augmented_vectors())
-    retrieved = RetrieverFeatures(lists, prior, items=context.items, device=vectors.device, near=near)
-    return PosteriorSession(BayesianLinearModel(prior, retrieved, context.item_vectors().dim), vectors)
-
-
-def _posterior_means(
-    context: SearchContext, session: PosteriorSession, n: int, *, recall: bool = False
-) -> PosteriorMeans:
-    """Update the model; the posterior means of all candidates and of at least the best `n` other rows.
-
-    With `recall` the session's expected recall is updated, too.
-    """
-    from crossknn.strategies.posterior.session import shortlist_size  # imports torch
-
-    with context.solving:
-        session.update()
-    if recall and context.k is not None:
-        n = max(n, shortlist_size(min(context.k, context.reachable)))
-    means = session.posterior_means(n, context.allowed)
-    if recall and context.k is not None:
-        with context.solving:
-            session.estimate_recall(context.k, context.reachable, means)
-    return means
-
-
-def _recall(session: PosteriorSession) -> list[float] | None:
-    return None if session.expected_recall is None else session.expected_recall.tolist()
-
-
-def _all_estimates(context: SearchContext, session: PosteriorSession) -> list[Scores]:
-    """The posterior means of all items for every query."""
-    import torch
-
-    with context.solving:
-        session.update()
-    model, retrieved = session.model, session.model.retrieved
-    products = torch.from_numpy(context.augmented_vectors().estimates(model.query_vectors.cpu().numpy()))
-    products = products.to(session.vectors.device)
-    rows = retrieved.rows.clamp(max=context.items - 1)
-    candidates = model.posterior_mean_of_candidates(products.gather(1, rows))
-    means = model.posterior_mean_of_others(products)
-    for mean, query_rows, values, padding in zip(means, rows, candidates, retrieved.padding, strict=True):
-        mean[query_rows[~padding]] = values[~padding]
-    return list(means.cpu().numpy())
+        return Round(session.propose(means, counts, before), names, session.expected_recall)

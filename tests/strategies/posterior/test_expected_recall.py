@@ -8,7 +8,7 @@ import torch
 
 from crossknn.errors import InputError
 from crossknn.strategies.base import RoundScores, drive
-from crossknn.strategies.posterior import expected_recall as module
+from crossknn.strategies.posterior import diagnostics as module
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import EMPTY_PROPOSAL

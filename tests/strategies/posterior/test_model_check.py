@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from crossknn.strategies.exact import Exact
+from crossknn.strategies.posterior.diagnostics import _correlate, _rank_products, order_deficit
 from crossknn.strategies.posterior.features import RetrieverFeatures
 from crossknn.strategies.posterior.model import BayesianLinearModel
-from crossknn.strategies.posterior.model_check import _correlate, _rank_products, order_deficit
 from crossknn.strategies.posterior.prior import Prior
 from crossknn.strategies.posterior.session import PosteriorSession
 from crossknn.strategies.posterior.strategy import Posterior
