@@ -19,6 +19,7 @@ PAGES = sorted(
 )
 FOLDERS = ("crossknn", "tests", "docs", "benchmarks", "tools", "examples", ".github", ".ci")
 FILE = re.compile(rf"^(?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*-]*$")
+MODULE = re.compile(r"^[\w/]+\.py$")  # of the package, or with its folder
 DOTTED = re.compile(r"^(?:crossknn|ck)(\.\w+)+")
 CLASS = re.compile(r"^([A-Z][a-z0-9]+[A-Za-z0-9]*)(?:\.(\w+))?(?:\(.*)?$")
 # Names of other libraries, formats and the paper.
@@ -91,6 +92,8 @@ def unknown_names(text):
     for span in code_spans(text):
         if FILE.match(span):
             known = any(True for _ in ROOT.glob(span.rstrip("/")))
+        elif MODULE.match(span):
+            known = any((folder / span).is_file() for folder in (ROOT, ROOT / "crossknn"))
         elif match := DOTTED.match(span):
             known = exists(match[0])
         elif match := CLASS.match(span):
@@ -115,7 +118,15 @@ def test_every_symbol_and_file_exists(page):
 
 
 @pytest.mark.parametrize(
-    "span", ["`crossknn/ranking.py`", "`crossknn.vectors.Wider`", "`Quests`", "`Searcher.serach`", "`ck.Spaces(…)`"]
+    "span",
+    [
+        "`crossknn/ranking.py`",
+        "`strategies/quests.py`",
+        "`crossknn.vectors.Wider`",
+        "`Quests`",
+        "`Searcher.serach`",
+        "`ck.Spaces(…)`",
+    ],
 )
 def test_what_does_not_exist_is_found(span):
     assert unknown_names(f"see {span} there") == [span.strip("`")]
