@@ -133,7 +133,7 @@ class ProgressBars:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._bars is not None:
+        if self._bars is not None and not self._bars.disable:  # rich before 14.2 ends disabled bars with a blank line
             self._bars.stop()
         self._bars = None
         self._tasks.clear()

@@ -16,6 +16,7 @@ MODELS = ScorerOptions("my-model")
 
 def test_the_engine_that_the_options_name():
     assert EngineOptions().make(MODELS) is LOCAL
+    pytest.importorskip("ray")
     made = EngineOptions(EngineName.ray, address="head:6379", workers=3).make(MODELS)
     assert made == ck.engines.RayEngine(address="head:6379", workers=3)
 

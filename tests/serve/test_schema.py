@@ -1,17 +1,18 @@
 """Property tests from the OpenAPI schema: no request breaks the server, and responses match the schema."""
 
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
+
+from crossknn.serve.settings import Limits
+from tests.serve.servers import opened, serving
+
+schemathesis = pytest.importorskip("schemathesis")
+from schemathesis.checks import not_a_server_error  # noqa: E402
+from schemathesis.specs.openapi.checks import (  # noqa: E402
     content_type_conformance,
     response_schema_conformance,
     status_code_conformance,
 )
-
-from crossknn.serve.settings import Limits
-from tests.serve.servers import opened, serving
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 PATHS = {
