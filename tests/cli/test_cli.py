@@ -278,7 +278,8 @@ def test_an_error_of_the_library_is_shown_with_options(corpus, bert_folder, monk
     monkeypatch.setitem(STRATEGIES, "refusing", Refusing)
     options = ["--strategy", "refusing", "-k", 1, "--scorer", bert_folder, "--encoder", "none"]
     code, said = fail(monkeypatch, capsys, "search", corpus, "ice", *options)
-    assert (code, said) == (2, "error: --rank-by must be lower than --stop-at.")
+    assert code == 2
+    assert "--rank-by must be lower than --stop-at" in said
 
 
 def crossknn(*arguments, **options):

@@ -1,5 +1,6 @@
 """AXN against the paper: Algorithm 1, the mixture, normalisation, the shortlist, and its equalities."""
 
+import re
 import time
 from dataclasses import replace
 
@@ -235,18 +236,17 @@ def test_solution_of_zero_vectors_is_zero():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"budget": 100, "rounds": 200}, "`rounds` must be between 1 and `budget` (100), got 200."),
-        ({"budget": 0}, "`budget` must be a positive integer, got 0."),
-        ({"budget": 2.5}, "`budget` must be a positive integer, got 2.5."),
-        ({"rounds": True}, "`rounds` must be a positive integer, got True."),
-        ({"mix": 1.2}, "`mix` must be between 0 and 1, got 1.2."),
-        ({"shortlist": 50}, "`shortlist` must be at least `budget` (100), got 50."),
+        ({"budget": 100, "rounds": 200}, "`rounds` must be between 1 and `budget` (100), got 200"),
+        ({"budget": 0}, "`budget` must be a positive integer, got 0"),
+        ({"budget": 2.5}, "`budget` must be a positive integer, got 2.5"),
+        ({"rounds": True}, "`rounds` must be a positive integer, got True"),
+        ({"mix": 1.2}, "`mix` must be between 0 and 1, got 1.2"),
+        ({"shortlist": 50}, "`shortlist` must be at least `budget` (100), got 50"),
     ],
 )
 def test_invalid_settings_are_rejected(settings, message):
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=re.escape(message)):
         Axn(**settings)
-    assert str(error.value) == message
 
 
 def test_the_repr_is_a_short_name():

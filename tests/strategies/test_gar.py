@@ -1,5 +1,6 @@
 """Graph-based adaptive re-ranking against a plain reading, and its equalities."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -167,15 +168,14 @@ def test_no_setting_breaks_the_budget_the_filter_or_asks_twice(data):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"budget": 5}, "`rounds` must be between 1 and `budget` (5), got 10."),
-        ({"budget": 2.5}, "`budget` must be a positive integer, got 2.5."),
-        ({"neighbors": 0}, "`neighbors` must be a positive integer, got 0."),
+        ({"budget": 5}, "`rounds` must be between 1 and `budget` (5), got 10"),
+        ({"budget": 2.5}, "`budget` must be a positive integer, got 2.5"),
+        ({"neighbors": 0}, "`neighbors` must be a positive integer, got 0"),
     ],
 )
 def test_invalid_settings_are_rejected(settings, message):
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=re.escape(message)):
         Gar(**settings)
-    assert str(error.value) == message
 
 
 def test_the_repr_is_a_short_name():
