@@ -200,9 +200,9 @@ def test_invalid_input_ends_with_a_message_and_exit_code_2(
     assert message in said
 
 
-def test_a_scorer_that_fails_is_exit_code_1(corpus, bert_folder, monkeypatch, capsys):
-    monkeypatch.setattr("crossknn.scorers.cross_encoder.CrossEncoder.score", lambda self, q, i: [float("nan")] * len(q))
-    code, said = fail(monkeypatch, capsys, "search", corpus, "ice", "--scorer", bert_folder, "--encoder", "none")
+def test_a_scorer_that_fails_is_exit_code_1(corpus, bert_folder, tmp_path, monkeypatch, capsys):
+    broken = tiny.save_broken(bert_folder, tmp_path / "broken")
+    code, said = fail(monkeypatch, capsys, "search", corpus, "ice", "--scorer", broken, "--encoder", "none")
     assert code == 1
     assert "nan" in said
     assert "'ice'" in said
@@ -266,13 +266,20 @@ def test_errors_name_options_instead_of_arguments():
         assert name_options(message, commands[command].params) == shown
 
 
-def test_an_error_of_the_library_is_shown_with_options(corpus, bert_folder, monkeypatch, capsys):
-    def refuse(*_, **__):
+@dataclass(frozen=True)
+class Refusing(Mine):
+    """A strategy that refuses every search."""
+
+    def flow(self, context):
         raise InputError("`rank_by` must be lower than `stop_at`.")
 
-    monkeypatch.setattr("crossknn.search.searcher.Searcher.search_many", refuse)
-    code, said = fail(monkeypatch, capsys, "search", corpus, "ice", "--scorer", bert_folder, "--encoder", "none")
-    assert (code, said) == (2, "error: --rank-by must be lower than --stop-at.")
+
+def test_an_error_of_the_library_is_shown_with_options(corpus, bert_folder, monkeypatch, capsys):
+    monkeypatch.setitem(STRATEGIES, "refusing", Refusing)
+    options = ["--strategy", "refusing", "-k", 1, "--scorer", bert_folder, "--encoder", "none"]
+    code, said = fail(monkeypatch, capsys, "search", corpus, "ice", *options)
+    assert code == 2
+    assert "--rank-by must be lower than --stop-at" in said
 
 
 def crossknn(*arguments, **options):

@@ -82,15 +82,15 @@ def test_the_picture_is_written(corpus, bert_folder, tmp_path):
     ],
 )
 def test_impossible_pictures_are_refused_before_anything_is_loaded(corpus, options, message, monkeypatch, capsys):
-    monkeypatch.setattr("crossknn.cli.options.ScorerOptions.load_scorer", None)  # nothing is loaded
-    code, said = fail(monkeypatch, capsys, "search", corpus, "ice", *options)
+    """Otherwise the error would be that there is no such model."""
+    code, said = fail(monkeypatch, capsys, "search", corpus, "ice", "--scorer", "/no/such/model", *options)
     assert code == 2
     assert message in said
 
 
 def test_without_matplotlib_the_error_says_what_brings_it(corpus, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("crossknn.cli.options.ScorerOptions.load_scorer", None)
-    code, said = fail(monkeypatch, capsys, "search", corpus, "ice", "--picture", "rounds.png")
+    options = ["--scorer", "/no/such/model", "--picture", "rounds.png"]
+    code, said = fail(monkeypatch, capsys, "search", corpus, "ice", *options)
     assert code == 2
     assert "pip install 'crossknn[report]'" in said

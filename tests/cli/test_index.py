@@ -19,6 +19,7 @@ from crossknn.indexing.planner import BuildPlan, Cost
 from crossknn.storage.score_log import ScoreLog
 from tests.cli.test_cli import as_json, fail, invoke
 from tests.scorers import tiny
+from tests.scorers.remote.rerank_server import lengths, serving
 
 TEXTS = [*tiny.SENTENCES, *(tiny.words(seed, 12) for seed in range(34))]
 TRAIN = [tiny.words(1000 + seed, 5) for seed in range(20)]
@@ -294,11 +295,20 @@ def test_invalid_input_ends_with_exit_code_2(
     assert sorted(path.name for path in Path(built["folder"]).iterdir()) == before
 
 
-def test_an_interrupt_says_how_to_resume(files, models, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("crossknn.indexing.index.Index.build", lambda *a, **k: os.kill(os.getpid(), signal.SIGINT))
-    code, said = fail(monkeypatch, capsys, "build", files / "corpus.jsonl", "-o", tmp_path / "new.ck", *models)
+def test_an_interrupt_says_how_to_resume(files, tmp_path, monkeypatch, capsys):
+    """It comes while a reranker is at work on the second request."""
+
+    def score(query, items):
+        if len(server.bodies) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return lengths(query, items)
+
+    with serving("tei", score) as server:
+        command = ["build", files / "corpus.jsonl", "-o", tmp_path / "new.ck", "--queries", files / "train.txt"]
+        code, said = fail(monkeypatch, capsys, *command, "--scorer", server.url, "--encoder", "embedded")
     assert code == 130
     assert "Run the same command again to resume" in said
+    assert not (tmp_path / "new.ck").exists()
 
 
 def count_scores(work, scorer):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import crossknn as ck
-from crossknn.evaluate.report.plots import Plot
 from tests.paths import ROOT
 
 PAGE = ROOT / "docs" / "evaluating.md"
@@ -41,7 +40,6 @@ def test_the_code_of_the_page(tmp_path, monkeypatch, capsys):
     )
     monkeypatch.setattr(ck, "CrossEncoder", lambda name: overlap, raising=False)
     monkeypatch.setattr(ck, "SentenceEncoder", lambda name: ck.function_encoder(count_letters), raising=False)
-    monkeypatch.setattr(Plot, "render", lambda self, kind: b"")  # drawing is tested elsewhere
     code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S))
     names = {}
     exec(compile(code, str(PAGE), "exec"), names)

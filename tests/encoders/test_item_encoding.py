@@ -77,15 +77,22 @@ def test_an_encoder_gets_as_many_texts_as_its_at_once(at_once, sizes):
     assert given == [0, *sizes]  # no texts first, for the dimension
 
 
-def test_of_concurrent_runs_one_encodes_and_the_others_wait(tmp_path, encoder, monkeypatch):
-    slow = encoder.encode_queries
-    monkeypatch.setattr(encoder, "encode_queries", lambda texts: time.sleep(0.01) or slow(texts))
+class Slow(Counting):
+    """Takes some time for every call."""
+
+    def encode_queries(self, texts):
+        time.sleep(0.01)
+        return super().encode_queries(texts)
+
+
+def test_of_concurrent_runs_one_encodes_and_the_others_wait(tmp_path):
+    encoder = Slow(tmp_path / "log")
     with ThreadPoolExecutor(3) as pool:
         found = list(
             pool.map(lambda _: encode_items(Items(TEXTS), encoder, path=tmp_path / "v.npy", block=3), range(3))
         )
     for vectors in found:
-        np.testing.assert_array_equal(vectors, slow(TEXTS))
+        np.testing.assert_array_equal(vectors, encoder.encode_queries(TEXTS))
     assert sorted(encoder.encoded()) == sorted(TEXTS)
 
 

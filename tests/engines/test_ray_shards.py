@@ -32,7 +32,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shards(ray, path):
     """Two shards, though so few rows would be one block; once for all tests, for an actor imports torch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharded, "cut_rows", lambda rows, _: [(0, 100), (100, rows)])
+        patch.setattr(sharded, "BLOCK_ROWS", 200)
         search = ray_shards(partial(load_vectors, path), shards=2, engine=RayEngine(cpus_per_worker=0.2))
     yield search
     search.close()
@@ -40,7 +40,7 @@ def shards(ray, path):
 
 def test_contract_with_and_without_appended_columns(shards, path):
     vectors = np.load(path).astype(np.float32)
-    assert [len(part) for part in shards.parts] == [100, 200]
+    assert [len(part) for part in shards.parts] == [200, 100]
     check_vector_search(shards, vectors)
     columns = np.random.default_rng(1).normal(size=(ITEMS, 3)).astype(np.float32)
     check_vector_search(shards.with_columns(columns[:, :2], columns[:, 2:]), np.concatenate([vectors, columns], axis=1))
@@ -73,7 +73,7 @@ def test_a_whole_search_finds_the_same_though_an_actor_is_killed(shards, path, r
 def test_an_actor_that_is_gone_for_good_is_an_error(shards):
     shards.close()
     with pytest.raises(EngineError, match="A shard of the vectors was lost"):
-        [shards.take(np.array([1, 200])) for _ in range(100)]  # actors end asynchronously
+        [shards.take(np.array([1, 299])) for _ in range(100)]  # actors end asynchronously
 
 
 def test_shards_are_cut_as_without_ray():

@@ -41,11 +41,11 @@ CONTENDERS = [
 class Setup:
     """A searcher over a world of which every score is known."""
 
-    def __init__(self, *, queries: int = 4, items: int = 60) -> None:
+    def __init__(self, *, queries: int = 4, items: int = 60, searcher: type[Searcher] = Searcher) -> None:
         self.world = World.low_rank(queries=queries, items=items)
         self.scorer = MatrixScorer(self.world.scores)
         self.queries = self.scorer.queries
-        self.searcher = Searcher(
+        self.searcher = searcher(
             Items(self.scorer.items),
             scorer=self.scorer,
             encoder=PrecomputedEncoder(queries=(self.queries, self.world.query_vectors)),

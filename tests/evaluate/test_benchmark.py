@@ -85,7 +85,7 @@ def test_a_folder_without_train_scores_asks_the_second_half(tmp_path):
     world = write_scores(tmp_path / "tiny", queries=12)
     task = read_matrix(tmp_path / "tiny")
     assert (len(task.train), len(task.queries)) == (6, 6)
-    assert task.facts["train part"] == "the first half of the test queries, which are not asked"
+    assert "first half of the test queries" in task.facts["train part"]
     assert task.scores == pytest.approx(world.scores[6:], abs=0.02)
 
 

@@ -1,6 +1,7 @@
 """Comparing strategies: known answers, the equalities, honest costs, and what is refused."""
 
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ import pytest
 from crossknn.errors import InputError
 from crossknn.evaluate.comparison import Comparison, Contender, Line, compare, exact_truth, show_answer
 from crossknn.scorers.timing import Speed
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.rerank import Rerank
-from tests.evaluate.conftest import CONTENDERS, made_by_hand, result
+from tests.evaluate.conftest import CONTENDERS, Setup, made_by_hand, result
 
 
 def test_the_truth_is_the_largest_scores_and_progress_counts_calls(setup):
@@ -75,17 +77,21 @@ def test_one_result_per_contender_budget_and_k_and_progress_counts_searches(setu
     assert seen[0][0] == "comparing: Rerank, dense"
 
 
-def test_times_are_measured_or_computed_from_the_speed_of_the_scorer(setup, monkeypatch):
+class TimedSearcher(Searcher):
+    """Its searches take these times in turn: in all, in the scorer and in solving."""
+
+    times = cycle([(9.0, 9.0, 9.0), (0.5, 0.4, 0.0), (0.7, 0.4, 0.1), (0.5, 0.3, 0.1), (0.7, 0.5, 0.2)])
+
+    def search(self, *query, **options):
+        seconds, scorer, solve = next(self.times)
+        found = super().search(*query, **options)
+        return replace(found, seconds=seconds, score_seconds=scorer, solve_seconds=solve)
+
+
+def test_times_are_measured_or_computed_from_the_speed_of_the_scorer(setup):
+    """Without the first search, which warms up."""
     truth = exact_truth(setup.searcher, setup.queries, k=1)
-    search = setup.searcher.search
-    parts = [(9.0, 9.0, 9.0), (0.5, 0.4, 0.0), (0.7, 0.4, 0.1), (0.5, 0.3, 0.1), (0.7, 0.5, 0.2)]  # one to warm up
-    times = iter(parts * 2)
-
-    def timed(*query, **options):
-        names = ("seconds", "score_seconds", "solve_seconds")
-        return replace(search(*query, **options), **dict(zip(names, next(times), strict=True)))
-
-    monkeypatch.setattr(setup.searcher, "search", timed)
+    setup = Setup(searcher=TimedSearcher)
     settings = {"budgets": [10], "ks": [1]}
     (measured,) = compare(setup.searcher, setup.queries, truth, CONTENDERS[:1], **settings)
     assert measured.seconds == pytest.approx({"scorer": 0.4, "solve": 0.1, "search": 0.1})

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 
 import numpy as np
@@ -16,7 +17,7 @@ from crossknn.evaluate.comparison import exact_truth
 from crossknn.evaluate.ground_truth import exact_scores, truth_hits, truth_rows
 from crossknn.items.items import Items
 from crossknn.scorers.base import function_scorer
-from crossknn.storage import block_file
+from crossknn.storage.atomic import exclusive_lock
 from crossknn.testing import MatrixScorer
 from tests.kills import die_at, forking
 
@@ -62,13 +63,19 @@ def test_scores_are_those_of_all_pairs_mapped_from_disk_and_computed_once(world,
     assert seen[4:] == [("exact scores", 360, 360)]
 
 
-def test_a_finished_file_is_opened_without_writing_anything(world, tmp_path, monkeypatch):
+def test_a_finished_file_is_opened_without_writing_anything(world, tmp_path):
     world.scores(tmp_path)
-    for name in ("exclusive_lock", "write_atomic"):
-        monkeypatch.setattr(block_file, name, None)  # calling it would fail
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    paths = [tmp_path, *tmp_path.iterdir()]
+    before = {path: path.stat().st_mtime_ns for path in paths}
     assert np.array_equal(world.scores(tmp_path), MATRIX)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in paths} == before  # of the folder, too: no file came or went
+
+
+def test_a_finished_file_is_opened_while_another_process_holds_its_lock(world, tmp_path):
+    world.scores(tmp_path)
+    (lock,) = tmp_path.glob(".*.lock")
+    with ThreadPoolExecutor(1) as threads, exclusive_lock(lock):
+        assert np.array_equal(threads.submit(world.scores, tmp_path).result(timeout=20), MATRIX)
 
 
 def test_many_items_are_scored_in_several_calls(world, tmp_path, monkeypatch):

@@ -244,12 +244,11 @@ def test_only_what_is_asked_for_and_the_same_again(task):
 def test_what_the_data_cannot_give_is_said(tmp_path, task):
     write_scores(tmp_path / "one", queries=1)
     alone = Bench(read_matrix(tmp_path / "one"), calls_per_item=8)
-    assert why_not("sampling", alone, 9) == "there are no train queries"
-    assert why_not("sampling", Bench(task), 9) == "no offline calls per item were allowed (--index-calls-per-item)"
+    assert "no train queries" in why_not("sampling", alone, 9)
+    assert "--index-calls-per-item" in why_not("sampling", Bench(task), 9)
     write_scores(tmp_path / "two", queries=3)
-    assert (
-        why_not("sampling", Bench(read_matrix(tmp_path / "two"), calls_per_item=8), 9) == "one train query is too few"
-    )
+    few = Bench(read_matrix(tmp_path / "two"), calls_per_item=8)
+    assert "one train query" in why_not("sampling", few, 9)
     assert [name for name in STUDY_NAMES if why_not(name, Bench(task, calls_per_item=1), 2)] == ["quality"]
     assert [name for name in STUDY_NAMES if why_not(name, Bench(task, calls_per_item=1), 1)] == [
         "rounds",

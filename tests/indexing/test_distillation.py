@@ -1,8 +1,9 @@
 """Distillation of dual encoders: a real one for quality, a tiny random one for the training loop."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,13 +15,14 @@ from crossknn.indexing.distillation import Distillation, Distilled, distill
 from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerQuery
 from crossknn.indexing.score_matrix import Pairs, SparseScores
-from crossknn.indexing.student import Student
 from crossknn.items.items import Items
 from crossknn.scorers.base import function_scorer
 from crossknn.testing import check_encoder
 from tests.scorers import tiny
 
 torch = pytest.importorskip("torch")
+SentenceTransformer = pytest.importorskip("sentence_transformers").SentenceTransformer
+AutoTokenizer = pytest.importorskip("transformers").AutoTokenizer
 
 THINGS = ("car", "house", "shirt", "lamp", "door", "boat")
 COLORS = ("red", "green", "blue", "black")
@@ -39,10 +41,10 @@ def color_world() -> tuple[SparseScores, list[str], list[str]]:
         6.0 * ("blue" in items[row]) + 2.0 * (queries[number].split()[0] in items[row])
         for number, row in zip(numbers, rows, strict=True)
     ]
-    return resolve_strategies(numbers, rows, scores, len(queries), len(items)), queries, items
+    return make_entries(numbers, rows, scores, len(queries), len(items)), queries, items
 
 
-def resolve_strategies(numbers, rows, scores, n_queries: int = len(QUERIES), n_items: int = len(ITEMS)) -> SparseScores:
+def make_entries(numbers, rows, scores, n_queries: int = len(QUERIES), n_items: int = len(ITEMS)) -> SparseScores:
     pairs = Pairs(np.array(numbers, np.int32), np.array(rows, np.int32), n_queries, n_items)
     return SparseScores(pairs, np.array(scores, np.float32))
 
@@ -51,7 +53,7 @@ def noise(count: int = 8) -> SparseScores:
     """`count` items of each tiny query, with scores that mean nothing."""
     rng = np.random.default_rng(1)
     rows = np.concatenate([rng.choice(len(ITEMS), count, replace=False) for _ in QUERIES])
-    return resolve_strategies(np.repeat(np.arange(len(QUERIES)), count), rows, rng.normal(size=len(rows)))
+    return make_entries(np.repeat(np.arange(len(QUERIES)), count), rows, rng.normal(size=len(rows)))
 
 
 def cross_entropy(encoder: SentenceEncoder, entries: SparseScores, queries, items, temperature: float) -> float:
@@ -89,18 +91,29 @@ def small(encoder_folder) -> SentenceEncoder:
     return SentenceEncoder(encoder_folder, device="cpu")
 
 
+class ForwardPass(NamedTuple):
+    """Texts that went through a model at once."""
+
+    texts: list[str]
+    training: bool  # whether gradients are computed
+
+
 @pytest.fixture
-def read_texts(monkeypatch) -> list[tuple[str, list[str]]]:
-    """Whatever goes through the model at once, as (side, texts)."""
-    seen = []
-    features = Student._features
+def passes(encoder_folder) -> Iterator[list[ForwardPass]]:
+    """The forward passes of sentence-transformers models with the queries and items above."""
+    tokenizer, seen = AutoTokenizer.from_pretrained(encoder_folder), []
+    texts = {tuple(tokenizer(text)["input_ids"]): text for text in (*QUERIES, *ITEMS)}
 
-    def record(student, side: str, texts: list[str]):
-        seen.append((side, texts))
-        return features(student, side, texts)
+    def record(module, arguments) -> None:
+        if isinstance(module, SentenceTransformer):
+            rows = zip(arguments[0]["input_ids"], arguments[0]["attention_mask"].bool(), strict=True)
+            found = [texts.get(tuple(ids[mask].tolist())) for ids, mask in rows]
+            if None not in found:
+                seen.append(ForwardPass(found, torch.is_grad_enabled()))
 
-    monkeypatch.setattr(Student, "_features", record)
-    return seen
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(record)
+    yield seen
+    hook.remove()
 
 
 def test_what_the_encoder_ignored_is_learned_and_carries_over_to_texts_never_seen(embedded, colors):
@@ -187,11 +200,11 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(small, tmp_path
     assert fit(6, "other") != first
 
 
-def test_a_long_list_is_sampled_anew_in_each_epoch(small, tmp_path, read_texts):
-    entries = resolve_strategies([3] * 20, range(20), np.arange(20) / 5)
+def test_a_long_list_is_sampled_anew_in_each_epoch(small, tmp_path, passes):
+    entries = make_entries([3] * 20, range(20), np.arange(20) / 5)
     settings = Distillation(epochs=6, items_per_query=4, held_out=0, temperature=1.0)
     settings.fit(entries, small, QUERIES, ITEMS, tmp_path / "model")
-    drawn = [frozenset(texts) for side, texts in read_texts if side == "document"][1::2]  # those between are checks
+    drawn = [frozenset(one.texts) for one in passes if one.training and one.texts != [QUERIES[3]]]
     assert [len(texts) for texts in drawn] == [4] * 6
     assert len(set(drawn)) > 3
 
@@ -202,7 +215,7 @@ def test_held_out_lists_are_sampled_once(small, tmp_path):
     assert report["held_out_errors"] == pytest.approx([report["held_out_error_before"]] * 4, rel=1e-5)
 
 
-def test_few_texts_at_once_give_the_same_result_from_less_memory(small, tmp_path, read_texts):
+def test_few_texts_at_once_give_the_same_result_from_less_memory(small, tmp_path, passes):
     def fit(at_once: int) -> tuple[Distilled, int]:
         kept = 0
 
@@ -216,30 +229,29 @@ def test_few_texts_at_once_give_the_same_result_from_less_memory(small, tmp_path
             return settings.fit(noise(), small, QUERIES, ITEMS, tmp_path / str(at_once)), kept
 
     whole, much = fit(64)
-    assert max(len(texts) for _, texts in read_texts) > 10
-    read_texts.clear()
+    assert max(len(one.texts) for one in passes if one.training) > 10
+    passes.clear()
     parts, little = fit(2)
-    assert max(len(texts) for _, texts in read_texts) == 2
+    assert max(len(one.texts) for one in passes if one.training) == 2
     assert little < much / 10
     assert parts.report["held_out_errors"] == pytest.approx(whole.report["held_out_errors"], rel=1e-4)
     np.testing.assert_allclose(parts.encoder.encode_items(ITEMS), whole.encoder.encode_items(ITEMS), atol=1e-3)
 
 
-def test_an_item_of_several_lists_is_encoded_once_in_a_step(small, tmp_path, read_texts):
-    entries = resolve_strategies(np.repeat([0, 1, 2], 2), [4, 5, 5, 6, 4, 6], range(6))
+def test_an_item_of_several_lists_is_encoded_once_in_a_step(small, tmp_path, passes):
+    entries = make_entries(np.repeat([0, 1, 2], 2), [4, 5, 5, 6, 4, 6], range(6))
     Distillation(epochs=1, held_out=0, temperature=1.0).fit(entries, small, QUERIES, ITEMS, tmp_path / "model")
-    assert [side for side, _ in read_texts] == ["query", "document"] + ["document", "query"] * 2
-    assert sorted(read_texts[2][1]) == sorted(ITEMS[4:7])
-    assert sorted(read_texts[3][1]) == sorted(QUERIES[:3])
+    assert sorted(text for one in passes if one.training for text in one.texts) == sorted(ITEMS[4:7] + QUERIES[:3])
 
 
-def test_queries_with_fewer_than_two_items_are_left_out(small, tmp_path, read_texts):
-    entries = resolve_strategies([0, 0, 1, 2, 2, 2], [1, 2, 3, 4, 5, 6], range(6))
+def test_queries_with_fewer_than_two_items_are_left_out(small, tmp_path, passes):
+    entries = make_entries([0, 0, 1, 2, 2, 2], [1, 2, 3, 4, 5, 6], range(6))
     report = Distillation(epochs=1, held_out=0).fit(entries, small, QUERIES, ITEMS, tmp_path / "model").report
     assert report["queries"] == 2
-    assert not any(QUERIES[1] in texts or ITEMS[3] in texts for _, texts in read_texts)
+    assert any(QUERIES[0] in one.texts for one in passes)
+    assert not any(QUERIES[1] in one.texts or ITEMS[3] in one.texts for one in passes)
     with pytest.raises(InputError, match="two scored items of some query, got 2 entries"):
-        TINY.fit(resolve_strategies([0, 1], [1, 1], [0, 1]), small, QUERIES, ITEMS, tmp_path / "other")
+        TINY.fit(make_entries([0, 1], [1, 1], [0, 1]), small, QUERIES, ITEMS, tmp_path / "other")
 
 
 class Clock:
@@ -307,13 +319,15 @@ def test_prompts_and_length_become_the_new_models_own(encoder_folder, tmp_path):
     assert not np.allclose(bare.encode_queries(QUERIES), loaded.encode_queries(QUERIES), atol=1e-3)
 
 
-def test_an_encoder_with_another_preprocessing_raises(small, tmp_path, monkeypatch):
-    tokenize = Student._tokenize
+def test_an_encoder_with_another_preprocessing_raises(encoder_folder, tmp_path, monkeypatch):
+    """As a version of sentence-transformers may have that does more with a query than we know of."""
+    encode = SentenceTransformer.encode_query
     monkeypatch.setattr(
-        Student, "_tokenize", lambda self, side, texts: tokenize(self, side, [f"dog {t}" for t in texts])
+        SentenceTransformer, "encode_query", lambda self, texts, **o: encode(self, [f"dog {t}" for t in texts], **o)
     )
+    prompted = SentenceEncoder(encoder_folder, device="cpu", query_prompt="ice ")
     with pytest.raises(EncoderError, match=r"cannot be fine-tuned.*vectors differ by \d+%"):
-        TINY.fit(noise(), small, QUERIES, ITEMS, tmp_path / "model")
+        TINY.fit(noise(), prompted, QUERIES, ITEMS, tmp_path / "model")
 
 
 @pytest.mark.parametrize("batch", [4, 12])  # in the second step, or in the only one
@@ -341,19 +355,11 @@ def test_nothing_is_printed(small, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def assert_raises_before_training(call: Callable[[], object], message: str, monkeypatch) -> None:
-    monkeypatch.setattr(distillation, "Student", None)
-    with pytest.raises(InputError, match=message):
-        call()
-
-
-def test_an_existing_folder_raises_before_any_work(small, tmp_path, monkeypatch):
+def test_an_existing_folder_raises_before_any_work(small, tmp_path, passes):
     (tmp_path / "taken").mkdir()
-    assert_raises_before_training(
-        lambda: TINY.fit(noise(), small, QUERIES, ITEMS, tmp_path / "taken"),
-        "taken exists already",
-        monkeypatch,
-    )
+    with pytest.raises(InputError, match="taken exists already"):
+        TINY.fit(noise(), small, QUERIES, ITEMS, tmp_path / "taken")
+    assert not passes
 
 
 @pytest.mark.parametrize(
@@ -366,15 +372,15 @@ def test_an_existing_folder_raises_before_any_work(small, tmp_path, monkeypatch)
         (QUERIES, "an item", r"must be a sequence of strings"),
     ],
 )
-def test_texts_that_do_not_match_the_entries_raise(small, tmp_path, monkeypatch, queries, items, message):
-    assert_raises_before_training(
-        lambda: TINY.fit(noise(), small, queries, items, tmp_path / "model"), message, monkeypatch
-    )
+def test_texts_that_do_not_match_the_entries_raise(small, tmp_path, passes, queries, items, message):
+    with pytest.raises(InputError, match=message):
+        TINY.fit(noise(), small, queries, items, tmp_path / "model")
+    assert not passes
 
 
 def test_no_entries_raise(small, tmp_path):
     with pytest.raises(InputError, match="two scored items of some query, got 0 entries"):
-        TINY.fit(resolve_strategies([], [], []), small, QUERIES, ITEMS, tmp_path / "model")
+        TINY.fit(make_entries([], [], []), small, QUERIES, ITEMS, tmp_path / "model")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """`Index`: build, save, load, verify, add, remove, search, and invalid input."""
 
 import json
+import re
 import shutil
 import sys
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from crossknn.indexing.sampling import PerItem, PerQuery
 from crossknn.items.items import Items
 from crossknn.scorers.base import function_scorer
 from crossknn.search.searcher import Searcher
+from crossknn.storage.atomic_dir import read_folder, write_folder
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.normalization import Normalization
@@ -309,13 +312,16 @@ def test_a_report_as_text():
         fit={**fit, "best_epoch": 4, "epochs": 7},
         seconds={"score": 2.0, "factorise": 0.25},
     )
-    assert str(report).splitlines() == [
-        "2,000 items, 500 train queries",
-        "16,000 calls, 4,000 of them in this run: 8.0 per item (0 to 9), 1 items never scored",
-        "item vectors: transductive",
-        "error on 1,200 held-out scores: 0.2500, before the fit 0.5000; R² 0.75 (epoch 4 of 7)",
-        "seconds: score 2.0, factorise 0.2",
+    lines = str(report).splitlines()
+    assert [re.findall(r"\d[\d,.]*\b", line) for line in lines] == [
+        ["2,000", "500"],
+        ["16,000", "4,000", "8.0", "0", "9", "1"],
+        [],
+        ["1,200", "0.2500", "0.5000", "0.75", "4", "7"],
+        ["2.0", "0.2"],
     ]
+    words = ("train queries", "never scored", "transductive", "held-out", "factorise")
+    assert all(word in line for word, line in zip(words, lines, strict=True))
 
 
 def test_the_embedded_encoder_builds_saves_and_searches(tmp_path):
@@ -846,12 +852,11 @@ def test_a_damaged_manifest_is_named(folder, content, message):
         ("report", {"coverage": None}),
     ],
 )
-def test_invalid_facts_raise(folder, fact, value, monkeypatch):
-    monkeypatch.setattr("crossknn.storage.atomic_dir._hash_json", lambda *values: "not looked at")
-    content = json.loads((folder / "index.json").read_text())
-    content["hash"] = "not looked at"
-    content["facts"].pop(fact) if value is None else content["facts"].update({fact: value})
-    (folder / "index.json").write_text(json.dumps(content))
+def test_invalid_facts_raise(folder, fact, value):
+    opened = read_folder(folder)
+    facts = dict(opened.facts)
+    facts.pop(fact) if value is None else facts.update({fact: value})
+    write_folder(folder, facts, {name: partial(shutil.copyfile, path) for name, path in opened.files.items()})
     with pytest.raises(InputError, match=r"index: damaged: index.json and the files it names do not fit together"):
         Index.load(folder)
 

@@ -26,7 +26,6 @@ from crossknn.indexing.pair_scoring import open_score_log, score_pairs_into
 from crossknn.indexing.score_matrix import Pairs, SparseScores
 from crossknn.items.items import Items
 from crossknn.scorers.base import function_scorer
-from crossknn.storage import atomic
 from crossknn.storage.score_log import Chunk, LogSize, ScoreLog, hash_texts
 from tests.kills import die_at, forking
 
@@ -311,15 +310,16 @@ def test_a_chunk_that_another_worker_writes_meanwhile_is_read(tmp_path: Path) ->
 
 def test_of_two_plans_at_once_the_first_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(tmp_path, pairs=draw_pairs(20))
-    claim, raced = atomic._claim, World()
+    link, raced = os.link, World()
 
     def race(temporary: Path, path: Path) -> None:
-        monkeypatch.setattr(atomic, "_claim", claim)
+        """Another worker plans at the last moment: when this one is about to give its plan a name."""
+        monkeypatch.setattr(os, "link", link)
         chunk_files(tmp_path)[0].unlink()  # the other worker sees other chunks, and plans otherwise
         build(tmp_path, raced)
-        claim(temporary, path)
+        link(temporary, path)
 
-    monkeypatch.setattr(atomic, "_claim", race)
+    monkeypatch.setattr(os, "link", race)
     world = World()
     late = build(tmp_path, world)
     assert world.scored == []

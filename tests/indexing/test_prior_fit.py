@@ -27,7 +27,7 @@ def propose(name, n):
     return [proposal.first(n) for proposal in PROPOSED]
 
 
-def resolve_strategies(scores, *, per_item=6, per_query=15):
+def score_sampled_pairs(scores, *, per_item=6, per_query=15):
     sizes = {"n_queries": QUERIES, "n_items": ITEMS}
     best = sample_per_query(PerQuery(items=per_query, retriever="signal"), **sizes, propose=propose)
     pairs = merge(sample_per_item(PerItem(queries=per_item), **sizes), best)
@@ -42,7 +42,7 @@ def make_scores(*, bias=1.0, vectors=0.5, noise=0.3, growth=0.0):
 
 
 def fit(scores, **options):
-    return fit_prior(resolve_strategies(scores, **options), ["signal"], propose, VECTORS)
+    return fit_prior(score_sampled_pairs(scores, **options), ["signal"], propose, VECTORS)
 
 
 def prior_mean(prior, query):
@@ -77,7 +77,7 @@ def test_biases_are_shrunk_to_zero_if_there_are_none(bias):
 def test_an_unscored_item_has_the_bias_predicted_from_its_vector_and_no_latent_factors():
     liked = 3 * VECTORS[:, 0]
     scores = make_scores(bias=0.0, vectors=0.05) + liked
-    entries = resolve_strategies(scores)
+    entries = score_sampled_pairs(scores)
     unscored = np.arange(0, ITEMS, 4)
     prior = fit_prior(entries.take(~np.isin(entries.pairs.rows, unscored)), ["signal"], propose, VECTORS)
     assert np.corrcoef(prior.bias[unscored], liked[unscored])[0, 1] > 0.9
@@ -154,7 +154,7 @@ def test_loaded_from_its_facts_and_arrays():
 
 def test_a_prior_needs_scores():
     with pytest.raises(InputError, match="at least two pairs, got 0"):
-        fit_prior(resolve_strategies(make_scores()).take(slice(0, 0)), ["signal"], propose, VECTORS)
+        fit_prior(score_sampled_pairs(make_scores()).take(slice(0, 0)), ["signal"], propose, VECTORS)
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, LATENT_FACTORS, 40])

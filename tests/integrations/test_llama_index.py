@@ -6,10 +6,9 @@ import pytest
 
 pytest.importorskip("llama_index.core", reason="LlamaIndex is not installed: pip install 'crossknn[llama-index]'")
 
-from llama_index.core import Settings
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
+from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
 from pydantic import ValidationError
 
@@ -109,12 +108,11 @@ def test_the_postprocessor_is_serialized_without_its_scorer():
     assert CrossKnnPostprocessor.from_dict(data, scorer=make_scorer()).k == 2
 
 
-def test_retriever_and_postprocessor_run_in_a_query_engine(monkeypatch):
-    monkeypatch.setattr(Settings, "_llm", MockLLM())
+def test_retriever_and_postprocessor_run_in_a_query_engine():
     engine = RetrieverQueryEngine(
         CrossKnnRetriever(make_searcher(), k=4),
         node_postprocessors=[CrossKnnPostprocessor(scorer=make_scorer(), k=1)],
-        response_synthesizer=get_response_synthesizer(response_mode=ResponseMode.NO_TEXT),
+        response_synthesizer=get_response_synthesizer(llm=MockLLM()),
     )
     assert ids_of(engine.query(QUERY).source_nodes) == ["ice"]
     assert ids_of(asyncio.run(engine.aquery(QUERY)).source_nodes) == ["ice"]

@@ -1,7 +1,8 @@
 """BM25 in an index: fitted once, stored, and fitted again where the items or the settings changed."""
 
-import json
+import shutil
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from crossknn.indexing.sampling import PerQuery
 from crossknn.items.items import Items
 from crossknn.retrievers import bm25
 from crossknn.retrievers.bm25 import POSTINGS_FILE, STEMS_FILE, Bm25, StoredBm25, estimate_bytes
-from crossknn.storage.atomic_dir import _hash_json
+from crossknn.storage.atomic_dir import read_folder, write_folder
+from crossknn.storage.safetensors import read_arrays, write_arrays
 from crossknn.strategies.rerank import Rerank
 from tests.indexing.test_index import Setup, found
 
@@ -20,17 +22,16 @@ QUERY = "word3 word5 word17"
 RERANK = Rerank(20, "bm25")
 
 
-@pytest.fixture
-def fits(monkeypatch):
-    """How many items each fit of BM25 saw."""
-    seen, fit = [], Bm25.fit
+class ReadItems(Items):
+    """Items that count how often all their texts are read, as they are to fit BM25."""
 
-    def count(self, items):
-        seen.append(len(items))
-        return fit(self, items)
+    def __init__(self, setup):
+        super().__init__(setup.texts, ids=list(setup.items.ids))
+        self.reads = 0
 
-    monkeypatch.setattr(Bm25, "fit", count)
-    return seen
+    def iter_texts(self, **options):
+        self.reads += 1
+        return super().iter_texts(**options)
 
 
 @pytest.fixture
@@ -39,67 +40,89 @@ def saved(tmp_path):
     return tmp_path / "index"
 
 
-def change_manifest(folder, change):
-    content = json.loads((folder / "index.json").read_text())
-    change(content)
-    content["hash"] = _hash_json(content["facts"], content["files"])
-    (folder / "index.json").write_text(json.dumps(content))
+def fitted_scores(items):
+    return Bm25().fit(items).scores(QUERY)
 
 
-def drop_bm25(content):
+def rewrite(folder, change):
+    """Write an index again after `change(facts, files)`, where files are functions that write them."""
+    opened = read_folder(folder)
+    facts, files = dict(opened.facts), {name: partial(shutil.copyfile, path) for name, path in opened.files.items()}
+    change(facts, files)
+    write_folder(folder, facts, files)
+
+
+def double_weights(folder):
+    """Double all scores of the stored BM25: they differ from those of one that is fitted again."""
+    arrays = {name: np.array(values) for name, values in read_arrays(read_folder(folder).files[POSTINGS_FILE]).items()}
+    arrays["weights"] *= 2
+    rewrite(folder, lambda facts, files: files.update({POSTINGS_FILE: lambda path: write_arrays(path, arrays)}))
+
+
+def drop_bm25(facts, files):
     """As an index without BM25."""
-    del content["facts"]["bm25"], content["files"][STEMS_FILE], content["files"][POSTINGS_FILE]
+    del facts["bm25"], files[STEMS_FILE], files[POSTINGS_FILE]
 
 
-def test_a_searcher_on_a_loaded_index_fits_nothing_and_finds_the_same(saved, fits):
+def test_a_searcher_on_a_loaded_index_uses_the_stored_one_and_finds_the_same(saved):
     setup = Setup()
-    stored = found(setup.searcher(Index.load(saved)), setup.new_queries, RERANK)
-    assert fits == []
-    assert stored == found(setup.searcher(setup.items), setup.new_queries, RERANK)
-    assert fits == [120]
+    fitted = found(setup.searcher(setup.items), setup.new_queries, RERANK)
+    assert found(setup.searcher(Index.load(saved)), setup.new_queries, RERANK) == fitted
+    double_weights(saved)
+    doubled = found(setup.searcher(Index.load(saved)), setup.new_queries, RERANK)
+    for hits, expected in zip(doubled, fitted, strict=True):
+        assert [hit.estimate for hit in hits] == [2 * hit.estimate for hit in expected]
 
 
 def test_stored_scores_are_fitted_scores(saved):
-    np.testing.assert_array_equal(Index.load(saved).bm25.scores(QUERY), Bm25().fit(Setup().items).scores(QUERY))
+    np.testing.assert_array_equal(Index.load(saved).bm25.scores(QUERY), fitted_scores(Setup().items))
 
 
-def test_an_index_stores_what_its_build_fitted(tmp_path, fits):
+def test_an_index_stores_what_its_build_fitted(tmp_path):
     setup = Setup()
-    index = setup.build(None, sampling=PerQuery(items=5, retriever="fused"))
+    items = ReadItems(setup)
+    index = setup.build(None, items=items, sampling=PerQuery(items=5, retriever="fused"))
     index.save(tmp_path)
     setup.searcher(index).prepare()
-    assert fits == [120]
+    assert items.reads == 1
 
 
-def test_saving_twice_fits_once_and_writes_the_same(tmp_path, fits):
-    index = Setup().build(None)
+def test_saving_twice_fits_once_and_writes_the_same(tmp_path):
+    setup = Setup()
+    items = ReadItems(setup)
+    index = setup.build(None, items=items)
     index.save(tmp_path / "one")
     index.save(tmp_path / "two")
+    assert items.reads == 1
     Index.load(tmp_path / "one").save(tmp_path / "three")
-    assert fits == [120]
     names = [sorted(path.name for path in (tmp_path / name).glob("*-*")) for name in ("one", "two", "three")]
     assert names[0] == names[1] == names[2]
 
 
-def test_an_index_without_it_is_opened_and_fits(saved, fits):
-    change_manifest(saved, drop_bm25)
+def test_a_loaded_index_is_saved_with_the_stored_one(saved, tmp_path):
+    double_weights(saved)
+    Index.load(saved).save(tmp_path / "copy")
+    np.testing.assert_array_equal(Index.load(tmp_path / "copy").bm25.scores(QUERY), 2 * fitted_scores(Setup().items))
+
+
+def test_an_index_without_it_is_opened_and_fits(saved):
+    rewrite(saved, drop_bm25)
     setup = Setup()
-    assert found(setup.searcher(Index.load(saved)), setup.new_queries, RERANK)
-    assert fits == [120]
+    expected = found(setup.searcher(setup.items), setup.new_queries, RERANK)
+    assert found(setup.searcher(Index.load(saved)), setup.new_queries, RERANK) == expected
 
 
 @pytest.mark.parametrize("setting", ["k1", "b", "method", "stemmer", "stemmer_version", "stopwords"])
-def test_other_settings_are_fitted_again(saved, fits, setting):
-    change_manifest(saved, lambda content: content["facts"]["bm25"].update({setting: "another"}))
-    scores = Index.load(saved).bm25.scores(QUERY)
-    assert fits == [120]
-    np.testing.assert_array_equal(scores, Bm25().fit(Setup().items).scores(QUERY))
+def test_other_settings_are_fitted_again(saved, setting):
+    double_weights(saved)
+    rewrite(saved, lambda facts, files: facts["bm25"].update({setting: "another"}))
+    np.testing.assert_array_equal(Index.load(saved).bm25.scores(QUERY), fitted_scores(Setup().items))
 
 
-def test_your_own_takes_precedence(saved, fits):
+def test_your_own_takes_precedence(saved):
     setup, own = Setup(), Bm25(k1=2.0, b=1.0)
     hits = found(setup.searcher(Index.load(saved), retrievers=[own]), setup.new_queries, RERANK)
-    assert fits == [120]
+    assert own.n_items == 120
     assert hits != found(setup.searcher(Index.load(saved)), setup.new_queries, RERANK)
 
 
@@ -109,18 +132,17 @@ def test_your_own_of_a_build_is_not_stored(tmp_path):
     index = setup.build(None, sampling=PerQuery(items=5, retriever="bm25"), retrievers=[own])
     assert index.bm25 is not own
     index.save(tmp_path)
-    np.testing.assert_array_equal(Index.load(tmp_path).bm25.scores(QUERY), Bm25().fit(setup.items).scores(QUERY))
+    np.testing.assert_array_equal(Index.load(tmp_path).bm25.scores(QUERY), fitted_scores(setup.items))
 
 
-def test_added_and_removed_items_are_counted(saved, tmp_path, fits):
+def test_added_and_removed_items_are_counted(saved, tmp_path):
     setup = Setup()
     grown = setup.add(Index.load(saved))
     shrunk = grown.remove(["id-0", "id-7"])
     for index in (grown, shrunk):
         index.save(tmp_path / "changed")
         scores = Index.load(tmp_path / "changed").bm25.scores(QUERY)
-        np.testing.assert_array_equal(scores, Bm25().fit(index.items).scores(QUERY))
-    assert fits == [123, 123, 121, 121]
+        np.testing.assert_array_equal(scores, fitted_scores(index.items))
 
 
 def test_items_without_words_can_be_stored(tmp_path):
@@ -144,19 +166,17 @@ def test_verify_names_a_damaged_file(saved, name):
 def test_files_that_do_not_belong_together_are_refused(saved, tmp_path):
     Setup(items=6).build(None).save(tmp_path / "other")  # of fewer words
     (other,) = (tmp_path / "other").glob("postings-*")
-    (saved / other.name).write_bytes(other.read_bytes())
-    listed = json.loads((tmp_path / "other" / "index.json").read_text())["files"]
-    change_manifest(saved, lambda content: content["files"].update({POSTINGS_FILE: listed[POSTINGS_FILE]}))
+    rewrite(saved, lambda facts, files: files.update({POSTINGS_FILE: partial(shutil.copyfile, other)}))
     with pytest.raises(InputError, match=r"do not fit together .*one range of rows per stem"):
         Index.load(saved)
-    change_manifest(saved, lambda content: content["files"].pop(POSTINGS_FILE))
+    rewrite(saved, lambda facts, files: files.pop(POSTINGS_FILE))
     with pytest.raises(InputError, match=r"do not fit together .*postings"):
         Index.load(saved)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a mapped file cannot be deleted there")
 def test_an_open_index_keeps_its_own_while_another_takes_the_folder(saved):
-    expected = Bm25().fit(Setup().items).scores(QUERY)
+    expected = fitted_scores(Setup().items)
     old = Index.load(saved)
     Setup(items=60).build(None).save(saved)
     np.testing.assert_array_equal(old.bm25.scores(QUERY), expected)

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -168,51 +167,37 @@ def test_chunks_do_not_change_scores(bert_folder: Path, monkeypatch: pytest.Monk
     np.testing.assert_allclose(open_tiny(bert_folder).score(queries, items), expected, atol=1e-5)
 
 
-def watch_batches(
-    scorer: CrossEncoder, monkeypatch: pytest.MonkeyPatch, answer: Callable[[int, Callable[[], Any]], Any]
-) -> None:
-    """Every batch, padded or not, gives `answer(how many pairs, what the model gives)`."""
-    read = scorer._read_scores
+class SmallMemory(CrossEncoder):
+    """A cross-encoder on a device whose memory holds a few pairs only."""
 
-    def watched(batch: Any) -> Any:
-        pairs = len(batch.lengths if isinstance(batch, VarlenBatch) else batch.ids)
-        return answer(pairs, lambda: read(batch))
+    def __init__(self, folder: Path, *, max_pairs: int, **options: Any) -> None:
+        super().__init__(folder, device="cpu", **options)
+        self.max_pairs = max_pairs
+        self.sizes: list[int] = []
 
-    monkeypatch.setattr(scorer, "_read_scores", watched)
+    def _read_scores(self, batch: Any) -> Any:
+        self.sizes.append(len(batch.lengths if isinstance(batch, VarlenBatch) else batch.ids))
+        if self.sizes[-1] > self.max_pairs:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return super()._read_scores(batch)
 
 
-def test_a_batch_too_large_for_memory_is_halved(family_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_too_large_for_memory_is_halved(family_folder: Path) -> None:
     queries, items = tiny.pairs(count=30, max_words=10)
     expected = open_tiny(family_folder).score(queries, items)
-    scorer = open_tiny(family_folder, batch_tokens=10_000)
-    sizes = []
-
-    def answer(pairs: int, read: Callable[[], Any]) -> Any:
-        sizes.append(pairs)
-        if pairs > 4:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return read()
-
-    watch_batches(scorer, monkeypatch, answer)
+    scorer = SmallMemory(family_folder, max_pairs=4, batch_tokens=10_000)
     np.testing.assert_allclose(scorer.score(queries, items), expected, atol=1e-5)
-    assert max(sizes) > 4
+    assert max(scorer.sizes) > 4
     assert scorer.batch_tokens < 10_000
 
 
-def test_one_pair_too_large_for_memory_is_named(family_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scorer = open_tiny(family_folder)
-
-    def answer(*_: object) -> Any:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-
-    watch_batches(scorer, monkeypatch, answer)
+def test_one_pair_too_large_for_memory_is_named(family_folder: Path) -> None:
     with pytest.raises(ScorerError, match="too little memory for query 'ice' and item 'snow'"):
-        scorer.score(["ice"], ["snow"])
+        SmallMemory(family_folder, max_pairs=0).score(["ice"], ["snow"])
 
 
-def test_not_a_number_names_the_pair(family_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scorer = open_tiny(family_folder)
-    watch_batches(scorer, monkeypatch, lambda pairs, _: torch.full((pairs,), float("nan")))
+def test_not_a_number_names_the_pair(family_folder: Path, tmp_path: Path) -> None:
+    scorer = open_tiny(tiny.save_broken(family_folder, tmp_path / "broken"))
     with pytest.raises(ScorerError, match="nan for query 'ice' and item 'snow'"):
         scorer.score(["ice"], ["snow"])
 

@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,19 @@ def save_cross_encoder(folder: Path, family: str, *, labels: int = 1, dtype: str
     model = AutoModelForSequenceClassification.from_config(config).to(getattr(torch, dtype))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_broken(model: Path, folder: Path) -> Path:
+    """A copy of a cross-encoder that knows no vector of the first token of a pair, in `folder`: all scores are NaN."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    shutil.copytree(model, folder)
+    broken = AutoModelForSequenceClassification.from_pretrained(model)
+    with torch.no_grad():
+        broken.get_input_embeddings().weight[AutoTokenizer.from_pretrained(model).cls_token_id] = float("nan")
+    broken.save_pretrained(folder)
     return folder
 
 

@@ -11,6 +11,7 @@ import torch
 from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.errors import EncoderError, InputError, ScorerError
 from crossknn.items.items import Items
+from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.simple import Given
 from crossknn.scorers.base import function_scorer
 from crossknn.search.searcher import Searcher
@@ -171,12 +172,14 @@ def test_a_deadline_returns_the_best_so_far_and_says_so(strategy, max_pairs, mon
 
 def test_a_deadline_over_before_the_first_call_returns_nothing(monkeypatch):
     clock = Clock(monkeypatch)
-    setup = Setup(scorer=SlowScorer(clock))
-    given = setup.searcher._resources.retriever("dense")
-    monkeypatch.setattr(
-        given, "retrieve", lambda *a, **k: (setattr(clock, "now", 200), type(given).retrieve(given, *a, **k))[1]
-    )
-    hits = setup.searcher.search(setup.queries[0], strategy=Rerank(retriever="dense"), deadline=5)
+
+    class SlowRetriever(Bm25):
+        def retrieve(self, *arguments, **options):
+            clock.now = 200
+            return super().retrieve(*arguments, **options)
+
+    setup = Setup(scorer=SlowScorer(clock), retrievers=[SlowRetriever(name="slow")])
+    hits = setup.searcher.search(setup.queries[0], strategy=Rerank(retriever="slow"), deadline=5)
     assert (len(hits), hits.calls, hits.stopped) == (0, 0, "deadline")
 
 

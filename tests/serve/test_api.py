@@ -274,6 +274,13 @@ class Shuffle(ck.Rerank):
     retriever: str | None = "random"
 
 
+@dataclass(frozen=True, repr=False)
+class ShuffleWithFactors(Shuffle):
+    """One that an index of these items does not suffice for."""
+
+    requires = frozenset({"cur_factors"})
+
+
 def test_a_registered_strategy_is_offered_and_can_be_requested(monkeypatch):
     monkeypatch.setitem(STRATEGIES, "shuffle", Shuffle)
     with opened() as service, serving(service) as url, httpx.Client(base_url=url) as client:
@@ -288,7 +295,7 @@ def test_a_registered_strategy_is_offered_and_can_be_requested(monkeypatch):
             assert answer["strategy"] == repr(expected)
             assert answer["results"][0]["calls"] == 20
         assert json.dumps(list(STRATEGIES)) in json.dumps(client.get("/openapi.json").json())
-        monkeypatch.setattr(Shuffle, "requires", frozenset({"cur_factors"}), raising=False)
+        monkeypatch.setitem(STRATEGIES, "shuffle", ShuffleWithFactors)
         assert "shuffle" not in [one["name"] for one in client.get("/info").json()["strategies"]]
 
 

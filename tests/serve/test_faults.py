@@ -3,10 +3,13 @@
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import httpx
 import pytest
 
+from crossknn.strategies.registry import STRATEGIES
+from crossknn.strategies.rerank import Rerank
 from tests.serve.servers import QUERIES, WatchedScorer, opened, serving, true_score, wait_until
 
 
@@ -206,13 +209,18 @@ def test_a_slow_client_does_not_delay_others(scorer):
             assert post(url, query="ice").status_code == 200
 
 
-def test_an_unexpected_error_hides_its_message(scorer, monkeypatch):
-    def fail(*args, **options):
+@dataclass(frozen=True, repr=False)
+class Failing(Rerank):
+    """A strategy with a bug."""
+
+    def flow(self, context):
         raise ZeroDivisionError("a secret path")
 
+
+def test_an_unexpected_error_hides_its_message(scorer, monkeypatch):
+    monkeypatch.setitem(STRATEGIES, "failing", Failing)
     with opened(scorer=scorer) as service, serving(service) as url:
-        monkeypatch.setattr(service.live_index.current.searcher, "search_many", fail)
-        answer = post(url, query="ice")
+        answer = post(url, query="ice", strategy="failing")
         assert answer.status_code == 500
         assert answer.json()["error"]["type"] == "internal"
         assert "secret" not in answer.text

@@ -1,5 +1,6 @@
 """TouR: its gradients against torch, its rounds against a plain reading, and its equalities."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -163,17 +164,16 @@ def test_diverging_steps_are_an_error():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"budget": 5}, "`rounds` must be between 1 and `budget` (5), got 10."),
-        ({"budget": 0}, "`budget` must be a positive integer, got 0."),
-        ({"loss": "kl"}, "`loss` must be one of 'ce', 'mse', got 'kl'."),
-        ({"learning_rate": 0}, "`learning_rate` must be a positive number, got 0."),
-        ({"learning_rate": float("nan")}, "`learning_rate` must be a positive number, got nan."),
+        ({"budget": 5}, "`rounds` must be between 1 and `budget` (5), got 10"),
+        ({"budget": 0}, "`budget` must be a positive integer, got 0"),
+        ({"loss": "kl"}, "`loss` must be one of 'ce', 'mse', got 'kl'"),
+        ({"learning_rate": 0}, "`learning_rate` must be a positive number, got 0"),
+        ({"learning_rate": float("nan")}, "`learning_rate` must be a positive number, got nan"),
     ],
 )
 def test_invalid_settings_are_rejected(settings, message):
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=re.escape(message)):
         Tour(**settings)
-    assert str(error.value) == message
 
 
 def test_the_repr_is_a_short_name():

@@ -4,10 +4,12 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import faiss
 import numpy as np
 import pytest
 
 from crossknn.errors import InputError
+from crossknn.vectors import faiss as faiss_search
 from crossknn.vectors.base import recall_against_exact
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.faiss import FaissSearch
@@ -28,33 +30,49 @@ def queries():
 
 
 @pytest.fixture(scope="module")
-def hnsw(vectors):
-    return FaissSearch(vectors, kind="hnsw")
+def exact(vectors):
+    """The exact search that both kinds of index below fall back to."""
+    return RecordingSearch(vectors)
 
 
 @pytest.fixture(scope="module")
-def ivf(vectors):
+def hnsw(exact):
+    return FaissSearch(exact, kind="hnsw")
+
+
+@pytest.fixture(scope="module")
+def ivf(exact):
     """One that looks at a fifth of the items; with the usual effort it would look at all of so few."""
-    return FaissSearch(vectors, kind="ivf", storage="int8", effort=0.05)
+    return FaissSearch(exact, kind="ivf", storage="int8", effort=0.05)
+
+
+@pytest.fixture
+def _faiss_is_fastest(monkeypatch):
+    """FAISS costs nothing, as if there were many items: it is used for every query."""
+    monkeypatch.setattr(faiss_search, "SCAN_COST", dict.fromkeys(faiss_search.KINDS, 0.0))
+    monkeypatch.setattr(faiss_search, "TAKE_COST", 0.0)
 
 
 @pytest.fixture(params=["hnsw", "ivf"])
-def search(request, monkeypatch):
+def search(request, _faiss_is_fastest):
     """A search that falls back to exact search only where FAISS found too few rows."""
-    monkeypatch.setattr(FaissSearch, "_fastest", lambda *_: "faiss")
     return request.getfixturevalue(request.param)
 
 
-def count_exact(monkeypatch):
-    """Record the queries that exact search gets."""
-    seen, plain = [], ExactSearch.search_with_candidates
+class RecordingSearch(ExactSearch):
+    """Exact search that records the queries it gets."""
+
+    def __init__(self, vectors):
+        super().__init__(vectors)
+        self.queries = []
 
     def search_with_candidates(self, queries, *args, **options):
-        seen.extend(queries)
-        return plain(self, queries, *args, **options)
+        self.queries.extend(queries)
+        return super().search_with_candidates(queries, *args, **options)
 
-    monkeypatch.setattr(ExactSearch, "search_with_candidates", search_with_candidates)
-    return seen
+
+def rows_of(found):
+    return [one.rows.tolist() for one in found]
 
 
 def test_more_effort_finds_more(vectors, queries, search):
@@ -68,8 +86,8 @@ def test_more_effort_finds_more(vectors, queries, search):
     assert recall[1] > 0.9
 
 
-def test_estimates_are_exact_whatever_the_storage(vectors, queries, ivf, monkeypatch):
-    monkeypatch.setattr(FaissSearch, "_fastest", lambda *_: "faiss")
+@pytest.mark.usefixtures("_faiss_is_fastest")
+def test_estimates_are_exact_whatever_the_storage(vectors, queries, ivf):
     exact = ExactSearch(vectors)
     products = exact.estimates(queries)
     for line, proposal in zip(products, ivf.search(queries, 20), strict=True):
@@ -78,14 +96,13 @@ def test_estimates_are_exact_whatever_the_storage(vectors, queries, ivf, monkeyp
     np.testing.assert_array_equal(ivf.take(np.array([5, 3])), exact.take(np.array([5, 3])))
 
 
-def test_many_excluded_rows_near_the_top(vectors, queries, search, monkeypatch):
+def test_many_excluded_rows_near_the_top(exact, queries, search):
     """As in posterior search, which asks for the best that no retriever proposes."""
-    exact = ExactSearch(vectors)
     hidden = [one.rows for one in exact.search(queries, 1_000)]
     expected = exact.search(queries, 10, exclude=hidden)
-    exact_queries = count_exact(monkeypatch)
+    exact.queries.clear()
     found = search.search(queries, 10, exclude=hidden)
-    assert not exact_queries
+    assert not exact.queries
     assert not any(np.isin(one.rows, rows).any() for one, rows in zip(found, hidden, strict=True))
     assert np.mean([np.isin(a.rows, b.rows).mean() for a, b in zip(expected, found, strict=True)]) > 0.8
 
@@ -104,69 +121,65 @@ def test_filters(vectors, queries, search):
         assert proposal.rows.tolist() == right.rows.tolist()
 
 
-def test_few_allowed_rows_are_scored_directly(vectors, queries, hnsw, monkeypatch):
-    exact_queries = count_exact(monkeypatch)
+def test_few_allowed_rows_are_scored_directly(exact, queries, hnsw):
+    exact.queries.clear()
     allowed = np.arange(ROWS) % 100 == 0
     found = hnsw.search(queries, 5, allowed=allowed)
-    assert not exact_queries
-    expected = ExactSearch(vectors).search(queries, 5, allowed=allowed)
-    assert [one.rows.tolist() for one in found] == [one.rows.tolist() for one in expected]
+    assert not exact.queries
+    assert rows_of(found) == rows_of(exact.search(queries, 5, allowed=allowed))
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
-def test_exact_search_takes_over_where_it_is_cheaper(kind, vectors, queries, request, monkeypatch):
+def test_exact_search_takes_over_where_it_is_cheaper(kind, exact, vectors, queries, request):
     """For many queries at once, and for many candidates."""
-    search, exact_queries = request.getfixturevalue(kind), count_exact(monkeypatch)
+    search = request.getfixturevalue(kind)
+    exact.queries.clear()
     search.search(queries, 10)
-    assert len(exact_queries) == len(queries)
+    assert len(exact.queries) == len(queries)
     rows = np.arange(0, ROWS, 3)
     found, products = search.search_with_candidates(queries[:1], 10, [rows])
-    assert len(exact_queries) == len(queries) + 1
+    assert len(exact.queries) == len(queries) + 1
     assert not np.isin(found[0].rows, rows).any()
     np.testing.assert_allclose(products[0], vectors[rows].astype(np.float32) @ queries[0], rtol=1e-4, atol=1e-4)
 
 
-def test_exact_search_takes_over_where_faiss_finds_too_few(vectors, queries, search, monkeypatch):
+def test_exact_search_takes_over_where_faiss_finds_too_few(exact, queries, search):
+    """Here because few of the vectors that so little effort reaches are allowed."""
     assert [len(one) for one in search.search(queries[:2], ROWS + 5)] == [ROWS, ROWS]
     assert not search.search(queries, 0)[0].rows.size
-    expected = ExactSearch(vectors).search(queries, 20)
-
-    class Lost:
-        """An index that reaches but three items."""
-
-        def search(self, _, k, params):
-            return None, np.array([[3, 5, 7, *[-1] * (k - 3)]])
-
-    monkeypatch.setattr(search, "_index", Lost())
-    found = search.search(queries, 20)
-    assert [one.rows.tolist() for one in found] == [one.rows.tolist() for one in expected]
+    allowed = np.arange(ROWS) % 20 == 0
+    exact.queries.clear()
+    before, search.effort = search.effort, 0.001
+    found = search.search(queries, 300, allowed=allowed)
+    search.effort = before
+    assert exact.queries
+    assert rows_of(found) == rows_of(exact.search(queries, 300, allowed=allowed))
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 20])
 def test_a_few_items_are_all_found(count, vectors, queries, search):
     few = FaissSearch(vectors[:count], kind=search.kind)
     expected = ExactSearch(vectors[:count]).search(queries, count)
-    assert [one.rows.tolist() for one in few.search(queries, count)] == [one.rows.tolist() for one in expected]
+    assert rows_of(few.search(queries, count)) == rows_of(expected)
 
 
-def test_ties_go_to_the_lower_row(monkeypatch):
-    monkeypatch.setattr(FaissSearch, "_fastest", lambda *_: "faiss")
+@pytest.mark.usefixtures("_faiss_is_fastest")
+def test_ties_go_to_the_lower_row():
     search = FaissSearch(np.ones((300, 4), np.float32), kind="flat")
     assert search.search(np.ones((1, 4)), 300)[0].rows.tolist() == list(range(300))
 
 
-def test_built_indexes_are_saved_and_opened(vectors, queries, tmp_path, monkeypatch):
-    monkeypatch.setattr(FaissSearch, "_fastest", lambda *_: "faiss")
+@pytest.mark.usefixtures("_faiss_is_fastest")
+def test_built_indexes_are_saved_and_opened(vectors, queries, tmp_path):
     steps = []
     built = FaissSearch(vectors, kind="ivf", folder=tmp_path, progress=lambda *step: steps.append(step))
     assert steps == [("index vectors", ROWS, ROWS)]
     built.with_columns(np.ones((ROWS, 2), np.float32))
     assert len(list(tmp_path.glob("*.faiss"))) == len(list(tmp_path.iterdir())) == 2
-    with monkeypatch.context() as patch:
-        patch.setattr(FaissSearch, "_build", None)
-        opened = FaissSearch(vectors, kind="ivf", folder=tmp_path)
-    for one, other in zip(built.search(queries, 20), opened.search(queries, 20), strict=True):
-        assert one.rows.tolist() == other.rows.tolist()
+    steps.clear()
+    opened = FaissSearch(vectors, kind="ivf", folder=tmp_path, progress=lambda *step: steps.append(step))
+    assert not steps  # nothing was built
+    assert rows_of(opened.search(queries, 20)) == rows_of(built.search(queries, 20))
     changed = vectors.copy()
     changed[-1] += 1
     for others, settings in ((changed, {}), (vectors, {"seed": 1}), (vectors, {"storage": "int8"})):
@@ -182,13 +195,12 @@ def test_a_damaged_file_is_named(vectors, tmp_path):
         FaissSearch(vectors[:500], kind="flat", folder=tmp_path)
 
 
-def test_threads_find_the_same(queries, search, monkeypatch):
-    monkeypatch.setattr(search._faiss, "omp_get_max_threads", lambda: 1)
-    alone = [one.rows.tolist() for one in search.search(queries, 20)]
-    monkeypatch.setattr(search._faiss, "omp_get_max_threads", lambda: 3)
-    with ThreadPoolExecutor(4) as threads:
+def test_threads_find_the_same(queries, search):
+    with ThreadPoolExecutor(1, initializer=faiss.omp_set_num_threads, initargs=(1,)) as thread:
+        alone = rows_of(thread.submit(search.search, queries, 20).result())
+    with ThreadPoolExecutor(4, initializer=faiss.omp_set_num_threads, initargs=(3,)) as threads:
         for found in threads.map(lambda _: search.search(queries, 20), range(8)):
-            assert [one.rows.tolist() for one in found] == alone
+            assert rows_of(found) == alone
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from crossknn.errors import InputError, MissingExtra
 from crossknn.evaluate.comparison import Answer, Line
 from crossknn.evaluate.report.findings import headline, milliseconds, number, signed, tally
 from crossknn.evaluate.report.page import render_page, write_report
-from crossknn.evaluate.report.plots import Plot, in_pairs, make_plots, plot_recall, styles_of
+from crossknn.evaluate.report.plots import in_pairs, make_plots, plot_recall, styles_of
 from crossknn.evaluate.studies import Studies
 from crossknn.scorers.timing import Speed
 from tests.evaluate.conftest import LONG_NAME, made_by_hand, result, with_studies
@@ -50,12 +50,6 @@ class Reader(HTMLParser):
             self.text += data
         if {"td", "th"} & set(self._open):
             self.rows[-1][-1] = f"{self.rows[-1][-1]}{data}".strip("\n")
-
-
-@pytest.fixture
-def _quick_figures(monkeypatch):
-    """Drawing takes time; these tests are about something else."""
-    monkeypatch.setattr(Plot, "render", lambda self, kind: PNG)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +91,6 @@ def test_the_results_stand_in_order_with_signed_differences(html):
     assert ["Rerank, BM25", "20", "1.0", "3.0"] in rows  # where the time goes
 
 
-@pytest.mark.usefixtures("_quick_figures")
 def test_the_page_says_how_it_was_measured(html):
     text = Reader(html).text
     for wanted in ("queries40", "scorera matrix", "items5,183", "make demo", "95\u00a0%", "2,000 times", "true top k"):
@@ -146,7 +139,6 @@ def test_a_report_with_studies_has_a_figure_and_a_section_for_each(studied):
     }
 
 
-@pytest.mark.usefixtures("_quick_figures")
 def test_the_numbers_of_quality_and_studies_stand_on_the_page():
     html = render_page(with_studies())
     rows = Reader(html).rows
@@ -159,7 +151,6 @@ def test_the_numbers_of_quality_and_studies_stand_on_the_page():
     assert "Left out" not in html
 
 
-@pytest.mark.usefixtures("_quick_figures")
 def test_quality_needs_no_study_and_what_was_left_out_has_its_reason():
     judged = with_studies().quality
     plain = render_page(made_by_hand(quality=judged))
@@ -172,7 +163,6 @@ def test_quality_needs_no_study_and_what_was_left_out_has_its_reason():
     assert "Left out: sampling (there are no train queries); quality (why not)." in Reader(left).text
 
 
-@pytest.mark.usefixtures("_quick_figures")
 def test_every_text_is_escaped():
     evil = made_by_hand(
         title=EVIL,
@@ -217,7 +207,6 @@ def test_the_page_has_the_frame_of_a_good_page(html):
     assert "prefers-color-scheme: dark" in html
 
 
-@pytest.mark.usefixtures("_quick_figures")
 def test_what_is_missing_is_a_dash():
     html = render_page(
         made_by_hand(results=[result("a", 50, 1, 0.5, seconds={}), result("b", 90, 10, 0.5)], command=None)
@@ -308,7 +297,6 @@ def test_the_files_of_a_report(comparison, written):
     assert (written.parent / "recall.png").read_bytes().startswith(PNG)
 
 
-@pytest.mark.usefixtures("_quick_figures")
 def test_a_report_that_fails_leaves_the_old_files_whole(comparison, tmp_path, monkeypatch):
     path = write_report(comparison, tmp_path)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
@@ -325,7 +313,6 @@ def test_a_report_that_fails_leaves_the_old_files_whole(comparison, tmp_path, mo
     assert "<title>Other</title>" in path.read_text(encoding="utf-8")
 
 
-@pytest.mark.usefixtures("_quick_figures")
 def test_a_folder_that_cannot_be_written_is_named(comparison, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match=r"file: the report cannot be written \(File exists\)"):

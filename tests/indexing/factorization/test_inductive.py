@@ -7,6 +7,7 @@ import pytest
 
 from crossknn.errors import InputError
 from crossknn.indexing.factorization.inductive import Inductive, InductiveFit, _Nets, make_net, transform
+from crossknn.indexing.factorization.trainer import train
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.score_matrix import Pairs, SparseScores
 
@@ -138,20 +139,23 @@ def test_a_memory_map_of_float16_is_read_as_it_is(world, tmp_path):
     assert one.encode_items(mapped).dtype == np.float32
 
 
-def test_vectors_held_on_a_device_give_the_same_nets(world, tmp_path, monkeypatch):
+class HeldNets(_Nets):
+    """Nets that hold all vectors on their device, as they do on a GPU."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._copy_to_device()
+
+
+def test_vectors_held_on_a_device_give_the_same_nets(world, tmp_path):
     entries, queries, items, _ = world
     np.save(tmp_path / "items.npy", items.astype(np.float16))
     mapped = np.load(tmp_path / "items.npy", mmap_mode="r")
     settings = Inductive(epochs=2, batch=128)
     read = settings.fit(entries, queries, mapped)
-    start = _Nets.__init__
-
-    def start_on_device(nets, *arguments):
-        start(nets, *arguments)
-        nets._copy_to_device()
-
-    monkeypatch.setattr(_Nets, "__init__", start_on_device)
-    held = settings.fit(entries, queries, mapped)
+    fitted, held_out = settings.split(entries)
+    held = HeldNets(torch, (queries, mapped), fitted, settings)
+    train(held, fitted, held_out, settings, None)
     for name, values in read.state().items():
         np.testing.assert_allclose(held.state()[name], values, atol=2e-4)
 

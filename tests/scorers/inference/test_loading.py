@@ -12,6 +12,7 @@ from crossknn.scorers.inference import loading
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+# What a CPU without the instructions of a half precision does to a process; no such CPU is at hand.
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGILL)  # torch.{dtype}"
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from crossknn.strategies.exact import Exact
+from crossknn.strategies.posterior import session
 from crossknn.strategies.posterior.diagnostics import _correlate, _rank_products, order_deficit
 from crossknn.strategies.posterior.features import RetrieverFeatures
 from crossknn.strategies.posterior.model import BayesianLinearModel
 from crossknn.strategies.posterior.prior import Prior
-from crossknn.strategies.posterior.session import PosteriorSession
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Proposal
@@ -91,7 +91,8 @@ def test_rank_correlation_looks_at_the_order_only(steps):
 def test_falls_back_to_the_retriever_where_vectors_explain_nothing_more(kind, monkeypatch):
     world = make_world(kind)
     checked = world.run(Posterior(200, 10))
-    monkeypatch.setattr(PosteriorSession, "misfits", lambda session: np.zeros(len(session), bool))
+    monkeypatch.setattr(session, "MIN_LOG_LIKELIHOOD_RATIO", -np.inf)  # now every model fits
+    monkeypatch.setattr(session, "MAX_ORDER_DEFICIT", np.inf)
     alone = world.run(Posterior(200, 10))
     assert fallback_share(checked) > 0.5
     assert fallback_share(alone) == 0
