@@ -74,7 +74,7 @@ class World:
     matrix: Matrix
     items: np.ndarray  # (items, dim) the dual encoder's
     train_vectors: np.ndarray  # (train queries, dim)
-    train_scores: np.ndarray  # (train queries, items) normalised
+    train_scores: np.ndarray  # (train queries, items) normalized
 
     def buy(self, pairs: Pairs) -> SparseScores:
         return SparseScores(pairs, self.train_scores[pairs.queries, pairs.rows])

@@ -13,7 +13,7 @@ BUILD_STEPS = {
     "encode items": "encoding items",
     "sample pairs": "BM25 and sampling pairs",
     "score": "scoring pairs",
-    "normalise": "α and β",
+    "normalize": "α and β",
     "prior": "fitting the prior",
     "save": "saving",
 }

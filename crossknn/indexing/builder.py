@@ -274,7 +274,7 @@ class Build:
     @cached_property
     def normalization(self) -> Normalization:
         """α and β from the scores of a hundred train queries."""
-        with self._timing("normalise"):
+        with self._timing("normalize"):
             entries = self.entries
             scored = np.flatnonzero(np.bincount(entries.pairs.queries))
             is_chosen = np.zeros(len(self.train_queries), np.bool_)
@@ -293,7 +293,7 @@ class Build:
         method = self.factors
         if method is None:
             return None, None
-        with self._timing("factorise"):
+        with self._timing("factorize"):
             if self.device is not None and not isinstance(method, Cur) and method.device is None:
                 method = replace(method, device=self.device)
             vectors = self.query_vectors, self.vectors

@@ -118,7 +118,7 @@ def with_studies(name="axn", **changes) -> Comparison:
         sampling=SamplingStudy(
             sweep((2, 4, 8), *(f"axn, {way}" for way in ways), level=name),
             sweep((30, 60, 130), *(f"axn, {way}" for way in ways), level=name),
-            [Indexed(way, 60 * n, n, {"score": 9.0 * n, "factorise": 1.25}) for n in (2, 4, 8) for way in ways],
+            [Indexed(way, 60 * n, n, {"score": 9.0 * n, "factorize": 1.25}) for n in (2, 4, 8) for way in ways],
         ),
         latency=LatencyStudy([Times(one.strategy, one.budget, one.seconds) for one in results if one.k == 1]),
         distributions=DistributionStudy(

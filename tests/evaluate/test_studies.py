@@ -129,7 +129,7 @@ def test_sampling_has_equal_calls_and_fits_as_the_bench_does(trial, bench):
     level = measured(study.calls.levels, "axn")
     assert {k: share for (_, k), share in level.items()} == found(bench, bench.searcher("encoder"), axn)
     assert study.seconds is None
-    assert all(set(one.seconds) == {"factorise", "sample pairs", "normalise"} for one in study.indexes)
+    assert all(set(one.seconds) == {"factorize", "sample pairs", "normalize"} for one in study.indexes)
 
 
 def test_sampling_against_time_where_the_scorer_s_speed_is_known(task):

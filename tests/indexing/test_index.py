@@ -296,7 +296,7 @@ def test_progress_of_every_step_ends():
 def test_a_report_is_read_back_from_plain_values(kind):
     report = Setup().build_kind(kind).report
     assert BuildReport.from_dict(json.loads(json.dumps(report.as_dict()))) == report
-    assert set(report.seconds) >= {"encode items", "encode queries", "score", "normalise"}
+    assert set(report.seconds) >= {"encode items", "encode queries", "score", "normalize"}
 
 
 def test_a_report_as_text():
@@ -310,7 +310,7 @@ def test_a_report_as_text():
         coverage=Coverage(calls=16000, items=2000, never_scored=1, fewest=0, median=8.0, most=9),
         factors="transductive",
         fit={**fit, "best_epoch": 4, "epochs": 7},
-        seconds={"score": 2.0, "factorise": 0.25},
+        seconds={"score": 2.0, "factorize": 0.25},
     )
     lines = str(report).splitlines()
     assert [re.findall(r"\d[\d,.]*\b", line) for line in lines] == [
@@ -320,7 +320,7 @@ def test_a_report_as_text():
         ["1,200", "0.2500", "0.5000", "0.75", "4", "7"],
         ["2.0", "0.2"],
     ]
-    words = ("train queries", "never scored", "transductive", "held-out", "factorise")
+    words = ("train queries", "never scored", "transductive", "held-out", "factorize")
     assert all(word in line for word, line in zip(words, lines, strict=True))
 
 

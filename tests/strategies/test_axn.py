@@ -1,7 +1,6 @@
-"""AXN against the paper: Algorithm 1, the mixture, normalisation, the shortlist, and its equalities."""
+"""AXN against the paper: Algorithm 1, the mixture, normalization, the shortlist, and its equalities."""
 
 import re
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -199,24 +198,6 @@ def test_items_that_are_there_twice_and_unused_dimensions(rows, unused):
     targets = rng.normal(size=rows)
     (found,) = solve_query_vectors(ExactSearch(vectors), [np.arange(rows)], [targets])
     np.testing.assert_allclose(found, np.linalg.pinv(vectors.astype(np.float64)) @ targets, atol=1e-5)
-
-
-@pytest.mark.parametrize("unused", [0, 2])
-def test_items_that_are_there_twice_and_unused_dimensions_are_no_slow_case(unused):
-    """About twice the time of distinct items; twenty times if the queries were solved one by one."""
-    rng, count = np.random.default_rng(0), 500
-    distinct = rng.normal(size=(12, 24)).astype(np.float16)
-    targets = list(rng.normal(size=(count, 12)))
-
-    def seconds(vectors):
-        start = time.perf_counter()
-        solve_query_vectors(ExactSearch(vectors), [np.arange(12)] * count, targets)
-        return time.perf_counter() - start
-
-    repeated = repeat_items(distinct, unused=unused)
-    times = np.array([(seconds(distinct), seconds(repeated)) for _ in range(10)])
-    plain, twice = times.min(0)  # the least disturbed by other processes
-    assert twice < 8 * plain
 
 
 def test_too_many_rows_to_be_compared_are_solved_all_the_same(monkeypatch):

@@ -20,7 +20,7 @@ NOISY = Normalization(alpha=-3.0, beta=0.7)
 
 
 def loss_of(loss, estimates, scores):
-    """The loss as torch has it; its target is a distribution for "ce" and the normalised scores for "mse"."""
+    """The loss as torch has it; its target is a distribution for "ce" and the normalized scores for "mse"."""
     if loss == "mse":
         return torch.nn.functional.mse_loss(estimates, scores)
     return torch.nn.functional.kl_div(estimates.log_softmax(0), scores.softmax(0), reduction="sum")

@@ -224,5 +224,6 @@ def _agrees(varlen: VarlenModel, model: Any, *, tolerance: float) -> bool:
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError) as error:
         logger.debug("Padding-free inference failed: %s", error)
         return False
-    atol = tolerance * max(float(expected.abs().max()), 0.1)
-    return actual.shape == expected.shape and bool(torch.allclose(actual, expected, rtol=0, atol=atol))
+    if actual.shape != expected.shape or not bool(expected.isfinite().all()):
+        return False
+    return bool(torch.allclose(actual, expected, rtol=0, atol=tolerance * max(float(expected.abs().max()), 0.1)))
