@@ -23,17 +23,18 @@ from crossknn.models.batching import batches_in_order, length_buckets, without_c
 from crossknn.models.hub import portable_name
 from crossknn.scorers.base import check_pairs, check_scores, describe_pair
 from crossknn.scorers.inference.int8 import encoder_linears, quantize_linears
-from crossknn.scorers.inference.loading import check_half_precision, load_pretrained
+from crossknn.scorers.inference.loading import Pretrained, check_half_precision, load_pretrained
 from crossknn.scorers.inference.pairs import (
     ForwardPasses,
     LongItems,
+    PairFormat,
     TokenSpans,
     Truncation,
     find_template,
     max_over_windows,
     plan_passes,
 )
-from crossknn.scorers.inference.token_store import Ragged, Tokens, TokenStore, fast_tokenize
+from crossknn.scorers.inference.token_store import Ragged, Tokenize, Tokens, TokenStore, fast_tokenize
 from crossknn.scorers.inference.varlen import VarlenBatch, VarlenModel
 from crossknn.types import Rows, Scores
 
@@ -66,6 +67,7 @@ class PaddedBatch:
     """A padded batch on the device, and the positions of each pair's two texts."""
 
     inputs: dict[str, Any]  # of the model, each (pairs, longest)
+    lengths: Any  # (pairs,) without padding
     query_start: int
     query_lengths: Any  # (pairs,)
     item_starts: Any
@@ -85,7 +87,7 @@ class PaddedBatch:
         """Some of the pairs."""
         inputs = {name: tensor[rows] for name, tensor in self.inputs.items()}
         texts = (self.query_lengths, self.item_starts, self.item_lengths)
-        return PaddedBatch(inputs, self.query_start, *(text[rows] for text in texts))
+        return PaddedBatch(inputs, self.lengths[rows], self.query_start, *(text[rows] for text in texts))
 
 
 class ModelSettings(TypedDict, total=False):
@@ -105,7 +107,13 @@ class ModelSettings(TypedDict, total=False):
 class ModelScorer:
     """Tokenizes each text once, assembles pairs as arrays and runs batches; a subclass reads the scores.
 
-    `kind` is an Auto class of transformers; the other arguments, and the attributes, are those of `CrossEncoder`.
+    The other arguments, and the attributes, are those of `CrossEncoder`.
+
+    Args:
+        kind: An Auto class of transformers.
+        subfolder: Where it is loaded from, in the model's folder.
+        choose_format: How pairs are tokenized; by default as the tokenizer joins them.
+        default_length: The default of `max_length`, where the model's folder has one.
     """
 
     def __init__(
@@ -113,6 +121,9 @@ class ModelScorer:
         name: str | os.PathLike[str],
         *,
         kind: str,
+        subfolder: str = ".",
+        choose_format: Callable[[Pretrained, Tokenize], PairFormat] | None = None,
+        default_length: int | None = None,
         device: Any = None,
         dtype: str = "auto",
         max_length: int | None = None,
@@ -124,20 +135,23 @@ class ModelScorer:
         stored_tokens: int = STORED_TOKENS,
     ) -> None:
         self._torch = import_extra("torch", extra="models")
-        self._pretrained = pretrained = load_pretrained(name, kind=kind, device=device, dtype=dtype)
+        self._pretrained = pretrained = load_pretrained(
+            name, kind=kind, device=device, dtype=dtype, subfolder=subfolder
+        )
         self.device, self.dtype = pretrained.device, pretrained.dtype
         self.threads = 2 if self.device.type == "cuda" else 1
         tokenize = fast_tokenize(pretrained.backend)
-        self.template = find_template(pretrained.tokenizer, tokenize)
-        longest = pretrained.choose_max_length(max_length, specials=self.template.specials)
+        pairs = (choose_format or plain_format)(pretrained, tokenize)
+        self.template = pairs.template
+        longest = pretrained.choose_max_length(max_length or default_length, specials=self.template.specials)
         self.truncation = Truncation(longest, max_query_tokens, max_item_tokens, long_items, stride)
         runs_on = "int8" if self.dtype == "int8" else self.device.type
         self.batch_tokens = batch_tokens or BATCH_TOKENS.get(runs_on, BATCH_TOKENS["cpu"])
         check_positive("batch_tokens", self.batch_tokens)
         check_positive("stored_tokens", stored_tokens)
         self._given = {"device": device, "batch_tokens": batch_tokens, "stored_tokens": stored_tokens}
-        self._queries = TokenStore(tokenize, max_tokens=stored_tokens)
-        self._items = TokenStore(tokenize, max_tokens=stored_tokens)
+        self._queries = TokenStore(pairs.tokenize_queries, max_tokens=stored_tokens)
+        self._items = TokenStore(pairs.tokenize_items, max_tokens=stored_tokens)
         self._embeddings = int(pretrained.model.get_input_embeddings().num_embeddings)
         self._varlen: VarlenModel | None = None  # set by a subclass that supports it
         self._lock = Lock()
@@ -159,7 +173,7 @@ class ModelScorer:
             "config": self._pretrained.score_config(),
             "dtype": self.dtype,
             "limits": asdict(self.truncation),
-            "template": asdict(self.template),
+            "template": self.template.settings(),
             **self._fingerprint_settings(),
         }
         digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
@@ -264,14 +278,14 @@ class ModelScorer:
         inputs = {"input_ids": self._to_device(ids).long()}
         query_lengths, item_lengths = self._to_device(np.stack([spans.queries.lengths, spans.items.lengths]))
         columns = self._torch.arange(ids.shape[1], device=self.device)
+        lengths = self.template.specials + query_lengths + item_lengths
         if masked:
-            totals = self.template.specials + query_lengths + item_lengths
-            inputs["attention_mask"] = (columns[None, :] < totals[:, None]).long()
+            inputs["attention_mask"] = (columns[None, :] < lengths[:, None]).long()
         if self.template.first_type is not None:
             inputs["token_type_ids"] = self.template.token_types(columns, query_lengths[:, None], item_lengths[:, None])
         query_start = len(self.template.prefix)
         item_starts = query_start + query_lengths + len(self.template.middle)
-        return PaddedBatch(inputs, query_start, query_lengths, item_starts, item_lengths)
+        return PaddedBatch(inputs, lengths, query_start, query_lengths, item_starts, item_lengths)
 
     def _to_device(self, array: NDArray[Any]) -> Any:
         tensor = self._torch.from_numpy(array)
@@ -352,6 +366,11 @@ class ModelScorer:
     def _read_scores(self, batch: Any) -> Any:
         """(pairs,) float32 on the device: run a `PaddedBatch`, or a `VarlenBatch` if the subclass sets `_varlen`."""
         raise NotImplementedError
+
+
+def plain_format(pretrained: Pretrained, tokenize: Tokenize) -> PairFormat:
+    """Pairs as the tokenizer joins them."""
+    return PairFormat(find_template(pretrained.tokenizer, tokenize, pretrained.pad), tokenize, tokenize)
 
 
 def _distinct(texts: Sequence[str], name: str) -> tuple[list[str], Rows]:

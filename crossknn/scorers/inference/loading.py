@@ -15,6 +15,7 @@ from crossknn._checks import check_choice, invalid
 from crossknn._imports import import_extra
 from crossknn.errors import InputError, ModelNotFound
 from crossknn.models.hub import find_model, no_progress_bars
+from crossknn.scorers.inference.model_folder import SERVER_HINT
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 CONFIG_WITHOUT_EFFECT = (  # on scores
@@ -52,6 +53,12 @@ class Pretrained:
         known = [limit, self.tokenizer.model_max_length, getattr(self.model.config, "max_position_embeddings", None)]
         return min([int(length) for length in known if length and 0 < length < 1_000_000] or [512]), limit
 
+    @property
+    def pad(self) -> int:
+        """A token to pad with: the tokenizer's or the model's; any other would do, because it is masked."""
+        known = (self.tokenizer.pad_token_id, self.model.config.pad_token_id, self.tokenizer.eos_token_id, 0)
+        return int(next(token for token in known if token is not None))
+
     def choose_max_length(self, max_length: int | None, *, specials: int) -> int:
         """The length given, if it suits the model and leaves room for a token of each text; by default the model's."""
         default, limit = self.max_input_length()
@@ -64,12 +71,7 @@ class Pretrained:
 
     def hash_weights(self) -> bytes:
         """A digest of every tensor of the model, with names and shapes."""
-        torch = import_extra("torch", extra="models")
-        digest = blake2b(digest_size=16)
-        for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-        return digest.digest()
+        return hash_tensors(self.model)
 
     def score_config(self) -> dict[str, Any]:
         """The config's settings that differ from the defaults and can change a score."""
@@ -77,7 +79,9 @@ class Pretrained:
         return {key: value for key, value in config.items() if key not in CONFIG_WITHOUT_EFFECT}
 
 
-def load_pretrained(name: str | os.PathLike[str], *, kind: str, device: Any, dtype: str) -> Pretrained:
+def load_pretrained(
+    name: str | os.PathLike[str], *, kind: str, device: Any, dtype: str, subfolder: str = "."
+) -> Pretrained:
     """Load `kind` (an Auto class of transformers) in evaluation mode on the device."""
     torch = import_extra("torch", extra="models")
     transformers = import_extra("transformers", extra="models")
@@ -85,7 +89,7 @@ def load_pretrained(name: str | os.PathLike[str], *, kind: str, device: Any, dty
     dtype = choose_dtype(dtype, target.type)
     source, folder = os.fspath(name), find_model(name, kind=kind)
     weights_dtype = getattr(torch, "float32" if dtype == "int8" else dtype)
-    model, tokenizer = _load(transformers, folder, kind, weights_dtype, source)
+    model, tokenizer = _load(transformers, folder / subfolder, kind, weights_dtype, source)
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(f"The tokenizer of {source} must be a fast one (with a tokenizer.json).")
     backend_class = import_extra("tokenizers", extra="models").Tokenizer
@@ -117,6 +121,10 @@ def _load(transformers: Any, folder: Path, kind: str, dtype: Any, source: str) -
                 str(folder), dtype=dtype, use_safetensors=True, output_loading_info=True, **safe
             )
     except (OSError, ValueError, KeyError, invalid_weights) as error:
+        if "trust_remote_code" in str(error):
+            raise InputError(
+                f"{source} runs Python code from its folder, which is never executed. {SERVER_HINT}"
+            ) from error
         raise ModelNotFound(f"{folder}: transformers could not load a model (safetensors): {error}") from error
     # transformers initializes missing weights at random, with no more than a warning.
     pooler_unused = kind == "AutoModel"
@@ -127,6 +135,16 @@ def _load(transformers: Any, folder: Path, kind: str, dtype: Any, source: str) -
             f"{len(missing) - 1} more are missing, so its scores would be random. Use a trained cross-encoder."
         )
     return model, tokenizer
+
+
+def hash_tensors(module: Any) -> bytes:
+    """A digest of every tensor of a module of torch, with names and shapes."""
+    torch = import_extra("torch", extra="models")
+    digest = blake2b(digest_size=16)
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.digest()
 
 
 @cache

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from crossknn._checks import check_choice, check_positive
 from crossknn.errors import InputError
-from crossknn.scorers.inference.token_store import Counts, Ragged, Tokens
+from crossknn.scorers.inference.token_store import Counts, Ragged, Tokenize, Tokens
 from crossknn.types import Rows, Scores
 
 LongItems = Literal["cut", "max"]
@@ -62,6 +62,10 @@ class PairTemplate:
     first_type: int | None  # None: the model takes no token types
     type_steps: tuple[TypeStep, ...]
     cut_left: bool  # truncation drops a text's first tokens instead of its last
+    item_first: bool = False  # `prefix` item `middle` query `suffix`
+    is_prompt: bool = False  # truncation cuts the item only, as long as the query leaves it a quarter of the room
+    query_tail: tuple[int, ...] = ()  # last tokens of a query that was cut, which are the template's
+    item_tail: tuple[int, ...] = ()
 
     @property
     def specials(self) -> int:
@@ -78,17 +82,22 @@ class PairTemplate:
         width = int(totals.max())
         ids = np.full((len(totals), width), self.pad, np.int32)
         rows = np.arange(len(totals)) * width
-        query_at = rows + len(self.prefix)
-        middle_at = query_at + spans.queries.lengths
-        item_at = middle_at + len(self.middle)
-        suffix_at = item_at + spans.items.lengths
+        first, second = (spans.items, spans.queries) if self.item_first else (spans.queries, spans.items)
+        first_at = rows + len(self.prefix)
+        middle_at = first_at + first.lengths
+        second_at = middle_at + len(self.middle)
+        suffix_at = second_at + second.lengths
         flat = ids.reshape(-1)
         for special, at in ((self.prefix, rows), (self.middle, middle_at), (self.suffix, suffix_at)):
             for shift, token in enumerate(special):
                 flat[at + shift] = token
-        spans.queries.copy_to(flat, query_at)
-        spans.items.copy_to(flat, item_at)
+        first.copy_to(flat, first_at)
+        second.copy_to(flat, second_at)
         return ids
+
+    def settings(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, and those without one, for a fingerprint."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
     def token_types(self, positions: Any, query_lengths: Any, item_lengths: Any) -> Any:
         """The types of tokens at these positions of their pairs; arrays or tensors of shapes that broadcast."""
@@ -99,14 +108,20 @@ class PairTemplate:
         return types
 
 
-def find_template(tokenizer: Any, tokenize: Any) -> PairTemplate:
+class PairFormat(NamedTuple):
+    """How pairs become tokens: the template, and functions from texts to their tokens in it."""
+
+    template: PairTemplate
+    tokenize_queries: Tokenize
+    tokenize_items: Tokenize
+
+
+def find_template(tokenizer: Any, tokenize: Any, pad: int) -> PairTemplate:
     """A fast tokenizer's own way to join a pair, or `InputError` if it cannot be reproduced.
 
     `tokenize` returns the token ids of each text alone (`token_store.fast_tokenize`).
     """
     name = type(tokenizer).__name__
-    if tokenizer.pad_token_id is None:
-        raise InputError(f"The model's tokenizer ({name}) must have a padding token. Set its pad_token and save it.")
     query, item = PROBE_PAIRS[0]
     encoded = tokenizer([query], [item])
     ids: list[int] = encoded["input_ids"][0]
@@ -121,7 +136,7 @@ def find_template(tokenizer: Any, tokenize: Any) -> PairTemplate:
         prefix=tuple(ids[: bounds[0]]),
         middle=tuple(ids[bounds[1] : bounds[2]]),
         suffix=tuple(ids[bounds[3] :]),
-        pad=int(tokenizer.pad_token_id),
+        pad=pad,
         first_type=None if types is None else types[0],
         type_steps=() if types is None else _type_steps(types, bounds),
         cut_left=getattr(tokenizer, "truncation_side", "right") == "left",
@@ -198,7 +213,11 @@ def plan_passes(template: PairTemplate, truncation: Truncation, whole: TokenSpan
     full_query, full_item = whole.queries.lengths, whole.items.lengths
     query_limit = _clip(full_query, truncation.max_query_tokens)
     item_limit = _clip(full_item, truncation.max_item_tokens)
-    query_kept, item_kept = longest_first(query_limit, item_limit, room)
+    if template.is_prompt:
+        query_kept = np.minimum(query_limit, np.maximum(room * 3 // 4, room - item_limit))
+        item_kept = np.minimum(item_limit, room - query_kept)
+    else:
+        query_kept, item_kept = longest_first(query_limit, item_limit, room)
     pair = np.arange(len(full_query))
     windowed = truncation.long_items == "max"
     item_read = item_limit if windowed else item_kept  # tokens read in some pass
@@ -209,6 +228,9 @@ def plan_passes(template: PairTemplate, truncation: Truncation, whole: TokenSpan
         item_starts = item_starts[pair] + shift
     queries = Ragged(whole.queries.flat, query_starts[pair], query_kept[pair])
     items = Ragged(whole.items.flat, item_starts, item_kept[pair])
+    queries = queries.with_tail(template.query_tail, (query_kept < full_query)[pair])
+    ends = whole.items.starts + full_item
+    items = items.with_tail(template.item_tail, items.starts + items.lengths < ends[pair])
     cut = int((item_read < full_item).sum()), int((query_kept < full_query).sum())
     return ForwardPasses(TokenSpans(queries, items), pair, *cut)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 Tokens = NDArray[np.int32]
 Counts = NDArray[np.int64]
 Key = tuple[int, int]
+Tokenize = Callable[[list[str]], list[Tokens]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,18 @@ class Ragged:
         """Some of the rows, of the same buffer; one may be taken several times."""
         return Ragged(self.flat, self.starts[rows], self.lengths[rows])
 
+    def with_tail(self, tail: tuple[int, ...], chosen: NDArray[np.bool_]) -> Ragged:
+        """The chosen rows end with these tokens in place of as many of their own; the others stay as they are."""
+        if not tail or not chosen.any():
+            return self
+        rows = np.flatnonzero(chosen & (self.lengths >= len(tail)))
+        changed = Ragged.of([self.flat[self.starts[row] :][: self.lengths[row]] for row in rows])
+        for place, token in enumerate(reversed(tail), start=1):
+            changed.flat[changed.starts + changed.lengths - place] = token
+        starts = self.starts.copy()
+        starts[rows] = len(self.flat) + changed.starts
+        return Ragged(np.concatenate([self.flat, changed.flat]), starts, self.lengths)
+
     def copy_to(self, target: Tokens, at: Counts) -> None:
         """`target[at[i] : at[i] + lengths[i]] = row i` for all rows at once."""
         ends = np.cumsum(self.lengths)
@@ -53,7 +66,7 @@ class TokenStore:
     of three million texts, two have the same key with a probability below one in a million.
     """
 
-    def __init__(self, tokenize: Callable[[list[str]], list[Tokens]], *, max_tokens: int) -> None:
+    def __init__(self, tokenize: Tokenize, *, max_tokens: int) -> None:
         self._tokenize = tokenize
         self._max_tokens = max_tokens
         self._rows: dict[Key, Tokens] = {}  # in the order of insertion
@@ -81,7 +94,7 @@ class TokenStore:
                     self.tokens -= len(self._rows.pop(key))
 
 
-def fast_tokenize(backend: Any) -> Callable[[list[str]], list[Tokens]]:
+def fast_tokenize(backend: Any) -> Tokenize:
     """A function from texts to their own token ids, without special tokens and truncation.
 
     `backend` is a `tokenizers.Tokenizer` that nobody else changes: the functions of `transformers` set truncation on

@@ -30,7 +30,7 @@ def open_tokenizer(folder: Path) -> tuple[Any, Any, PairTemplate]:
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenize = fast_tokenize(Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()))
-    return tokenizer, tokenize, find_template(tokenizer, tokenize)
+    return tokenizer, tokenize, find_template(tokenizer, tokenize, tokenizer.pad_token_id or 0)
 
 
 @pytest.mark.parametrize("max_length", [7, 8, 21, 64])
@@ -54,7 +54,7 @@ def test_truncation_on_the_left_is_the_tokenizers(bert_folder: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(bert_folder, truncation_side="left")
     _, tokenize, _ = open_tokenizer(bert_folder)
-    template = find_template(tokenizer, tokenize)
+    template = find_template(tokenizer, tokenize, tokenizer.pad_token_id or 0)
     queries, items = tiny.pairs(seed=1)
     whole = TokenSpans(Ragged.of(tokenize(queries)), Ragged.of(tokenize(items)))
     ids = template.assemble(plan_passes(template, Truncation(15), whole).spans)
@@ -65,7 +65,7 @@ def test_truncation_on_the_left_is_the_tokenizers(bert_folder: Path) -> None:
 def test_a_tokenizer_that_cannot_be_reproduced_is_rejected(bert_folder: Path) -> None:
     tokenizer, tokenize, _ = open_tokenizer(bert_folder)
     with pytest.raises(InputError, match="cannot be rebuilt"):
-        find_template(tokenizer, lambda texts: [row[::-1] for row in tokenize(texts)])
+        find_template(tokenizer, lambda texts: [row[::-1] for row in tokenize(texts)], 0)
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(2, 60))

@@ -1,0 +1,107 @@
+"""Heads that read a score from a transformer's states, apart from it: of decoders, language models and modular models.
+
+A language model's score is the logit of one token, or the difference of two. That is one row of its output matrix, or
+two, so that the logits of the other tokens are never computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from crossknn._imports import import_extra
+from crossknn.errors import InputError
+from crossknn.scorers.inference.loading import Pretrained
+from crossknn.scorers.inference.model_folder import CLASSIFIER, LANGUAGE_MODEL, ModelFolder, make_head
+
+PROBE_TOKENS = (5, 3, 8, 2, 7, 4, 9, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Pooling and the layers behind it, in float32."""
+
+    pooling: str
+    layers: Any  # from (pairs, dim) to (pairs, labels)
+    softcap: float | None = None  # logits are softcap · tanh(logit / softcap)
+    difference: bool = False  # the score is the first logit less the second
+
+    @property
+    def labels(self) -> int:
+        """Number of logits per pair."""
+        sizes = [layer.out_features for layer in self.layers.modules() if hasattr(layer, "out_features")]
+        return 1 if self.difference else int(sizes[-1])
+
+    def logits(self, states: Any, lengths: Any) -> Any:
+        """(pairs, labels) from (pairs, longest, dim) states of right-padded pairs of these lengths."""
+        logits = self.layers(self._pool(states, lengths).float())
+        if self.softcap:
+            logits = self.softcap * (logits / self.softcap).tanh()
+        return logits[:, :1] - logits[:, 1:] if self.difference else logits
+
+    def _pool(self, states: Any, lengths: Any) -> Any:
+        torch = import_extra("torch", extra="models")
+        if self.pooling == "cls":
+            return states[:, 0]
+        if self.pooling == "lasttoken":
+            return states[torch.arange(len(states), device=states.device), lengths - 1]
+        inside = (torch.arange(states.shape[1], device=states.device) < lengths[:, None])[:, :, None]
+        if self.pooling == "max":
+            return states.masked_fill(~inside, -torch.inf).amax(1)
+        return states.float().masked_fill(~inside, 0).sum(1) / lengths[:, None]
+
+
+def split_head(pretrained: Pretrained, folder: ModelFolder, tokens: Sequence[int]) -> tuple[Any, Head | None]:
+    """The transformer without its head, and the head; no head for an encoder with a classifier, which run together.
+
+    `tokens` are the true token, and the false one if there is one, of a language model.
+    """
+    torch = import_extra("torch", extra="models")
+    model = pretrained.model
+    if folder.pooling is not None:
+        head = Head(folder.pooling, make_head(folder.head, torch.float32).to(pretrained.device))
+        return model, head
+    if folder.kind == LANGUAGE_MODEL:
+        head = _token_head(torch, model, tokens)
+        expected = _probe(torch, model)[:, -1, list(tokens)]
+        expected = expected[:, :1] - expected[:, 1:] if len(tokens) == 2 else expected
+    elif folder.kind == CLASSIFIER and isinstance(getattr(model, "score", None), torch.nn.Linear):
+        head = Head("lasttoken", model.score.float())
+        expected = _probe(torch, model)
+    else:
+        return model, None
+    with torch.inference_mode():
+        states = model.base_model(input_ids=_probe_ids(torch, model)).last_hidden_state
+        found = head.logits(states, torch.tensor([states.shape[1]], device=states.device))
+    if not torch.allclose(found, expected.float(), rtol=0.05, atol=0.05):
+        raise InputError(
+            f"{pretrained.source}: its logits are not a linear function of its last states, so they cannot be computed "
+            "for some tokens alone. Score with crossknn.function_scorer instead."
+        )
+    return model.base_model, head
+
+
+def _token_head(torch: Any, model: Any, tokens: Sequence[int]) -> Head:
+    """The rows of a language model's output matrix for these tokens."""
+    output = model.get_output_embeddings()
+    softcap = getattr(model.config, "final_logit_softcapping", None)
+    weight = output.weight[list(tokens)].float()
+    bias = None if getattr(output, "bias", None) is None else output.bias[list(tokens)].float()
+    if len(tokens) == 2 and softcap is None:  # one row for the difference
+        weight, bias = weight[:1] - weight[1:], None if bias is None else bias[:1] - bias[1:]
+    layer = torch.nn.Linear(weight.shape[1], len(weight), bias=bias is not None, device="meta")
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        layer.bias = torch.nn.Parameter(bias, requires_grad=False)
+    return Head("lasttoken", layer, softcap, difference=len(weight) == 2)
+
+
+def _probe_ids(torch: Any, model: Any) -> Any:
+    high = int(model.get_input_embeddings().num_embeddings)
+    return torch.tensor([[token % high for token in PROBE_TOKENS]], device=model.device)
+
+
+def _probe(torch: Any, model: Any) -> Any:
+    with torch.inference_mode():
+        return model(input_ids=_probe_ids(torch, model)).logits

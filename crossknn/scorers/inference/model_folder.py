@@ -1,0 +1,151 @@
+"""What a reranker's folder holds: a classifier, a language model, or an encoder with a head of several modules.
+
+sentence-transformers writes `modules.json`, which lists the modules of a model and where their weights are. It is read
+here, and modules are made here, because its own loader can run code that a model's folder names.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from crossknn._imports import import_extra
+from crossknn.errors import InputError
+
+CLASSIFIER, LANGUAGE_MODEL, ENCODER = "AutoModelForSequenceClassification", "AutoModelForCausalLM", "AutoModel"
+HEAD_MODULES: Final = ("Dense", "LayerNorm", "Dropout")
+POOLINGS: Final = ("cls", "mean", "lasttoken", "max")
+LEGACY_POOLINGS: Final = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_max_tokens": "max",
+}
+SERVER_HINT: Final = (
+    "Serve it with software that has its code, such as vLLM or text-embeddings-inference, and give the server's URL to "
+    "crossknn.RemoteScorer."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A reranker's folder.
+
+    Attributes:
+        kind: The Auto class of transformers that loads its transformer,
+        transformer: from this folder.
+        pooling: How an encoder with a head of several modules pools its tokens.
+        head: These modules: their kinds, configs and folders.
+        tokens: The true token, and the false one if there is one, that a language model is read at.
+        prompt: The prompt that sentence-transformers puts before each query by default.
+        max_length: Tokens of a pair at most.
+        chat_options: Variables of the chat template.
+    """
+
+    kind: str
+    transformer: Path
+    pooling: str | None = None
+    head: tuple[tuple[str, dict[str, Any], Path], ...] = ()
+    tokens: tuple[int, int | None] | None = None
+    prompt: str | None = None
+    max_length: int | None = None
+    chat_options: dict[str, Any] = field(default_factory=dict)
+
+
+def read_model_folder(folder: Path) -> ModelFolder:
+    """What the folder holds, or `InputError` where that is no reranker that can be run here."""
+    names = [(str(one.get("type", "")).rpartition(".")[2], folder / one["path"]) for one in _read_modules(folder)]
+    transformer = names[0][1] if names else folder
+    if names and (names[0][0] != "Transformer" or not transformer.resolve().is_relative_to(folder.resolve())):
+        raise InputError(f"{folder / 'modules.json'}: the first module must be a Transformer, got {names[0][0]!r}.")
+    settings = _read_json(transformer / "sentence_bert_config.json")
+    saved = _read_json(folder / "config_sentence_transformers.json")
+    common: dict[str, Any] = {
+        "transformer": transformer,
+        "prompt": (saved.get("prompts") or {}).get(saved.get("default_prompt_name")) or None,
+        "max_length": settings.get("max_seq_length"),
+        "chat_options": _chat_options(settings),
+    }
+    kinds = [name for name, _ in names[1:]]
+    if not kinds:
+        architectures = _read_json(transformer / "config.json").get("architectures") or [""]
+        causal = str(architectures[0]).endswith("ForCausalLM")
+        return ModelFolder(LANGUAGE_MODEL if causal else CLASSIFIER, **common)
+    configs = [_read_json(path / "config.json") for _, path in names[1:]]
+    if kinds == ["LogitScore"]:
+        tokens = configs[0].get("true_token_id"), configs[0].get("false_token_id")
+        return ModelFolder(LANGUAGE_MODEL, tokens=tokens, **common)  # type: ignore[arg-type]
+    if kinds[0] != "Pooling" or not set(kinds[1:]) <= set(HEAD_MODULES):
+        unknown = next(name for name in kinds if name not in ("Pooling", *HEAD_MODULES))
+        raise InputError(f"{folder}: its module {unknown!r} is none of a cross-encoder's. {SERVER_HINT}")
+    head = tuple(zip(kinds[1:], configs[1:], [path for _, path in names[2:]], strict=True))
+    return ModelFolder(ENCODER, pooling=_read_pooling(configs[0], folder), head=head, **common)
+
+
+def _read_modules(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "modules.json"
+    if not path.is_file():
+        return []
+    modules = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(modules, list) or not all(isinstance(one, dict) and "path" in one for one in modules):
+        raise InputError(f"{path}: must be a list of modules with their paths.")
+    return sorted(modules, key=lambda one: int(one.get("idx", 0)))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path}: invalid JSON ({error}).") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: must be a JSON object, got {type(found).__name__}.")
+    return found
+
+
+def _chat_options(settings: dict[str, Any]) -> dict[str, Any]:
+    chosen = (settings.get("processing_kwargs") or {}).get("chat_template") or {}
+    sizes = ("restore_suffix", "padding", "truncation", "max_length", "return_tensors")
+    return {name: value for name, value in chosen.items() if name not in sizes}
+
+
+def _read_pooling(config: dict[str, Any], folder: Path) -> str:
+    modes = config.get("pooling_mode") or [name for key, name in LEGACY_POOLINGS.items() if config.get(key)]
+    pooling = modes if isinstance(modes, str) else ",".join(modes)
+    if pooling not in POOLINGS or config.get("include_prompt") is False:
+        raise InputError(f"{folder}: its pooling must be one of {', '.join(POOLINGS)} over all tokens, got {config}.")
+    return pooling
+
+
+def make_head(modules: tuple[tuple[str, dict[str, Any], Path], ...], dtype: Any) -> Any:
+    """A head of several modules, as one module of torch."""
+    torch = import_extra("torch", extra="models")
+    load_file = import_extra("safetensors.torch", extra="models").load_file
+    layers = []
+    for kind, config, path in modules:
+        if kind == "Dropout":
+            continue
+        if kind == "LayerNorm":
+            layer = torch.nn.LayerNorm(config["dimension"])
+        else:
+            layer = torch.nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
+            if config.get("use_residual"):
+                raise InputError(f"{path}: a Dense module with a residual connection cannot be run here. {SERVER_HINT}")
+        weights = load_file(path / "model.safetensors")
+        layer.load_state_dict({name.rpartition(".")[2]: tensor for name, tensor in weights.items()})
+        layers.append(layer)
+        if kind == "Dense":
+            layers.append(_activation(torch, config.get("activation_function", "torch.nn.Tanh"), path))
+    return torch.nn.Sequential(*layers).to(dtype)
+
+
+def _activation(torch: Any, name: str, path: Path) -> Any:
+    """An activation of torch by its full name, such as `torch.nn.modules.activation.GELU`."""
+    found = getattr(torch.nn, name.rpartition(".")[2], None)
+    if not name.startswith("torch.nn.") or not isinstance(found, type) or not issubclass(found, torch.nn.Module):
+        raise InputError(f"{path}: the activation must be one of torch.nn, got {name!r}.")
+    return found()

@@ -1,0 +1,344 @@
+"""Rerankers of every kind score as sentence-transformers does, which applies the makers' prompts and heads."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from crossknn import CrossEncoder
+from crossknn.errors import InputError
+from tests.scorers import tiny
+from tests.scorers import tiny_rerankers as make
+
+torch = pytest.importorskip("torch")
+sentence_transformers = pytest.importorskip("sentence_transformers")
+
+QWEN: dict[str, Any] = {"model_type": "qwen3", "head_dim": 8}
+INSTRUCTION = "Retrieve notes on ice.\nBe strict"
+
+
+def open_model(folder: Path, **options: Any) -> CrossEncoder:
+    return CrossEncoder(folder, device="cpu", **options)
+
+
+def pairs() -> tuple[list[str], list[str]]:
+    """Pairs of mixed lengths, among them empty ones, and texts that a tokenizer may merge with a prompt."""
+    queries, items = tiny.pairs(count=16)
+    edges = ["why?", " spaces ", "\nlines\n", "3.", "it's", "漢字 🙂", ""]
+    return [*queries, *edges], [*items, *reversed(edges)]
+
+
+def predict(folder: Path, queries: list[str], items: list[str], **options: Any) -> np.ndarray:
+    """The raw scores of sentence-transformers."""
+    model = sentence_transformers.CrossEncoder(str(folder), device="cpu", max_length=options.pop("max_length", None))
+    return model.predict(list(zip(queries, items, strict=True)), activation_fn=torch.nn.Identity(), **options)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model of each kind."""
+    root = tmp_path_factory.mktemp("rerankers")
+    bert, qwen, gemma = tiny.bert_tokenizer(), make.qwen_tokenizer(), make.gemma_tokenizer(make.CHAT_TEMPLATE)
+    stripping, item_first = (make.qwen_tokenizer(text) for text in (make.STRIPPING_TEMPLATE, make.ITEM_FIRST_TEMPLATE))
+    classifier, causal = "AutoModelForSequenceClassification", "AutoModelForCausalLM"
+    found = {
+        "qwen3 classifier": make.save(
+            root / "a", make.config_of(**QWEN, tokenizer=qwen, num_labels=1), qwen, auto=classifier
+        ),
+        "qwen3 language model": make.save(root / "b", make.config_of(**QWEN, tokenizer=qwen), qwen, auto=causal),
+        "qwen2, stripped texts": make.save(root / "c", make.config_of("qwen2", stripping), stripping, auto=causal),
+        "llama, item first": make.save(root / "d", make.config_of("llama", item_first), item_first, auto=causal),
+        "gemma2, capped logits": make.save(
+            root / "e",
+            make.config_of("gemma2", gemma, head_dim=8, final_logit_softcapping=3.0, query_pre_attn_scalar=8),
+            gemma,
+            auto=causal,
+        ),
+        "modernbert": make.save(
+            root / "f",
+            make.config_of("modernbert", bert, num_labels=1, local_attention=16),
+            bert,
+            auto=classifier,
+        ),
+        "modular, mean": make.save_modular(root / "g", pooling="mean", activation=torch.nn.GELU()),
+        "modular, cls": make.save_modular(root / "h", pooling="cls", activation=torch.nn.Tanh()),
+        "modular, last token": make.save_modular(root / "i", pooling="lasttoken", activation=torch.nn.SiLU()),
+    }
+    for name in ("qwen3 language model", "qwen3 classifier"):  # with modules.json
+        saved = root / f"{name}, saved"
+        sentence_transformers.CrossEncoder(str(found[name]), device="cpu").save(str(saved))
+        found[f"{name}, saved"] = saved
+    modules = sentence_transformers.CrossEncoder(str(found["qwen3 language model"]), device="cpu")
+    modules[1].false_token_id = None
+    modules.save(str(root / "one token"))
+    found["one token"] = root / "one token"
+    for name, model, prompt in (
+        ("saved prompt", tiny.save_cross_encoder(root / "bert", "bert"), "search query: "),
+        ("saved instruction", found["qwen3 language model"], "Find papers"),
+    ):
+        prompts = {"prompts": {"search": prompt}, "default_prompt_name": "search"}
+        sentence_transformers.CrossEncoder(str(model), device="cpu", **prompts).save(str(root / name))
+        found[name] = root / name
+    return found
+
+
+KINDS = [
+    "qwen3 classifier",
+    "qwen3 classifier, saved",
+    "qwen3 language model",
+    "qwen3 language model, saved",
+    "one token",
+    "saved instruction",
+    "qwen2, stripped texts",
+    "llama, item first",
+    "gemma2, capped logits",
+    "modernbert",
+    "modular, mean",
+    "modular, cls",
+    "modular, last token",
+    "saved prompt",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_are_those_of_sentence_transformers(folders, kind):
+    queries, items = pairs()
+    scores = open_model(folders[kind], batch_tokens=600).score(queries, items)
+    expected = predict(folders[kind], queries, items)
+    np.testing.assert_allclose(scores, expected, atol=1e-4 * max(1, np.abs(expected).max()))
+    assert np.ptp(expected) > 0.1  # the pairs differ enough for the comparison to mean something
+
+
+@pytest.mark.parametrize(
+    "kind", ["qwen3 language model", "qwen3 classifier", "gemma2, capped logits", "saved instruction"]
+)
+def test_what_follows_an_item_is_never_cut(folders, kind):
+    queries = ["how do rivers freeze?"] * 4
+    items = [tiny.words(seed, 300) for seed in range(4)]
+    scorer = open_model(folders[kind], max_length=120)
+    np.testing.assert_allclose(
+        scorer.score(queries, items), predict(folders[kind], queries, items, max_length=120), atol=2e-4
+    )
+    assert scorer.counts.items_cut == 4
+
+
+@pytest.mark.parametrize("kind", ["qwen3 language model", "qwen3 classifier", "one token"])
+def test_an_instruction_is_the_system_message(folders, kind):
+    queries, items = pairs()
+    scorer = open_model(folders[kind], instruction=INSTRUCTION)
+    expected = predict(folders[kind], queries, items, prompt=INSTRUCTION)
+    np.testing.assert_allclose(scorer.score(queries, items), expected, atol=2e-4)
+    plain = open_model(folders[kind])
+    assert scorer.fingerprint != plain.fingerprint
+    assert np.abs(scorer.score(queries, items) - plain.score(queries, items)).max() > 0.01
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_alone_is_as_in_a_batch_and_another_process_opens_the_same(folders, kind):
+    queries, items = pairs()
+    scorer = open_model(folders[kind])
+    scores = scorer.score(queries, items)
+    alone = [scorer.score([query], [item])[0] for query, item in zip(queries, items, strict=True)]
+    np.testing.assert_allclose(alone, scores, atol=1e-4)
+    again = pickle.loads(pickle.dumps(scorer))
+    assert again.fingerprint == scorer.fingerprint
+    np.testing.assert_array_equal(again.score(queries, items), scores)
+
+
+def test_a_language_model_is_a_classifier_of_one_row(folders):
+    queries, items = pairs()
+    both = open_model(folders["qwen3 language model"]).score(queries, items)
+    yes, no = (
+        open_model(folders["qwen3 language model"], true_token=token).score(queries, items) for token in ("yes", "no")
+    )
+    np.testing.assert_allclose(yes - no, both, atol=1e-4)
+    swapped = open_model(folders["qwen3 language model"], true_token="no", false_token="yes")
+    np.testing.assert_allclose(swapped.score(queries, items), -both, atol=1e-5)
+    assert swapped.fingerprint != open_model(folders["qwen3 language model"]).fingerprint
+
+
+@pytest.mark.parametrize("template", ["<Query>: {query}\n<Document>: {item}\nRelevant:", "{item}\n\nanswers {query}?"])
+@pytest.mark.parametrize("kind", ["qwen3 language model", "gemma2, capped logits", "qwen3 classifier", "modernbert"])
+def test_a_template_is_one_text_to_the_tokenizer(folders, kind, template):
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    queries, items = pairs()
+    folder = folders[kind]
+    tokenizer, causal = AutoTokenizer.from_pretrained(folder), "model" not in kind and "gemma" not in kind
+    model = (AutoModelForSequenceClassification if causal else AutoModelForCausalLM).from_pretrained(folder).eval()
+    expected = []
+    for query, item in zip(queries, items, strict=True):
+        text = template.replace("{query}", query).replace("{item}", item)
+        with torch.inference_mode():
+            encoded = tokenizer(text, return_tensors="pt", truncation=False)
+            logits = model(**{name: encoded[name] for name in ("input_ids", "attention_mask")}).logits
+        true, false = (tokenizer.convert_tokens_to_ids(token) for token in ("yes", "no"))
+        expected.append(float(logits[0, 0] if causal else logits[0, -1, true] - logits[0, -1, false]))
+    options = {} if causal else {"true_token": "yes", "false_token": "no"}
+    scores = open_model(folder, template=template, max_length=256, **options).score(queries, items)
+    keep = [len(tokenizer(q + i)["input_ids"]) < 200 for q, i in zip(queries, items, strict=True)]
+    np.testing.assert_allclose(scores[keep], np.array(expected)[keep], atol=2e-4)
+
+
+def test_a_template_with_an_instruction(folders):
+    options = {"template": "{instruction}\n{query}\n{item}\n"}
+    one, other = (
+        open_model(folders["qwen3 classifier"], instruction=text, **options) for text in ("Find ice.", "Find water.")
+    )
+    assert one.score(["a"], ["b"]) != other.score(["a"], ["b"])
+    assert one.fingerprint != other.fingerprint
+
+
+def ids_of(tokenizer, *texts):
+    return [token for text in texts for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
+def qwen3_ids(tokenizer, query, item):
+    """As in the model card of Qwen3-Reranker."""
+    prefix = (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    )
+    instruction = "Given a web search query, retrieve relevant passages that answer the query"
+    text = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {item}"
+    return ids_of(tokenizer, prefix, text, "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+def mxbai_ids(tokenizer, query, item):
+    """As in the package mxbai-rerank."""
+    prefix = (
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\n"
+    )
+    task = (
+        "You are a search relevance expert who evaluates how well documents match search queries. For each "
+        "query-document pair, carefully analyze the semantic relationship between them, then provide your binary "
+        "relevance judgment (0 for not relevant, 1 for relevant).\nRelevance:"
+    )
+    suffix = "<|im_end|>\n<|im_start|>assistant\n"
+    return ids_of(tokenizer, prefix, f"query: {query}", "\n", f"document: {item}", "\n", task, suffix)
+
+
+def bge_gemma_ids(tokenizer, query, item):
+    """As in FlagEmbedding."""
+    question = (
+        "Given a query A and a passage B, determine whether the passage contains an answer to the query by providing a "
+        "prediction of either 'Yes' or 'No'."
+    )
+    return [tokenizer.bos_token_id, *ids_of(tokenizer, f"A: {query}", "\n", f"B: {item}", "\n", question)]
+
+
+FAMILIES = {
+    "Qwen3-Reranker-0.6B": ({**QWEN}, "qwen", qwen3_ids, ("yes", "no")),
+    "mxbai-rerank-base-v2": ({"model_type": "qwen2"}, "qwen", mxbai_ids, ("1", "0")),
+    "bge-reranker-v2-gemma": ({"model_type": "gemma", "head_dim": 8}, "gemma", bge_gemma_ids, ("Yes",)),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_known_families_are_prompted_as_in_their_makers_code(tmp_path, name):
+    from transformers import AutoModelForCausalLM
+
+    config, tokenizer_kind, make_ids, tokens = FAMILIES[name]
+    plain_chat = make.PLAIN_CHAT_TEMPLATE  # of a language model, without the roles of a pair
+    tokenizer = make.qwen_tokenizer(plain_chat) if tokenizer_kind == "qwen" else make.gemma_tokenizer()
+    folder = make.save(
+        tmp_path / name,
+        make.config_of(**config, tokenizer=tokenizer, max_position_embeddings=2048),
+        tokenizer,
+        auto="AutoModelForCausalLM",
+    )
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    queries, items = pairs()
+    expected = []
+    for query, item in zip(queries, items, strict=True):
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([make_ids(tokenizer, query, item)])).logits[0, -1]
+        true, *false = (float(logits[ids_of(tokenizer, token)[0]]) for token in tokens)
+        expected.append(true - sum(false))
+    scores = open_model(folder, max_length=2048).score(queries, items)
+    np.testing.assert_allclose(scores, expected, atol=2e-4)
+
+
+def test_a_decoder_without_a_padding_token(tmp_path):
+    from transformers import AutoModelForSequenceClassification
+
+    tokenizer = make.gemma_tokenizer(pad=False)
+    config = make.config_of("llama", tokenizer, num_labels=1)
+    folder = make.save(tmp_path / "llama", config, tokenizer, auto="AutoModelForSequenceClassification")
+    queries, items = pairs()
+    scores = open_model(folder, batch_tokens=500).score(queries, items)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    for query, item, score in zip(queries, items, scores, strict=True):
+        (ids,) = tokenizer([query], [item], truncation="longest_first", max_length=make.LENGTH)["input_ids"]
+        with torch.inference_mode():
+            assert float(model(input_ids=torch.tensor([ids])).logits) == pytest.approx(score, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("qwen3 classifier", {"template": "only {query}"}, "`template` must contain {item} exactly once"),
+        ("qwen3 classifier", {"template": "{query}{item}"}, "Put a line break or a special token between them"),
+        ("qwen3 classifier", {"template": "{query}\n{item}", "instruction": "x"}, "only if `template` contains"),
+        ("qwen3 classifier", {"template": "{instruction} {query}\n{item}"}, "only if `template` contains"),
+        ("llama, item first", {"instruction": "Find ice"}, "no place for an instruction"),
+        ("modernbert", {"instruction": "Find ice"}, "`instruction` needs a prompt"),
+        ("modernbert", {"true_token": "yes"}, "`true_token` is for language models"),
+        ("qwen3 language model", {"false_token": "no"}, "`false_token` needs `true_token`"),
+        ("qwen3 language model", {"true_token": "yes and no"}, "'yes and no' must be one token"),
+        ("qwen3 language model", {"true_token": 10**6}, "1000000 must be one token"),
+        ("qwen3 language model", {"dtype": "int8"}, "'int8' is for encoders"),
+        ("modular, mean", {"label": 2}, "`label` must be"),
+        ("qwen3 language model", {"max_length": 20}, "`max_length` must be"),
+    ],
+)
+def test_what_cannot_be_applied_is_refused(folders, kind, options, message):
+    with pytest.raises(InputError, match=message.replace("{", "\\{").replace("}", "\\}")):
+        open_model(folders[kind], **options)
+
+
+def test_a_language_model_without_a_prompt_is_refused(tmp_path):
+    tokenizer = make.qwen_tokenizer(make.PLAIN_CHAT_TEMPLATE)
+    folder = make.save(
+        tmp_path / "chat", make.config_of(**QWEN, tokenizer=tokenizer), tokenizer, auto="AutoModelForCausalLM"
+    )
+    with pytest.raises(InputError, match=r"lacks the roles 'query' and 'document'.*Give `template`"):
+        open_model(folder)
+    assert np.isfinite(open_model(folder, template="qwen3-reranker").score(["a"], ["b"])).all()
+
+
+def test_a_tokenizer_without_the_answers_is_refused(tmp_path):
+    tokenizer = tiny.bert_tokenizer()
+    folder = make.save(tmp_path / "bert", make.config_of("llama", tokenizer), tokenizer, auto="AutoModelForCausalLM")
+    with pytest.raises(InputError, match=r"'yes' must be one token.*`true_token`"):
+        open_model(folder, template="{query}\n{item}")
+
+
+CODE = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\nclass Evil: pass\n"
+
+
+@pytest.mark.parametrize("way", ["modules.json", "auto_map", "activation"])
+def test_no_code_of_a_model_folder_is_run(tmp_path, way):
+    source = make.save_modular(tmp_path / "made", pooling="mean", activation=torch.nn.Tanh())
+    folder = tmp_path / "evil"
+    shutil.copytree(source, folder)
+    (folder / "evil.py").write_text(CODE)
+    if way == "modules.json":
+        modules = json.loads((folder / "modules.json").read_text())
+        modules[1]["type"] = "evil.Evil"
+        (folder / "modules.json").write_text(json.dumps(modules))
+    elif way == "auto_map":
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil"}}
+        (folder / "config.json").write_text(json.dumps(config))
+    else:
+        path = next(folder.glob("2_Dense*/config.json"))
+        path.write_text(json.dumps({**json.loads(path.read_text()), "activation_function": "evil.Evil"}))
+    with pytest.raises(InputError, match=r"evil|code"):
+        open_model(folder)
+    assert not list(folder.rglob("ran"))
