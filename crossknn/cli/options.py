@@ -74,6 +74,22 @@ class ScorerOptions:
     dtype: Annotated[
         Dtype, Option(help="Precision of the cross-encoder. auto: float32 on cpu, bfloat16 on cuda. int8: cpu only.")
     ] = Dtype.auto
+    template: Annotated[
+        str | None,
+        Option(
+            help="Prompt of the cross-encoder, if not the model's own: a text with {query} and {item}, or the name of "
+            "a family such as qwen3-reranker."
+        ),
+    ] = None
+    instruction: Annotated[
+        str | None, Option(help="What makes an item relevant, for a cross-encoder trained with instructions.")
+    ] = None
+    true_token: Annotated[
+        str | None, Option(help="Token whose logit is the score of a language model. Default: the model's own, or yes.")
+    ] = None
+    false_token: Annotated[
+        str | None, Option(help="Token whose logit is subtracted. Default: the model's own, or no.")
+    ] = None
 
     def load_scorer(self, *, cache: Path | None = None, work_dir: Path | None = None) -> Scorer:
         """The cross-encoder, with its scores kept in `cache`.
@@ -86,10 +102,17 @@ class ScorerOptions:
         from crossknn.scorers.remote.scorer import RemoteScorer, is_url
 
         check_device(self.device)
+        names = ("template", "instruction", "true_token", "false_token")
+        prompt = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         scorer: Scorer
         if not is_url(self.scorer):
-            kind: Callable[..., Scorer] = EmbCrossEncoder if is_emb_cross_encoder(self.scorer) else CrossEncoder
-            scorer = kind(self.scorer, device=self.device, dtype=str(self.dtype))
+            if prompt or not is_emb_cross_encoder(self.scorer):
+                scorer = CrossEncoder(self.scorer, device=self.device, dtype=str(self.dtype), **prompt)
+            else:
+                scorer = EmbCrossEncoder(self.scorer, device=self.device, dtype=str(self.dtype))
+        elif prompt:
+            option = f"--{next(iter(prompt)).replace('_', '-')}"
+            raise InputError(f"{option} applies to local models only: a rerank server has a prompt of its own.")
         elif self.dtype is Dtype.auto:
             scorer = RemoteScorer(self.scorer)
             cache = cache if work_dir is None else work_dir / "server-scores.db"

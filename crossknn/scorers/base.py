@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from inspect import isawaitable
 from typing import Any
 
 import numpy as np
 
-from crossknn._checks import invalid
+from crossknn._checks import check_positive, invalid
 from crossknn.errors import InputError, ScorerError
 from crossknn.models.fingerprints import function_fingerprint
 from crossknn.types import Scorer, Scores
 
 PairFunction = Callable[[list[tuple[str, str]]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A text in the ranking of `rank`."""
+
+    index: int  # among the given texts
+    score: float
+    text: str
+
+
+class RankMixin:
+    """`rank` for every scorer of the package."""
+
+    def rank(self: Scorer, query: str, texts: Sequence[str], *, k: int | None = None) -> list[Ranked]:
+        """The texts by their scores for one query, best first and ties in the given order; the `k` best or all."""
+        if k is not None:
+            check_positive("k", k)
+        scores = score_pairs(self, [query] * len(texts), texts)
+        order = np.argsort(-scores, kind="stable")[:k]
+        return [Ranked(index, float(scores[index]), texts[index]) for index in order.tolist()]
 
 
 def score_pairs(scorer: Scorer, queries: Sequence[str], items: Sequence[str]) -> Scores:
@@ -69,14 +94,14 @@ def function_scorer(fn: PairFunction, *, fingerprint: str | None = None) -> Func
     """A scorer from a function.
 
     Args:
-        fn: Returns one raw score per `(query, item)`, as an array, a tensor or a list.
+        fn: Returns one raw score per `(query, item)`, as an array, a tensor or a list; it may be asynchronous.
         fingerprint: Names what the function computes; change it when its scores change, for scores are cached and
             indexes are checked by it. `Cached` refuses a scorer without one.
     """
     return FunctionScorer(fn, fingerprint=fingerprint)
 
 
-class FunctionScorer:
+class FunctionScorer(RankMixin):
     """A function over pairs as a scorer; made by `function_scorer`."""
 
     def __init__(self, fn: PairFunction, *, fingerprint: str | None) -> None:
@@ -91,6 +116,13 @@ class FunctionScorer:
         if not len(queries):
             return np.empty(0, np.float32)
         scores = self._fn(list(zip(queries, items, strict=True)))
+        if isawaitable(scores):
+            with ThreadPoolExecutor(1) as thread:  # the caller's may run an event loop
+                scores = thread.submit(asyncio.run, _await(scores)).result()
         if hasattr(scores, "detach"):  # a tensor, on a GPU or in bfloat16 no array by itself
             scores = scores.detach().float().cpu().numpy()
         return check_scores(scores, queries, items)
+
+
+async def _await(scores: Awaitable[Any]) -> Any:
+    return await scores

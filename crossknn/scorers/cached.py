@@ -19,7 +19,7 @@ import numpy as np
 from crossknn._checks import check_positive
 from crossknn.errors import InputError, PartialScores
 from crossknn.models.fingerprints import is_unnamed
-from crossknn.scorers.base import check_pairs, score_pairs
+from crossknn.scorers.base import RankMixin, check_pairs, score_pairs
 from crossknn.types import Scorer, Scores
 
 KEYS_PER_SELECT = 900  # older versions of SQLite take at most 999
@@ -30,7 +30,7 @@ FORMAT_VERSION = 1
 _inherited: list[sqlite3.Connection] = []  # connections of a parent process: never used here, never closed here
 
 
-class Cached:
+class Cached(RankMixin):
     """A scorer with its scores cached in an SQLite file, which threads and processes may share.
 
     Scores are stored by the scorer's fingerprint, so one file serves several scorers.

@@ -94,8 +94,6 @@ class CrossEncoder(ModelScorer):
         self._folder = read_model_folder(folder)
         self._asked = {"template": template, "instruction": instruction}
         self._asked_tokens = {"true_token": true_token, "false_token": false_token}
-        if dtype == "int8" and self._folder.kind == LANGUAGE_MODEL:
-            raise InputError("`dtype` 'int8' is for encoders, got a language model. Use 'float32' or 'bfloat16'.")
         self.prompt: Prompt | None = None
         super().__init__(
             name,
@@ -115,6 +113,8 @@ class CrossEncoder(ModelScorer):
         )
         self._tokens = self._choose_tokens()
         model, self._head = split_head(self._pretrained, self._folder, self._tokens)
+        if self.dtype == "int8" and self._head is not None and self._folder.pooling is None:
+            raise InputError("`dtype` 'int8' is for encoders, got a decoder. Use 'float32' or 'bfloat16'.")
         if self._folder.kind == CLASSIFIER:
             names = model.config.id2label or {}
             self.label = choose_label({str(name): int(number) for number, name in names.items()}, label)

@@ -10,6 +10,8 @@ import crossknn as ck
 from crossknn.cli.console import ProgressBars
 from crossknn.cli.options import EngineName, EngineOptions, ScorerOptions
 from crossknn.engines.local import LOCAL
+from crossknn.errors import InputError
+from tests.scorers import tiny_rerankers
 
 MODELS = ScorerOptions("my-model")
 
@@ -63,3 +65,19 @@ def test_progress_bars_start_at_what_an_earlier_run_has_done(monkeypatch):
         bars("exact search", 2000, 2000)
     last = [line for line in terminal.file.getvalue().splitlines() if "exact search" in line][-1]
     assert "2000/2000" in last
+
+
+def test_prompt_options_reach_the_cross_encoder(tmp_path):
+    pytest.importorskip("transformers")
+    tokenizer = tiny_rerankers.qwen_tokenizer(None)
+    config = tiny_rerankers.config_of("qwen3", tokenizer, head_dim=8)
+    folder = str(tiny_rerankers.save(tmp_path / "lm", config, tokenizer, auto="AutoModelForCausalLM"))
+    options = {"template": "{instruction}\n{query}\n{item}\n", "instruction": "Find ice.", "true_token": "yes"}
+    loaded = ScorerOptions(folder, **options).load_scorer()
+    assert loaded.fingerprint == ck.CrossEncoder(folder, **options).fingerprint
+
+
+@pytest.mark.parametrize("option", ["template", "instruction", "true_token", "false_token"])
+def test_a_server_has_its_own_prompt(option):
+    with pytest.raises(InputError, match=f"--{option.replace('_', '-')} applies to local models only"):
+        ScorerOptions("http://127.0.0.1:80/rerank", **{option: "x"}).load_scorer()

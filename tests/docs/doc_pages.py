@@ -37,7 +37,7 @@ def move_into_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "corpus.jsonl").write_text(lines)
     (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(ck, "CrossEncoder", lambda _: ck.function_scorer(score, fingerprint="words"))
+    monkeypatch.setattr(ck, "CrossEncoder", lambda _, **options: ck.function_scorer(score, fingerprint="words"))
     monkeypatch.setattr(ck, "SentenceEncoder", lambda _: ck.function_encoder(encode, fingerprint="counts"))
 
 

@@ -1,5 +1,7 @@
 """Any function over pairs is a scorer, and what it returns is checked."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -67,3 +69,31 @@ def test_tensors_are_converted() -> None:
     torch = pytest.importorskip("torch")
     scorer = function_scorer(lambda pairs: torch.ones(len(pairs), 1, dtype=torch.bfloat16, requires_grad=True))
     assert scorer.score(["a", "b"], ["x", "y"]).tolist() == [1.0, 1.0]
+
+
+def count_letters(pairs):
+    return [float(len(item)) for _, item in pairs]
+
+
+async def count_letters_later(pairs):
+    await asyncio.sleep(0)
+    return count_letters(pairs)
+
+
+@pytest.mark.parametrize("fn", [count_letters, count_letters_later])
+def test_texts_are_ranked_best_first_and_ties_in_the_given_order(fn):
+    scorer = function_scorer(fn)
+    texts = ["bb", "a", "cccc", "dd"]
+    expected = [(2, 4.0, "cccc"), (0, 2.0, "bb"), (3, 2.0, "dd"), (1, 1.0, "a")]
+    assert [(one.index, one.score, one.text) for one in scorer.rank("q", texts)] == expected
+    assert [one.index for one in scorer.rank("q", texts, k=2)] == [2, 0]
+    assert scorer.rank("q", []) == []
+    with pytest.raises(InputError, match="`k` must be"):
+        scorer.rank("q", texts, k=0)
+
+
+def test_an_asynchronous_function_may_be_called_from_an_event_loop():
+    async def search():
+        return function_scorer(count_letters_later).score(["q"], ["abc"])
+
+    assert asyncio.run(search()).tolist() == [3.0]

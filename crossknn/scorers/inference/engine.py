@@ -21,7 +21,7 @@ from crossknn._imports import import_extra
 from crossknn.errors import InputError, ScorerError
 from crossknn.models.batching import batches_in_order, length_buckets, without_cudnn_attention
 from crossknn.models.hub import portable_name
-from crossknn.scorers.base import check_pairs, check_scores, describe_pair
+from crossknn.scorers.base import RankMixin, check_pairs, check_scores, describe_pair
 from crossknn.scorers.inference.int8 import encoder_linears, quantize_linears
 from crossknn.scorers.inference.loading import Pretrained, check_half_precision, load_pretrained
 from crossknn.scorers.inference.pairs import (
@@ -104,7 +104,7 @@ class ModelSettings(TypedDict, total=False):
     stored_tokens: int
 
 
-class ModelScorer:
+class ModelScorer(RankMixin):
     """Tokenizes each text once, assembles pairs as arrays and runs batches; a subclass reads the scores.
 
     The other arguments, and the attributes, are those of `CrossEncoder`.

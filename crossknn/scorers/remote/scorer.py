@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from crossknn._checks import check_number, check_positive, invalid
 from crossknn.errors import InputError, PartialScores, ScorerError
 from crossknn.models.fingerprints import function_fingerprint
-from crossknn.scorers.base import check_pairs, describe_pair
+from crossknn.scorers.base import RankMixin, check_pairs, describe_pair
 from crossknn.scorers.remote.client import KEY_VARIABLE, PLAIN_HEADERS, CostTracker, RerankClient, is_loopback
 from crossknn.scorers.remote.providers import choose_provider, parse_response, to_logits
 from crossknn.types import Scores
@@ -28,7 +28,7 @@ PROBABILITY_CHECK_SCORES = 100  # how many scores between 0 and 1 give rise to a
 logger = logging.getLogger(__name__)
 
 
-class RemoteScorer:
+class RemoteScorer(RankMixin):
     """The scores of a server: text-embeddings-inference, vLLM, Jina, Cohere, and others with one of their dialects.
 
     The pairs of a call are grouped by query into requests, several of which are in flight at once. When one fails for
