@@ -214,7 +214,7 @@ def floor(
 ) -> dict[str, Any]:
     """How fast it were if the model's matrix products were all there is, and the share of that each side reaches."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-    encoded = tokenizer(queries, items, truncation=True, max_length=scorer.limits.max_length)["input_ids"]
+    encoded = tokenizer(queries, items, truncation=True, max_length=scorer.truncation.max_length)["input_ids"]
     work = matrix_work(transformers.AutoConfig.from_pretrained(options.model), map(len, encoded))
     rate = matrix_rate(options.device, getattr(torch, dtype))
     pairs_per_s = len(queries) / (work / rate)

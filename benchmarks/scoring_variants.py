@@ -95,7 +95,7 @@ class Work:
     def __init__(self, options: argparse.Namespace, shape: str) -> None:
         self.options = options
         tokenizer = AutoTokenizer.from_pretrained(options.model)
-        self.template = find_template(tokenizer, fast_tokenize(tokenizer.backend_tokenizer))
+        self.template = find_template(tokenizer, fast_tokenize(tokenizer.backend_tokenizer), tokenizer.pad_token_id)
         queries, items = draw_pairs(options)
         encoded = tokenizer(queries, items, truncation=True, max_length=512)
         self.ids = [np.array(ids) for ids in encoded["input_ids"]]

@@ -15,6 +15,7 @@ from crossknn.scorers.inference.engine import STORED_TOKENS, ModelScorer, Padded
 from crossknn.scorers.inference.heads import split_head
 from crossknn.scorers.inference.loading import Pretrained, hash_tensors
 from crossknn.scorers.inference.model_folder import CLASSIFIER, LANGUAGE_MODEL, read_model_folder
+from crossknn.scorers.inference.packed import make_packed
 from crossknn.scorers.inference.pairs import LongItems, PairFormat, PairTemplate
 from crossknn.scorers.inference.prompt_tokens import Prompt, tokenize_prompt
 from crossknn.scorers.inference.prompts import (
@@ -113,7 +114,7 @@ class CrossEncoder(ModelScorer):
         )
         self._tokens = self._choose_tokens()
         model, self._head = split_head(self._pretrained, self._folder, self._tokens)
-        if self.dtype == "int8" and self._head is not None and self._folder.pooling is None:
+        if self.dtype == "int8" and self._head is not None and self._head.pooling == "lasttoken":
             raise InputError("`dtype` 'int8' is for encoders, got a decoder. Use 'float32' or 'bfloat16'.")
         if self._folder.kind == CLASSIFIER:
             names = model.config.id2label or {}
@@ -122,7 +123,9 @@ class CrossEncoder(ModelScorer):
             assert self._head is not None
             self.label = choose_label({str(number): number for number in range(self._head.labels)}, label)
         self._pretrained = replace(self._pretrained, model=model)
-        if self._head is None and not self.template.item_first:
+        if self._head is not None:
+            self._varlen = make_packed(model, self._head, self.template)
+        else:
             self._varlen = make_varlen(model, self.template)
         self.cls_only = self._varlen is not None or (self._head is None and patch_last_layer(model))
         self._quantize()
@@ -227,7 +230,7 @@ class CrossEncoder(ModelScorer):
             assert self._varlen is not None
             logits = self._varlen.logits(batch)
         elif self._head is not None:
-            logits = self._head.logits(model(**batch.inputs).last_hidden_state, batch.lengths)
+            logits = self._head.padded_logits(model(**batch.inputs).last_hidden_state, batch.lengths)
         else:
             logits = model(**batch.inputs).logits
         return logits[:, self.label].float()

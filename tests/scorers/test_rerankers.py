@@ -342,3 +342,13 @@ def test_no_code_of_a_model_folder_is_run(tmp_path, way):
     with pytest.raises(InputError, match=r"evil|code"):
         open_model(folder)
     assert not list(folder.rglob("ran"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_free_on_a_gpu_is_padded_on_a_cpu(folders, kind):
+    queries, items = pairs()
+    expected = open_model(folders[kind]).score(queries, items)
+    scores = CrossEncoder(folders[kind], device="cuda").score(queries, items)
+    assert np.corrcoef(scores, expected)[0, 1] > 0.98
+    np.testing.assert_allclose(scores, expected, atol=0.15 * np.abs(expected).max())

@@ -13,7 +13,8 @@ from typing import Any
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.scorers.inference.loading import Pretrained
-from crossknn.scorers.inference.model_folder import CLASSIFIER, LANGUAGE_MODEL, ModelFolder, make_head
+from crossknn.scorers.inference.model_folder import LANGUAGE_MODEL, ModelFolder, make_head
+from crossknn.scorers.inference.ops import Layout
 
 PROBE_TOKENS = (5, 3, 8, 2, 7, 4, 9, 6)
 
@@ -33,23 +34,32 @@ class Head:
         sizes = [layer.out_features for layer in self.layers.modules() if hasattr(layer, "out_features")]
         return 1 if self.difference else int(sizes[-1])
 
-    def logits(self, states: Any, lengths: Any) -> Any:
+    def padded_logits(self, states: Any, lengths: Any) -> Any:
         """(pairs, labels) from (pairs, longest, dim) states of right-padded pairs of these lengths."""
-        logits = self.layers(self._pool(states, lengths).float())
+        torch = import_extra("torch", extra="models")
+        if self.pooling == "cls":
+            return self._logits(states[:, 0])
+        if self.pooling == "lasttoken":
+            return self._logits(states[torch.arange(len(states), device=states.device), lengths - 1])
+        inside = (torch.arange(states.shape[1], device=states.device) < lengths[:, None])[:, :, None]
+        if self.pooling == "max":
+            return self._logits(states.masked_fill(~inside, -torch.inf).amax(1))
+        return self._logits(states.float().masked_fill(~inside, 0).sum(1) / lengths[:, None])
+
+    def packed_logits(self, states: Any, layout: Layout) -> Any:
+        """(pairs, labels) from (tokens, dim) states of concatenated pairs."""
+        if self.pooling == "cls":
+            return self._logits(states[layout.cu_seqlens[:-1].long()])
+        if self.pooling == "lasttoken":
+            return self._logits(states[layout.cu_seqlens[1:].long() - 1])
+        reduce = import_extra("torch", extra="models").segment_reduce
+        return self._logits(reduce(states.float(), self.pooling, lengths=layout.cu_seqlens.diff().long()))
+
+    def _logits(self, pooled: Any) -> Any:
+        logits = self.layers(pooled.float())
         if self.softcap:
             logits = self.softcap * (logits / self.softcap).tanh()
         return logits[:, :1] - logits[:, 1:] if self.difference else logits
-
-    def _pool(self, states: Any, lengths: Any) -> Any:
-        torch = import_extra("torch", extra="models")
-        if self.pooling == "cls":
-            return states[:, 0]
-        if self.pooling == "lasttoken":
-            return states[torch.arange(len(states), device=states.device), lengths - 1]
-        inside = (torch.arange(states.shape[1], device=states.device) < lengths[:, None])[:, :, None]
-        if self.pooling == "max":
-            return states.masked_fill(~inside, -torch.inf).amax(1)
-        return states.float().masked_fill(~inside, 0).sum(1) / lengths[:, None]
 
 
 def split_head(pretrained: Pretrained, folder: ModelFolder, tokens: Sequence[int]) -> tuple[Any, Head | None]:
@@ -66,14 +76,18 @@ def split_head(pretrained: Pretrained, folder: ModelFolder, tokens: Sequence[int
         head = _token_head(torch, model, tokens)
         expected = _probe(torch, model)[:, -1, list(tokens)]
         expected = expected[:, :1] - expected[:, 1:] if len(tokens) == 2 else expected
-    elif folder.kind == CLASSIFIER and isinstance(getattr(model, "score", None), torch.nn.Linear):
-        head = Head("lasttoken", model.score.float())
+    elif isinstance(getattr(model, "score", None), torch.nn.Linear):  # a decoder
         expected = _probe(torch, model)
+        head = Head("lasttoken", model.score.float())
+    elif getattr(model.config, "classifier_pooling", None) and hasattr(model, "head"):  # ModernBERT
+        expected = _probe(torch, model)
+        layers = torch.nn.Sequential(model.head, model.classifier).float()
+        head = Head(model.config.classifier_pooling, layers)
     else:
         return model, None
     with torch.inference_mode():
         states = model.base_model(input_ids=_probe_ids(torch, model)).last_hidden_state
-        found = head.logits(states, torch.tensor([states.shape[1]], device=states.device))
+        found = head.padded_logits(states, torch.tensor([states.shape[1]], device=states.device))
     if not torch.allclose(found, expected.float(), rtol=0.05, atol=0.05):
         raise InputError(
             f"{pretrained.source}: its logits are not a linear function of its last states, so they cannot be computed "

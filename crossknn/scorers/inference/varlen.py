@@ -64,7 +64,7 @@ class VarlenModel:
 
     def logits(self, batch: VarlenBatch) -> Any:
         """(pairs, labels)"""
-        return self.run(*self._join(batch))
+        return self.run(*join_pairs(self._template, batch))
 
     def forward(self, encoded: Mapping[str, Any]) -> Any:
         """(1, labels) of a tokenizer's encoding of one pair."""
@@ -83,29 +83,35 @@ class VarlenModel:
         cls = states[:, None]
         return self._model.classifier(cls if pooler is None else pooler(cls))
 
-    def _join(self, batch: VarlenBatch) -> tuple[Any, Any, Any, Layout]:
-        """(ids, types, positions, layout) of the pairs, joined as the tokenizer does."""
-        torch, template = self._torch, self._template
-        query_from, query_lengths, item_from, item_lengths = batch.spans
-        lengths = query_lengths + item_lengths + template.specials
-        ends = torch.cumsum(lengths, 0)
-        starts = ends - lengths
-        tokens = batch.tokens
-        pair = torch.repeat_interleave(lengths, output_size=tokens)  # a known size avoids a synchronization
-        positions = torch.arange(tokens, device=pair.device) - starts[pair]
-        middle_at = starts + len(template.prefix) + query_lengths
-        item_at = middle_at + len(template.middle)
-        into_query = positions + (query_from - len(template.prefix))[pair]
-        into_item = positions + (item_from + starts - item_at)[pair]
-        in_item = positions >= (item_at - starts)[pair]
-        ids = torch.where(in_item, _take(batch.items, into_item), _take(batch.queries, into_query))
-        suffix_at = ends - len(template.suffix)
-        for special, at in ((template.prefix, starts), (template.middle, middle_at), (template.suffix, suffix_at)):
-            for shift, token in enumerate(special):
-                ids.index_fill_(0, at + shift, token)  # an assignment would synchronize
-        types = template.token_types(positions, query_lengths[pair], item_lengths[pair])
-        cu_seqlens = torch.nn.functional.pad(ends, (1, 0)).int()
-        return ids, types, positions, Layout(cu_seqlens, batch.lengths, int(batch.lengths.max()))
+
+def join_pairs(template: PairTemplate, batch: VarlenBatch) -> tuple[Any, Any, Any, Layout]:
+    """(ids, types, positions, layout) of the pairs, joined as the template says."""
+    torch = import_extra("torch", extra="models")
+    first_tokens, second_tokens = batch.queries, batch.items
+    query_from, query_lengths, item_from, item_lengths = batch.spans
+    first_from, first_lengths, second_from = query_from, query_lengths, item_from
+    if template.item_first:
+        first_tokens, second_tokens = second_tokens, first_tokens
+        first_from, first_lengths, second_from = item_from, item_lengths, query_from
+    lengths = query_lengths + item_lengths + template.specials
+    ends = torch.cumsum(lengths, 0)
+    starts = ends - lengths
+    tokens = batch.tokens
+    pair = torch.repeat_interleave(lengths, output_size=tokens)  # a known size avoids a synchronization
+    positions = torch.arange(tokens, device=pair.device) - starts[pair]
+    middle_at = starts + len(template.prefix) + first_lengths
+    second_at = middle_at + len(template.middle)
+    into_first = positions + (first_from - len(template.prefix))[pair]
+    into_second = positions + (second_from + starts - second_at)[pair]
+    in_second = positions >= (second_at - starts)[pair]
+    ids = torch.where(in_second, _take(second_tokens, into_second), _take(first_tokens, into_first))
+    suffix_at = ends - len(template.suffix)
+    for special, at in ((template.prefix, starts), (template.middle, middle_at), (template.suffix, suffix_at)):
+        for shift, token in enumerate(special):
+            ids.index_fill_(0, at + shift, token)  # an assignment would synchronize
+    types = template.token_types(positions, query_lengths[pair], item_lengths[pair])
+    cu_seqlens = torch.nn.functional.pad(ends, (1, 0)).int()
+    return ids, types, positions, Layout(cu_seqlens, batch.lengths, int(batch.lengths.max()))
 
 
 class VarlenLayer:

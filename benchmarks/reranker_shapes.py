@@ -1,0 +1,144 @@
+"""Pairs scored per second by rerankers of several shapes, beside sentence-transformers at its best batch size.
+
+    python -m benchmarks.reranker_shapes --texts <BEIR folder> --out benchmarks/results/reranker_shapes_h200.json
+
+The weights are random and the tokenizer is that of the embedded cross-encoder: speed depends on the shape and on the
+number of tokens only. Both sides score the same pairs in one run, raw logits, in turns. The share of the card is that
+of its matrix rate if the model's matrix products were all there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from benchmarks.matrix_rate import matrix_rate
+from benchmarks.scoring_speed import best_batch_size, draw_pairs, measure, open_theirs, surroundings, theirs_side
+from crossknn.models.hub import EMBEDDED_CROSS_ENCODER
+from crossknn.scorers.cross_encoder import CrossEncoder
+
+BERT = {"num_attention_heads": 12, "intermediate_size": 1536, "hidden_size": 384, "num_hidden_layers": 6}
+LARGE = {"num_attention_heads": 16, "intermediate_size": 4096, "hidden_size": 1024, "num_hidden_layers": 24}
+BASE = {"num_attention_heads": 12, "intermediate_size": 3072, "hidden_size": 768, "num_hidden_layers": 12}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "MiniLM-L6": ("bert", BERT),
+    "XLM-R large": ("xlm-roberta", {**LARGE, "type_vocab_size": 1, "max_position_embeddings": 514}),
+    "ModernBERT base": ("modernbert", {**BASE, "num_hidden_layers": 22, "intermediate_size": 1152}),
+    "DeBERTa-v3 base": (
+        "deberta-v2",
+        {
+            **BASE, "relative_attention": True, "position_buckets": 256, "pos_att_type": ["p2c", "c2p"],
+            "share_att_key": True, "norm_rel_ebd": "layer_norm", "type_vocab_size": 0, "position_biased_input": False,
+        },
+    ),
+    "Qwen3-0.6B": (
+        "qwen3",
+        {
+            "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+            "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096,
+        },
+    ),
+}  # fmt: skip
+
+
+def main() -> None:
+    options = read_options()
+    rate = matrix_rate(options.device, torch.bfloat16) if options.device == "cuda" else None
+    report: dict[str, Any] = {"matrix_tflops": rate and round(rate / 1e12), "shapes": {}}
+    for name in options.shapes.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            options.model = save_model(Path(folder), *SHAPES[name])
+            report["shapes"][name] = measure_shape(options, rate)
+        gc.collect()
+        torch.cuda.empty_cache()
+        print(name, json.dumps(report["shapes"][name]), flush=True)
+        report |= {"seed": options.seed, **surroundings(options)}
+        if options.out:
+            options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", type=Path, required=True, help="BEIR folder, or a .jsonl whose lines have a text")
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--pairs", type=int, default=4096)
+    parser.add_argument("--items-per-query", type=int, default=64)
+    parser.add_argument("--batch-sizes", default="64,128,256")
+    parser.add_argument("--trial-share", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+def save_model(folder: Path, model_type: str, size: dict[str, Any]) -> Path:
+    """A classifier of this shape with random weights, and the embedded cross-encoder's tokenizer."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(EMBEDDED_CROSS_ENCODER)
+    tokenizer.model_max_length = 512
+    ids = {"pad_token_id": tokenizer.pad_token_id, "cls_token_id": tokenizer.cls_token_id}
+    config = transformers.AutoConfig.for_model(
+        model_type,
+        vocab_size=len(tokenizer),
+        num_labels=1,
+        initializer_range=0.05,
+        **{"max_position_embeddings": 512, **ids, **size},
+    )
+    torch.manual_seed(0)
+    transformers.AutoModelForSequenceClassification.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def measure_shape(options: argparse.Namespace, rate: float | None) -> dict[str, Any]:
+    queries, items = draw_pairs(options)
+    dtype = "bfloat16" if options.device == "cuda" else "float32"
+    theirs = open_theirs(options, dtype)
+    trial = slice(0, len(queries) // options.trial_share)
+    best = best_batch_size(theirs, queries[trial], items[trial], options)
+    scorer = CrossEncoder(options.model, device=options.device, dtype=dtype)
+    first_pass = CrossEncoder(options.model, device=options.device, dtype=dtype, stored_tokens=1)
+    sides = {
+        "sentence-transformers": theirs_side(theirs, queries, items, best["best"]),
+        "crossknn": partial(scorer.score, queries, items),
+        "crossknn, first pass": partial(first_pass.score, queries, items),
+    }
+    timings, scores = measure(sides, options.repeats)
+    seconds = {name: sorted(wall for wall, _ in runs)[len(runs) // 2] for name, runs in timings.items()}
+    work = matrix_work(scorer, queries, items)
+    return {
+        "pairs": len(queries),
+        "tokens_per_pair": round(scorer.counts.tokens / scorer.counts.passes, 1),
+        "padding_free": type(scorer._varlen).__name__,
+        "pairs_per_s": {name: round(len(queries) / wall, 1) for name, wall in seconds.items()},
+        "ratio": {name: round(seconds["sentence-transformers"] / wall, 2) for name, wall in seconds.items()},
+        "share_of_card": {name: rate and round(work / wall / rate, 3) for name, wall in seconds.items()},
+        "batch_sizes_tried": best,
+        "largest_difference": float(abs(scores["crossknn"] - scores["sentence-transformers"]).max()),
+        "score_deviation": float(scores["sentence-transformers"].std()),
+    }
+
+
+def matrix_work(scorer: CrossEncoder, queries: list[str], items: list[str]) -> float:
+    """Floating-point operations in all matrix products over the pairs, unpadded: linear layers and attention."""
+    config, linears = scorer._pretrained.model.config, torch.nn.Linear
+    modules = scorer._pretrained.model.base_model.modules()
+    per_token = 2 * sum(module.weight.numel() for module in modules if isinstance(module, linears))
+    tokenizer = scorer._pretrained.tokenizer
+    lengths = [len(ids) for ids in tokenizer(queries, items, truncation=True, max_length=512)["input_ids"]]
+    heads = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    wide = config.num_hidden_layers * config.num_attention_heads * heads
+    share = 0.5 if "qwen" in config.model_type else 1.0  # a causal model needs half of the products of attention
+    return float(sum(n * per_token + 4 * share * n**2 * wide for n in lengths))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Padding-free inference of any transformer whose attention can be replaced: ModernBERT, decoders, modular encoders.
+
+The pairs of a batch are one long sequence, with positions that start anew for each of them. The model's own layers run
+over it; only attention is computed here, within each pair. (BERT-like classifiers have faster layers in varlen.py.)
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from crossknn._imports import import_extra
+from crossknn.scorers.inference.heads import Head
+from crossknn.scorers.inference.ops import Layout
+from crossknn.scorers.inference.pairs import PairTemplate
+from crossknn.scorers.inference.token_store import Counts
+from crossknn.scorers.inference.varlen import VarlenBatch, join_pairs
+
+logger = logging.getLogger(__name__)
+
+ATTENTION = "crossknn_varlen"  # its name in transformers
+PROBE_LENGTHS = (30, 30, 12, 7, 1)
+_running = threading.local()  # the layout of the batch that this thread runs
+
+
+class PackedModel:
+    """A transformer without its head, and the head, over concatenated pairs; made by `make_packed`."""
+
+    def __init__(self, model: Any, head: Head, template: PairTemplate, first_position: int = 0) -> None:
+        self._torch = import_extra("torch", extra="models")
+        self._model = model
+        self._head = head
+        self._template = template
+        self._first_position = first_position
+
+    @property
+    def linears(self) -> list[Any]:
+        """The linear layers below the head."""
+        return [module for module in self._model.modules() if isinstance(module, self._torch.nn.Linear)]
+
+    def logits(self, batch: VarlenBatch) -> Any:
+        """(pairs, labels)"""
+        return self.run(*join_pairs(self._template, batch))
+
+    def forward(self, encoded: Mapping[str, Any]) -> Any:
+        """(1, labels) of a tokenizer's encoding of one pair."""
+        (ids,) = encoded["input_ids"]
+        types = encoded.get("token_type_ids")
+        positions = self._torch.arange(len(ids), device=ids.device)
+        layout = Layout.of(np.array([len(ids)]), ids.device)
+        return self.run(ids, self._torch.zeros_like(ids) if types is None else types[0], positions, layout)
+
+    def run(self, ids: Any, types: Any, positions: Any, layout: Layout) -> Any:
+        """(sequences, labels) of concatenated tokens (tokens,)."""
+        inputs = {"input_ids": ids[None], "position_ids": positions[None] + self._first_position}
+        if self._template.first_type is not None:
+            inputs["token_type_ids"] = types[None]
+        _running.layout = layout
+        states = self._model(**inputs).last_hidden_state[0]
+        return self._head.packed_logits(states, layout)
+
+
+def make_packed(model: Any, head: Head, template: PairTemplate) -> PackedModel | None:
+    """A padding-free version of the model; None if its attention cannot be replaced, or its logits would change.
+
+    It runs in half precision on a GPU and in float32 on a CPU. The model's attention is replaced for good.
+    """
+    torch = import_extra("torch", extra="models")
+    half = model.dtype in (torch.float16, torch.bfloat16)
+    if not getattr(model, "_supports_attention_backend", False) or half != (model.device.type == "cuda"):
+        return None
+    rows = _probe_rows(torch, model)
+    expected = _expected_logits(torch, model, head, rows)
+    if not bool(expected.isfinite().all()):
+        return None
+    usual = model.config._attn_implementation
+    _register()
+    model.set_attn_implementation(ATTENTION)
+    padding = getattr(model.config, "pad_token_id", None) or 0
+    for first_position in (0, padding + 1):  # RoBERTa's positions follow the padding id
+        packed = PackedModel(model, head, template, first_position)
+        if _agrees(torch, packed, rows, expected, tolerance=0.05 if half else 1e-4):
+            return packed
+    model.set_attn_implementation(usual)
+    return None
+
+
+def _register() -> None:
+    """Make the attention known to transformers; it needs no mask."""
+    transformers = import_extra("transformers", extra="models")
+    transformers.AttentionInterface.register(ATTENTION, _attend)
+    transformers.AttentionMaskInterface.register(ATTENTION, lambda *_, **__: None)
+
+
+def _attend(
+    module: Any,
+    query: Any,  # (1, heads, tokens, head dim)
+    key: Any,  # maybe fewer heads
+    value: Any,
+    _mask: Any,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **_: Any,
+) -> tuple[Any, None]:
+    """Attention within each sequence, in the form that transformers calls it."""
+    if softcap is not None:
+        raise NotImplementedError("attention with capped logits")
+    causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+    query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))  # (tokens, heads, head dim)
+    window = None if sliding_window is None else sliding_window - 1
+    attention = _flash if query.is_cuda else _grouped
+    return attention(query, key, value, _running.layout, scaling, window, causal)[None], None
+
+
+def _flash(
+    query: Any, key: Any, value: Any, layout: Layout, scale: float | None, window: int | None, causal: bool
+) -> Any:
+    """By torch's variable-length flash attention, in half precision on a GPU."""
+    attention = import_extra("torch", extra="models").ops.aten._flash_attention_forward
+    bounds = (layout.cu_seqlens, layout.cu_seqlens, layout.max_length, layout.max_length)
+    options: dict[str, Any] = {"scale": scale}
+    if window is not None:
+        options |= {"window_size_left": window, "window_size_right": 0 if causal else window}
+    return attention(query, key, value, *bounds, 0.0, causal, False, **options)[0]
+
+
+def _grouped(
+    query: Any, key: Any, value: Any, layout: Layout, scale: float | None, window: int | None, causal: bool
+) -> Any:
+    """On any device; adjacent sequences of equal length are one batch, so sequences should be sorted by length."""
+    torch = import_extra("torch", extra="models")
+    outputs = []
+    for tokens, count, length in _equal_lengths(layout.lengths):
+        sequences = (part[tokens].unflatten(0, (count, length)).transpose(1, 2) for part in (query, key, value))
+        mask = None
+        if window is not None and window < length - 1:
+            distance = torch.arange(length, device=query.device)
+            distance = distance[:, None] - distance[None, :]
+            mask = (distance.abs() <= window) & ((distance >= 0) if causal else True)
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            *sequences, attn_mask=mask, is_causal=causal and mask is None, scale=scale, enable_gqa=True
+        )
+        outputs.append(attended.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs)
+
+
+def _equal_lengths(lengths: Counts) -> list[tuple[slice, int, int]]:
+    """Runs of sequences of equal length: their tokens, their number and their length."""
+    starts = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    return [
+        (slice(int(ends[first]), int(ends[last])), last - first, int(lengths[first]))
+        for first, last in pairwise(starts)
+    ]
+
+
+def _probe_rows(torch: Any, model: Any) -> list[Any]:
+    generator = torch.Generator().manual_seed(0)
+    limit = (getattr(model.config, "max_position_embeddings", None) or 512) - 4
+    high = int(model.get_input_embeddings().num_embeddings)
+    lengths = [min(length, limit) for length in PROBE_LENGTHS]
+    return [torch.randint(min(3, high - 1), high, (n,), generator=generator).to(model.device) for n in lengths]
+
+
+def _expected_logits(torch: Any, model: Any, head: Head, rows: list[Any]) -> Any:
+    """The logits of one sequence at a time, by the model's own attention."""
+    with torch.inference_mode():
+        states = [model(input_ids=row[None]).last_hidden_state for row in rows]
+        lengths = [torch.tensor([len(row)], device=model.device) for row in rows]
+        return torch.cat([head.padded_logits(one, length) for one, length in zip(states, lengths, strict=True)])
+
+
+def _agrees(torch: Any, packed: PackedModel, rows: list[Any], expected: Any, *, tolerance: float) -> bool:
+    """Whether the logits are the expected ones, up to a fraction of the largest."""
+    ids, positions = torch.cat(rows), torch.cat([torch.arange(len(row), device=row.device) for row in rows])
+    layout = Layout.of(np.array([len(row) for row in rows]), ids.device)
+    try:
+        with torch.inference_mode():
+            found = packed.run(ids, torch.zeros_like(ids), positions, layout)
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError) as error:
+        logger.debug("Padding-free inference failed: %s", error)
+        return False
+    return bool(torch.allclose(found, expected, rtol=0, atol=tolerance * max(float(expected.abs().max()), 0.1)))
