@@ -30,7 +30,7 @@ LARGE = {"num_attention_heads": 16, "intermediate_size": 4096, "hidden_size": 10
 BASE = {"num_attention_heads": 12, "intermediate_size": 3072, "hidden_size": 768, "num_hidden_layers": 12}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "MiniLM-L6": ("bert", BERT),
-    "XLM-R large": ("xlm-roberta", {**LARGE, "type_vocab_size": 1, "max_position_embeddings": 514}),
+    "XLM-R large": ("xlm-roberta", {**LARGE, "type_vocab_size": 2, "max_position_embeddings": 514}),
     "ModernBERT base": ("modernbert", {**BASE, "num_hidden_layers": 22, "intermediate_size": 1152}),
     "DeBERTa-v3 base": (
         "deberta-v2",

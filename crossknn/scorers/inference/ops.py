@@ -46,7 +46,7 @@ def grouped_attention(query: Any, key: Any, value: Any, query_layout: Layout, ke
     """
     torch = import_extra("torch", extra="models")
     outputs = []
-    for rows, columns, count in _equal_lengths(query_layout.lengths, key_layout.lengths):
+    for rows, columns, count in equal_lengths(query_layout.lengths, key_layout.lengths):
         states = (query[rows], key[columns], value[columns])
         sequences = (part.unflatten(0, (count, -1)).transpose(1, 2) for part in states)
         attended = torch.nn.functional.scaled_dot_product_attention(*sequences)
@@ -105,7 +105,7 @@ def triton_ops(config: Any) -> Ops | None:
     )
 
 
-def _equal_lengths(query_lengths: Counts, key_lengths: Counts) -> Iterator[tuple[slice, slice, int]]:
+def equal_lengths(query_lengths: Counts, key_lengths: Counts) -> Iterator[tuple[slice, slice, int]]:
     """(query tokens, key tokens, count) of each run of adjacent sequences with equal lengths on both sides."""
     differ = (query_lengths[1:] != query_lengths[:-1]) | (key_lengths[1:] != key_lengths[:-1])
     bounds = [0, *(np.flatnonzero(differ) + 1).tolist(), len(query_lengths)]

@@ -9,16 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from crossknn._imports import import_extra
+from crossknn.scorers.inference.fused_modules import fuse_modules
 from crossknn.scorers.inference.heads import Head
-from crossknn.scorers.inference.ops import Layout
+from crossknn.scorers.inference.ops import Layout, equal_lengths
 from crossknn.scorers.inference.pairs import PairTemplate
-from crossknn.scorers.inference.token_store import Counts
 from crossknn.scorers.inference.varlen import VarlenBatch, join_pairs
 
 logger = logging.getLogger(__name__)
@@ -85,6 +84,9 @@ def make_packed(model: Any, head: Head, template: PairTemplate) -> PackedModel |
     for first_position in (0, padding + 1):  # RoBERTa's positions follow the padding id
         packed = PackedModel(model, head, template, first_position)
         if _agrees(torch, packed, rows, expected, tolerance=0.05 if half else 1e-4):
+            undo = fuse_modules(model, _flash_running) if half else None
+            if undo is not None and not _agrees(torch, packed, rows, expected, tolerance=0.05):
+                undo()
             return packed
     model.set_attn_implementation(usual)
     return None
@@ -132,13 +134,18 @@ def _flash(
     return attention(query, key, value, *bounds, 0.0, causal, False, **options)[0]
 
 
+def _flash_running(query: Any, key: Any, value: Any, scale: float | None, window: int | None, causal: bool) -> Any:
+    return _flash(query, key, value, _running.layout, scale, window, causal)
+
+
 def _grouped(
     query: Any, key: Any, value: Any, layout: Layout, scale: float | None, window: int | None, causal: bool
 ) -> Any:
     """On any device; adjacent sequences of equal length are one batch, so sequences should be sorted by length."""
     torch = import_extra("torch", extra="models")
     outputs = []
-    for tokens, count, length in _equal_lengths(layout.lengths):
+    for tokens, _, count in equal_lengths(layout.lengths, layout.lengths):
+        length = (tokens.stop - tokens.start) // count
         sequences = (part[tokens].unflatten(0, (count, length)).transpose(1, 2) for part in (query, key, value))
         mask = None
         if window is not None and window < length - 1:
@@ -150,16 +157,6 @@ def _grouped(
         )
         outputs.append(attended.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)
-
-
-def _equal_lengths(lengths: Counts) -> list[tuple[slice, int, int]]:
-    """Runs of sequences of equal length: their tokens, their number and their length."""
-    starts = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
-    ends = np.concatenate([[0], np.cumsum(lengths)])
-    return [
-        (slice(int(ends[first]), int(ends[last])), last - first, int(lengths[first]))
-        for first, last in pairwise(starts)
-    ]
 
 
 def _probe_rows(torch: Any, model: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Fused GPU kernels in Triton: add + LayerNorm, embeddings + LayerNorm, variable-length attention."""
+"""Fused GPU kernels in Triton: norms with sums and embeddings, rotary positions, gates, variable-length attention."""
 
 from __future__ import annotations
 
@@ -46,6 +46,28 @@ def attention(query: Any, key: Any, value: Any, query_layout: Any, key_layout: A
         query, key, value, out, query_layout.cu_seqlens, key_layout.cu_seqlens, *strides, dim**-0.5 * LOG2_E,
         dim=dim, tile_rows=tile, tile_columns=columns, num_warps=warps, num_stages=stages,
     )  # fmt: skip
+    return out
+
+
+def rotate(states: Any, cos: Any, sin: Any, norm: Any = None) -> None:
+    """Rotary positions of (tokens, heads, head dim) states in place, after an RMSNorm over each head if there is one.
+
+    `cos` and `sin` are (tokens, head dim), as transformers makes them: both halves of a head turn by the same angles.
+    """
+    tokens, heads, dim = states.shape
+    weight, eps = (states, 0.0) if norm is None else (norm.weight, norm.variance_epsilon)
+    _rotate[(tokens,)](
+        states, cos, sin, weight, states.stride(0), cos.stride(0), heads, eps, half=dim // 2,
+        width=triton.next_power_of_2(heads), normed=norm is not None, num_warps=4,
+    )  # fmt: skip
+
+
+def gated_activation(states: Any, activation: str) -> Any:
+    """(rows, dim) `activation(first half) * second half` of (rows, 2 dim) states."""
+    rows, dim = states.shape[0], states.shape[1] // 2
+    out = torch.empty(rows, dim, dtype=states.dtype, device=states.device)
+    block = 1024
+    _gate[(rows, triton.cdiv(dim, block))](states, out, dim, block=block, silu=activation == "silu", num_warps=4)
     return out
 
 
@@ -134,3 +156,36 @@ def _attention(  # type: ignore[no-untyped-def]
             weighted_sum = tl.dot(weights.to(tile_values.dtype), tile_values, weighted_sum * rescale[:, None])
         result = (weighted_sum / denominator[:, None]).to(out.dtype.element_ty)
         tl.store(out + rows[:, None].to(tl.int64) * out_stride + at[None, :], result, rows[:, None] < end)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rotate(  # type: ignore[no-untyped-def]
+    states, cos, sin, weight, stride, angle_stride, heads, eps,
+    half: tl.constexpr, width: tl.constexpr, normed: tl.constexpr,
+):  # fmt: skip
+    """All heads of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    head, column = tl.arange(0, width)[:, None], tl.arange(0, half)[None, :]
+    inside = head < heads
+    at = states + token * stride + head * (2 * half) + column
+    first = tl.load(at, inside, other=0.0).to(tl.float32)
+    second = tl.load(at + half, inside, other=0.0).to(tl.float32)
+    if normed:
+        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        scale = (1 / tl.sqrt(squares / (2 * half) + eps))[:, None]
+        first = first * scale * tl.load(weight + column).to(tl.float32)
+        second = second * scale * tl.load(weight + half + column).to(tl.float32)
+    angle = token * angle_stride + column
+    c, s = tl.load(cos + angle).to(tl.float32), tl.load(sin + angle).to(tl.float32)
+    tl.store(at, (first * c - second * s).to(states.dtype.element_ty), inside)
+    tl.store(at + half, (second * c + first * s).to(states.dtype.element_ty), inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gate(states, out, dim, block: tl.constexpr, silu: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * block + tl.arange(0, block)
+    inside = column < dim
+    x = tl.load(states + row * 2 * dim + column, inside, other=0.0).to(tl.float32)
+    gate = tl.load(states + row * 2 * dim + dim + column, inside, other=0.0).to(tl.float32)
+    activated = x * tl.sigmoid(x) if silu else 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+    tl.store(out + row * dim + column, (activated * gate).to(out.dtype.element_ty), inside)

@@ -124,9 +124,9 @@ class VarlenLayer:
         attention = layer.attention.self
         self._heads = int(attention.num_attention_heads)
         if cls_only:
-            self._projections = [attention.query, _fuse_linears(self._torch, attention.key, attention.value)]
+            self._projections = [attention.query, fuse_linears(self._torch, attention.key, attention.value)]
         else:
-            self._projections = [_fuse_linears(self._torch, attention.query, attention.key, attention.value)]
+            self._projections = [fuse_linears(self._torch, attention.query, attention.key, attention.value)]
         self._attention_output, self._attention_norm = layer.attention.output.dense, layer.attention.output.LayerNorm
         self._intermediate, self._activation = layer.intermediate.dense, layer.intermediate.intermediate_act_fn
         self._output, self._output_norm = layer.output.dense, layer.output.LayerNorm
@@ -196,7 +196,7 @@ def find_first_position(model: Any, template: PairTemplate) -> int | None:
     return None
 
 
-def _fuse_linears(torch: Any, *linears: Any) -> Any:
+def fuse_linears(torch: Any, *linears: Any) -> Any:
     """One linear layer with the outputs of all, which become views of its weight."""
     fused = torch.nn.Linear(linears[0].in_features, sum(one.out_features for one in linears), device="meta")
     with torch.no_grad():
