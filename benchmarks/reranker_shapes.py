@@ -135,9 +135,12 @@ def matrix_work(scorer: CrossEncoder, queries: list[str], items: list[str]) -> f
     tokenizer = scorer._pretrained.tokenizer
     lengths = [len(ids) for ids in tokenizer(queries, items, truncation=True, max_length=512)["input_ids"]]
     heads = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    wide = config.num_hidden_layers * config.num_attention_heads * heads
+    wide = config.num_attention_heads * heads
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    reach = {"full_attention": 512, "sliding_attention": getattr(config, "local_attention", None) or 512}
     share = 0.5 if "qwen" in config.model_type else 1.0  # a causal model needs half of the products of attention
-    return float(sum(n * per_token + 4 * share * n**2 * wide for n in lengths))
+    attention = sum(4 * share * n * min(n, reach[kind]) * wide for n in lengths for kind in kinds)
+    return float(sum(lengths) * per_token + attention)
 
 
 if __name__ == "__main__":

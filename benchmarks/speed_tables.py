@@ -35,6 +35,19 @@ def scoring_on_gpu() -> Table:
     return markdown_table(header, (_scoring_row(read_result(name)) for name in files))
 
 
+def scoring_of_shapes() -> Table:
+    header = ["shape", "sentence-transformers", "crossknn, first pass", "crossknn", "of the limit"]
+    shapes = read_result("reranker_shapes_h200")["shapes"]
+    return markdown_table(header, (_shape_row(name, found) for name, found in shapes.items()))
+
+
+def _shape_row(name: str, found: dict[str, Any]) -> list[str]:
+    speeds, ratios = found["pairs_per_s"], found["ratio"]
+    ours = (f"{speeds[side]:,.0f}/s, {ratios[side]:.1f}×" for side in ("crossknn, first pass", "crossknn"))
+    share = f"{100 * found['share_of_card']['crossknn']:.0f} %"
+    return [name, f"{speeds['sentence-transformers']:,.0f}/s", *ours, share]
+
+
 def _scoring_row(found: dict[str, Any]) -> list[str]:
     theirs = max(_speed(found, name) for name in found["sides"] if name.startswith("sentence"))
     first, stored = (f"crossknn bfloat16, {kind}" for kind in ("first pass", "tokens stored"))
@@ -261,6 +274,7 @@ def _bold(value: float, best: bool) -> str:
 
 TABLES = {
     "scoring on a GPU": scoring_on_gpu,
+    "scoring of shapes": scoring_of_shapes,
     "variants of scoring": scoring_variants,
     "scoring on a CPU": scoring_on_cpu,
     "round overhead": round_overhead,

@@ -8,10 +8,10 @@ model's own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from crossknn._imports import import_extra
+from crossknn.scorers.inference.ops import load_kernels
 from crossknn.scorers.inference.varlen import fuse_linears
 
 Attend = Callable[[Any, Any, Any, float | None, int | None, bool], Any]
@@ -23,9 +23,8 @@ def fuse_modules(model: Any, attend: Attend) -> Callable[[], None] | None:
 
     `attend(query, key, value, scale, window, causal)` is attention over (tokens, heads, head dim).
     """
-    try:
-        kernels = import_module("crossknn.scorers.inference.triton_kernels")
-    except ImportError:
+    kernels = load_kernels()
+    if kernels is None:
         return None
     torch = import_extra("torch", extra="models")
     makers = (_attention, _gated, _rms_norm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from typing import Any, Final
@@ -89,11 +90,19 @@ TORCH_OPS: Final = Ops(grouped_attention, add_norm, embed_norm, linear_activatio
 FLASH_OPS: Final = Ops(flash_attention, add_norm, embed_norm, linear_activation)
 
 
-def triton_ops(config: Any) -> Ops | None:
-    """The fused operations of `triton_kernels`; None without Triton, which comes with torch on Linux."""
+@cache
+def load_kernels() -> Any:
+    """The module `triton_kernels`; None without Triton, which comes with torch on Linux."""
     try:
-        kernels = import_module("crossknn.scorers.inference.triton_kernels")
+        return import_module("crossknn.scorers.inference.triton_kernels")
     except ImportError:
+        return None
+
+
+def triton_ops(config: Any) -> Ops | None:
+    """The fused operations of `triton_kernels`; None without Triton."""
+    kernels = load_kernels()
+    if kernels is None:
         return None
     known_head_dim = config.hidden_size // config.num_attention_heads in kernels.TILES
     gelu = str(getattr(config, "hidden_act", "")).startswith("gelu")

@@ -16,7 +16,7 @@ import numpy as np
 from crossknn._imports import import_extra
 from crossknn.scorers.inference.fused_modules import fuse_modules
 from crossknn.scorers.inference.heads import Head
-from crossknn.scorers.inference.ops import Layout, equal_lengths
+from crossknn.scorers.inference.ops import Layout, equal_lengths, load_kernels
 from crossknn.scorers.inference.pairs import PairTemplate
 from crossknn.scorers.inference.varlen import VarlenBatch, join_pairs
 
@@ -125,7 +125,10 @@ def _attend(
 def _flash(
     query: Any, key: Any, value: Any, layout: Layout, scale: float | None, window: int | None, causal: bool
 ) -> Any:
-    """By torch's variable-length flash attention, in half precision on a GPU."""
+    """By torch's variable-length flash attention, in half precision on a GPU; windows by a kernel of our own."""
+    kernels, dim = load_kernels(), query.shape[-1]
+    if window is not None and not causal and kernels and dim in kernels.TILES and scale in (None, dim**-0.5):
+        return kernels.window_attention(query, key, value, layout, window)
     attention = import_extra("torch", extra="models").ops.aten._flash_attention_forward
     bounds = (layout.cu_seqlens, layout.cu_seqlens, layout.max_length, layout.max_length)
     options: dict[str, Any] = {"scale": scale}

@@ -66,8 +66,22 @@ def gated_activation(states: Any, activation: str) -> Any:
     """(rows, dim) `activation(first half) * second half` of (rows, 2 dim) states."""
     rows, dim = states.shape[0], states.shape[1] // 2
     out = torch.empty(rows, dim, dtype=states.dtype, device=states.device)
-    block = 1024
+    block = next(block for block in (1024, 512, 256) if block == 256 or -dim % block <= dim // 8)  # little is padded
     _gate[(rows, triton.cdiv(dim, block))](states, out, dim, block=block, silu=activation == "silu", num_warps=4)
+    return out
+
+
+def window_attention(query: Any, key: Any, value: Any, layout: Any, window: int) -> Any:
+    """(tokens, heads, head dim) attention of each token to those at most `window` tokens away in its sequence."""
+    tokens, heads, dim = query.shape
+    out = torch.empty(tokens, heads, dim, dtype=query.dtype, device=query.device)
+    rows, columns, warps, stages = TILES[dim]
+    grid = (triton.cdiv(layout.max_length, rows), heads, len(layout.cu_seqlens) - 1)
+    strides = (query.stride(0), key.stride(0), value.stride(0), out.stride(0))
+    _window_attention[grid](
+        query, key, value, out, layout.cu_seqlens, *strides, dim**-0.5 * LOG2_E, window,
+        dim=dim, tile_rows=rows, tile_columns=columns, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
     return out
 
 
@@ -189,3 +203,40 @@ def _gate(states, out, dim, block: tl.constexpr, silu: tl.constexpr):  # type: i
     gate = tl.load(states + row * 2 * dim + dim + column, inside, other=0.0).to(tl.float32)
     activated = x * tl.sigmoid(x) if silu else 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
     tl.store(out + row * dim + column, (activated * gate).to(out.dtype.element_ty), inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _window_attention(  # type: ignore[no-untyped-def]
+    query, key, value, out, bounds, query_stride, key_stride, value_stride, out_stride, scale, window,
+    dim: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
+):  # fmt: skip
+    """One tile of one head's queries over the keys within reach: online softmax, in powers of two."""
+    sequence, head = tl.program_id(2), tl.program_id(1)
+    first, end = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
+    start = first + tl.program_id(0) * tile_rows
+    if start < end:
+        rows = start + tl.arange(0, tile_rows)
+        at = head * dim + tl.arange(0, dim)
+        q = tl.load(query + rows[:, None].to(tl.int64) * query_stride + at[None, :], rows[:, None] < end, other=0.0)
+        running_max = tl.full([tile_rows], -1e30, tl.float32)
+        denominator = tl.zeros([tile_rows], tl.float32)
+        weighted_sum = tl.zeros([tile_rows, dim], tl.float32)
+        lowest, highest = tl.maximum(first, start - window), tl.minimum(end, start + tile_rows + window)
+        for column in range(lowest, highest, tile_columns):
+            columns = column + tl.arange(0, tile_columns)
+            valid = columns < highest
+            keys = key + columns[None, :].to(tl.int64) * key_stride + at[:, None]
+            logits = tl.dot(q, tl.load(keys, valid[None, :], other=0.0)) * scale
+            distance = rows[:, None] - columns[None, :]
+            near = (distance <= window) & (distance >= -window) & valid[None, :]
+            logits = tl.where(near, logits, -1e30)
+            new_max = tl.maximum(running_max, tl.max(logits, 1))
+            weights = tl.where(near, tl.exp2(logits - new_max[:, None]), 0.0)
+            rescale = tl.exp2(running_max - new_max)
+            denominator = denominator * rescale + tl.sum(weights, 1)
+            values = value + columns[:, None].to(tl.int64) * value_stride + at[None, :]
+            tile_values = tl.load(values, valid[:, None], other=0.0)
+            weighted_sum = tl.dot(weights.to(tile_values.dtype), tile_values, weighted_sum * rescale[:, None])
+            running_max = new_max
+        result = (weighted_sum / denominator[:, None]).to(out.dtype.element_ty)
+        tl.store(out + rows[:, None].to(tl.int64) * out_stride + at[None, :], result, rows[:, None] < end)
