@@ -24,7 +24,6 @@ from crossknn.models.hub import portable_name
 from crossknn.scorers.base import RankMixin, check_pairs, check_scores, describe_pair
 from crossknn.scorers.inference.int8 import encoder_linears, quantize_linears
 from crossknn.scorers.inference.loading import Pretrained, check_half_precision, load_pretrained
-from crossknn.scorers.inference.packed import PackedModel
 from crossknn.scorers.inference.pairs import (
     ForwardPasses,
     LongItems,
@@ -36,7 +35,7 @@ from crossknn.scorers.inference.pairs import (
     plan_passes,
 )
 from crossknn.scorers.inference.token_store import Ragged, Tokenize, Tokens, TokenStore, fast_tokenize
-from crossknn.scorers.inference.varlen import VarlenBatch, VarlenModel
+from crossknn.scorers.inference.varlen import ConcatenatedModel, VarlenBatch
 from crossknn.types import Rows, Scores
 
 logger = logging.getLogger(__name__)
@@ -154,7 +153,7 @@ class ModelScorer(RankMixin):
         self._queries = TokenStore(pairs.tokenize_queries, max_tokens=stored_tokens)
         self._items = TokenStore(pairs.tokenize_items, max_tokens=stored_tokens)
         self._embeddings = int(pretrained.model.get_input_embeddings().num_embeddings)
-        self._varlen: VarlenModel | PackedModel | None = None  # set by a subclass that supports it
+        self._varlen: ConcatenatedModel | None = None  # set by a subclass that supports it
         self._lock = Lock()
         self.counts = ScoringCounts()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from crossknn.scorers.inference.fused_modules import fuse_modules
 from crossknn.scorers.inference.heads import Head
 from crossknn.scorers.inference.ops import Layout, equal_lengths, load_kernels
 from crossknn.scorers.inference.pairs import PairTemplate
-from crossknn.scorers.inference.varlen import VarlenBatch, join_pairs
+from crossknn.scorers.inference.varlen import ConcatenatedModel
 
 logger = logging.getLogger(__name__)
 
@@ -27,35 +26,18 @@ PROBE_LENGTHS = (30, 30, 12, 7, 1)
 _running = threading.local()  # the layout of the batch that this thread runs
 
 
-class PackedModel:
+class PackedModel(ConcatenatedModel):
     """A transformer without its head, and the head, over concatenated pairs; made by `make_packed`."""
 
-    def __init__(self, model: Any, head: Head, template: PairTemplate, first_position: int = 0) -> None:
-        self._torch = import_extra("torch", extra="models")
-        self._model = model
+    def __init__(self, model: Any, head: Head, template: PairTemplate, first_position: int) -> None:
+        super().__init__(model, template, first_position)
         self._head = head
-        self._template = template
-        self._first_position = first_position
 
     @property
     def linears(self) -> list[Any]:
-        """The linear layers below the head."""
         return [module for module in self._model.modules() if isinstance(module, self._torch.nn.Linear)]
 
-    def logits(self, batch: VarlenBatch) -> Any:
-        """(pairs, labels)"""
-        return self.run(*join_pairs(self._template, batch))
-
-    def forward(self, encoded: Mapping[str, Any]) -> Any:
-        """(1, labels) of a tokenizer's encoding of one pair."""
-        (ids,) = encoded["input_ids"]
-        types = encoded.get("token_type_ids")
-        positions = self._torch.arange(len(ids), device=ids.device)
-        layout = Layout.of(np.array([len(ids)]), ids.device)
-        return self.run(ids, self._torch.zeros_like(ids) if types is None else types[0], positions, layout)
-
     def run(self, ids: Any, types: Any, positions: Any, layout: Layout) -> Any:
-        """(sequences, labels) of concatenated tokens (tokens,)."""
         inputs = {"input_ids": ids[None], "position_ids": positions[None] + self._first_position}
         if self._template.first_type is not None:
             inputs["token_type_ids"] = types[None]

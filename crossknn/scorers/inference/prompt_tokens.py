@@ -122,31 +122,35 @@ def tokenize_prompt(prompt: Prompt, backend: Any, tokenize: Tokenize, *, source:
     leading, trailing = added_special_tokens(backend) if prompt.special_tokens else ([], [])
     static = [leading]  # tokens before, between and behind the two texts
     texts: dict[str, tuple[TextTokenizer, tuple[int, ...]]] = {}
+    borders = _Borders(backend)
     for part in prompt.parts:
         pieces = split_part(part)
         cuts = []  # characters of the part, with "a" for each text, where a text's tokens begin and end
         for number, name in enumerate(pieces):
             if name in (QUERY, ITEM):
-                place = _Place.find(pieces, number, backend, source)
+                place = _Place.find(pieces, number, backend, borders, source)
                 texts[name] = place.tokenizer(tokenize, strip=strips[name], source=source), place.tail()
                 cuts.append(place.bounds(FILLER))
         if any(end > start for (_, end), (start, _) in pairwise(cuts)):
             raise _inseparable(source)
-        encoding = backend.encode(_fill(pieces), add_special_tokens=False)
-        for token, (_, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            passed = sum(end > stop for _, stop in cuts)
-            inside = any(start < end <= stop for start, stop in cuts)
-            while len(static) <= len(texts) - len(cuts) + passed:
-                static.append([])
-            if not inside:
-                static[-1].append(token)
-        static += [[] for _ in range(len(texts) + 1 - len(static))]
+        before, *others = _static_tokens(backend.encode(_fill(pieces), add_special_tokens=False), cuts)
+        static[-1] += before
+        static += others
     static[-1] += trailing
     prefix, middle, suffix = (tuple(tokens) for tokens in static)
     (query, query_tail), (item, item_tail) = texts[QUERY], texts[ITEM]
     tokens = PromptTokens(prefix, middle, suffix, query, item, query_tail, item_tail)
     _verify(tokens, prompt, backend, source)
     return tokens
+
+
+def _static_tokens(encoding: Any, cuts: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """The tokens before the first cut, between the cuts and behind the last one."""
+    static: list[list[int]] = [[] for _ in range(len(cuts) + 1)]
+    for token, (_, end) in zip(encoding.ids, encoding.offsets, strict=True):
+        if not any(start < end <= stop for start, stop in cuts):
+            static[sum(end > stop for _, stop in cuts)].append(token)
+    return static
 
 
 def added_special_tokens(backend: Any) -> tuple[list[int], list[int]]:
@@ -178,7 +182,7 @@ class _Borders:
             return True
         if not 0 < at < len(text):
             return False
-        return not self._pairs.intersection(pairwise(self._normalize(text[at - 1 : at + 1])))
+        return self._pairs.isdisjoint(pairwise(self._normalize(text[at - 1 : at + 1])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +203,7 @@ class _Place:
     behind: int
 
     @classmethod
-    def find(cls, pieces: Sequence[str], number: int, backend: Any, source: str) -> _Place:
+    def find(cls, pieces: Sequence[str], number: int, backend: Any, borders: _Borders, source: str) -> _Place:
         left, right = _fill(pieces[:number]), _fill(pieces[number + 1 :])
 
         def encode(text: str) -> Any:
@@ -210,7 +214,6 @@ class _Place:
             is_static = 0 <= at < len(pieces) and pieces[at] not in (QUERY, ITEM)
             return len(pieces[at]) if is_static else 0
 
-        borders = _Borders(backend)
         spanned_before: set[int] = set()  # distances from the text that some token spans
         spanned_behind: set[int] = set()
         for text in PROBE_TEXTS:

@@ -44,23 +44,14 @@ class VarlenBatch:
         return VarlenBatch(self.queries, self.items, self.spans[:, rows], self.lengths[rows])
 
 
-class VarlenModel:
-    """A padding-free classifier; made by `make_varlen`."""
+class ConcatenatedModel:
+    """A model over concatenated pairs; a subclass runs it."""
 
-    def __init__(self, model: Any, template: PairTemplate, first_position: int, ops: Ops) -> None:
+    def __init__(self, model: Any, template: PairTemplate, first_position: int) -> None:
         self._torch = import_extra("torch", extra="models")
         self._model = model
-        self._base = getattr(model, model.base_model_prefix)
         self._template = template
         self._first_position = first_position
-        self._embed_norm = ops.embed_norm
-        *layers, last = self._base.encoder.layer
-        self._layers = [*(VarlenLayer(layer, ops) for layer in layers), VarlenLayer(last, ops, cls_only=True)]
-
-    @property
-    def linears(self) -> list[Any]:
-        """The linear layers in use, except the head's."""
-        return [linear for layer in self._layers for linear in layer.linears]
 
     def logits(self, batch: VarlenBatch) -> Any:
         """(pairs, labels)"""
@@ -74,8 +65,31 @@ class VarlenModel:
         layout = Layout.of(np.array([len(ids)]), ids.device)
         return self.run(ids, self._torch.zeros_like(ids) if types is None else types[0], positions, layout)
 
+    @property
+    def linears(self) -> list[Any]:
+        """The linear layers in use, except the head's."""
+        raise NotImplementedError
+
     def run(self, ids: Any, types: Any, positions: Any, layout: Layout) -> Any:
         """(sequences, labels) of concatenated tokens (tokens,)."""
+        raise NotImplementedError
+
+
+class VarlenModel(ConcatenatedModel):
+    """A padding-free BERT-like classifier; made by `make_varlen`."""
+
+    def __init__(self, model: Any, template: PairTemplate, first_position: int, ops: Ops) -> None:
+        super().__init__(model, template, first_position)
+        self._base = getattr(model, model.base_model_prefix)
+        self._embed_norm = ops.embed_norm
+        *layers, last = self._base.encoder.layer
+        self._layers = [*(VarlenLayer(layer, ops) for layer in layers), VarlenLayer(last, ops, cls_only=True)]
+
+    @property
+    def linears(self) -> list[Any]:
+        return [linear for layer in self._layers for linear in layer.linears]
+
+    def run(self, ids: Any, types: Any, positions: Any, layout: Layout) -> Any:
         states = self._embed_norm(ids, types, positions + self._first_position, self._base.embeddings)
         for layer in self._layers:
             states = layer(states, layout)
