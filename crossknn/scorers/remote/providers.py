@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from crossknn._checks import check_choice
 
 MIN_PROBABILITY = 1e-7  # logit -16; float32 probabilities hardly come nearer to 1 than that to 0
+RESULT_LISTS = ("results", "data", "rankings", "scores")  # fields of responses
+SCORE_FIELDS = ("relevance_score", "score", "logit")  # of each result
 MAX_SCORE = float(np.finfo(np.float32).max)
 
 
@@ -22,27 +24,46 @@ class Provider:
 
     Attributes:
         name: The dialect's name.
-        items_field: The request's field for the texts of the items.
+        query_field: The request's field for the query,
+        items_field: and for the texts of the items.
+        top_field: The field for the number of results, where all must be asked for.
+        form: How the two are written: as "texts"; as "objects" with a text each; with a "list" of one query; or as
+            "pairs", a list of queries as long as that of the items, so that one request has several queries.
         fields: Constant fields of every request.
         batch_size: The default number of items per request.
         probabilities: Whether it always returns probabilities.
         items_per_unit: How many items are billed as one unit.
-        domains: Where hosts speak this dialect.
+        domains: Where hosts speak this dialect,
+        paths: or ends of a URL's path that tell it.
     """
 
     name: str
+    query_field: str = "query"
     items_field: str = "documents"
+    top_field: str | None = None
+    form: Literal["texts", "objects", "list", "pairs"] = "texts"
     fields: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int = 100
     probabilities: bool = False
     items_per_unit: int = 1
     domains: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
 
-    def request_body(self, query: str, items: Sequence[str], *, model: str | None, fields: Mapping[str, Any]) -> bytes:
-        """The JSON of a request for the scores of all `items`."""
-        body: dict[str, Any] = {"query": query, self.items_field: list(items), **self.fields, **fields}
-        if self.items_field == "documents":
-            body.setdefault("top_n", len(items))
+    def request_body(
+        self, queries: Sequence[str], items: Sequence[str], *, model: str | None, fields: Mapping[str, Any]
+    ) -> bytes:
+        """The JSON of a request for the scores of these pairs, which have one query unless `form` is "pairs"."""
+        query: Any = queries[0]
+        texts: list[Any] = list(items)
+        if self.form == "objects":
+            query, texts = {"text": query}, [{"text": text} for text in texts]
+        elif self.form == "list":
+            query = [query]
+        elif self.form == "pairs":
+            query = list(queries)
+        body: dict[str, Any] = {self.query_field: query, self.items_field: texts, **self.fields, **fields}
+        if self.top_field is not None:
+            body.setdefault(self.top_field, len(items))
         if model is not None:
             body["model"] = model
         return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")  # lone surrogates have no encoding
@@ -56,9 +77,30 @@ PROVIDERS = {
     provider.name: provider
     for provider in (
         Provider("tei", items_field="texts", fields={"raw_scores": True, "truncate": True}, batch_size=32),
-        Provider("vllm", fields={"use_activation": False, "truncate_prompt_tokens": -1}),
-        Provider("jina", fields={"return_documents": False}, domains=("jina.ai",)),
-        Provider("cohere", probabilities=True, items_per_unit=100, domains=("cohere.com", "cohere.ai")),
+        Provider("vllm", top_field="top_n", fields={"use_activation": False, "truncate_prompt_tokens": -1}),
+        Provider(
+            "vllm-score",
+            query_field="text_1",
+            items_field="text_2",
+            form="pairs",
+            fields={"use_activation": False, "truncate_prompt_tokens": -1},
+            batch_size=1_000,
+            paths=("/score",),
+        ),
+        Provider("jina", top_field="top_n", fields={"return_documents": False}, domains=("jina.ai",)),
+        Provider(
+            "cohere", top_field="top_n", probabilities=True, items_per_unit=100, domains=("cohere.com", "cohere.ai")
+        ),
+        Provider("voyage", top_field="top_k", domains=("voyageai.com",)),
+        Provider(
+            "mixedbread",
+            items_field="input",
+            top_field="top_k",
+            domains=("mixedbread.com", "mixedbread.ai"),
+            paths=("/reranking",),
+        ),
+        Provider("nim", items_field="passages", form="objects", domains=("nvidia.com",), paths=("/ranking",)),
+        Provider("deepinfra", query_field="queries", form="list", domains=("deepinfra.com",)),
     )
 }
 
@@ -70,6 +112,9 @@ def choose_provider(dialect: str, *, host: str, path: str, model: str | None) ->
         return PROVIDERS[dialect]
     for provider in PROVIDERS.values():
         if any(host == domain or host.endswith(f".{domain}") for domain in provider.domains):
+            return provider
+    for provider in PROVIDERS.values():
+        if provider.paths and path.rstrip("/").endswith(provider.paths):
             return provider
     versioned = "/v1/" in path or "/v2/" in path
     return PROVIDERS["vllm" if versioned or model is not None else "tei"]
@@ -85,9 +130,13 @@ def parse_response(body: bytes, count: int) -> tuple[NDArray[np.float64], int | 
         response = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON ({error})") from error
-    results = response.get("results") if isinstance(response, dict) else response
+    results = response
+    if isinstance(response, dict):
+        results = next((response[name] for name in RESULT_LISTS if name in response), None)
     if not isinstance(results, list):
         raise ValueError("no list of results")
+    if isinstance(response, dict) and "scores" in response:  # in the order of the items
+        results = [{"index": index, "score": score} for index, score in enumerate(results)]
     scores = np.full(count, np.nan)
     for result in results:
         index, score = _parse_result(result, count)
@@ -103,7 +152,7 @@ def parse_response(body: bytes, count: int) -> tuple[NDArray[np.float64], int | 
 def _parse_result(result: Any, count: int) -> tuple[int, float]:
     if not isinstance(result, dict):
         raise ValueError(f"each result must be an object, got {type(result).__name__}")
-    index, score = result.get("index"), result.get("relevance_score", result.get("score"))
+    index, score = result.get("index"), next((result[name] for name in SCORE_FIELDS if name in result), None)
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
         raise ValueError(f"each index must be between 0 and {count - 1}, got {index!r:.40}")
     if not isinstance(score, int | float) or isinstance(score, bool) or not abs(score) <= MAX_SCORE:

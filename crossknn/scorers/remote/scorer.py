@@ -20,7 +20,7 @@ from crossknn.errors import InputError, PartialScores, ScorerError
 from crossknn.models.fingerprints import function_fingerprint
 from crossknn.scorers.base import RankMixin, check_pairs, describe_pair
 from crossknn.scorers.remote.client import KEY_VARIABLE, PLAIN_HEADERS, CostTracker, RerankClient, is_loopback
-from crossknn.scorers.remote.providers import choose_provider, parse_response, to_logits
+from crossknn.scorers.remote.providers import PROVIDERS, choose_provider, parse_response, to_logits
 from crossknn.types import Scores
 
 PROBABILITY_CHECK_SCORES = 100  # how many scores between 0 and 1 give rise to a warning
@@ -29,15 +29,16 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteScorer(RankMixin):
-    """The scores of a server: text-embeddings-inference, vLLM, Jina, Cohere, and others with one of their dialects.
+    """The scores of a server: text-embeddings-inference, vLLM, Jina, Cohere, Voyage, and others with their dialects.
 
-    The pairs of a call are grouped by query into requests, several of which are in flight at once. When one fails for
-    good, `PartialScores` carries the scores so far.
+    The pairs of a call are grouped by query into requests, several of which are in flight at once; vLLM's /score takes
+    pairs of many queries in one. When a request fails for good, `PartialScores` carries the scores so far.
 
     Args:
         url: The rerank endpoint; the model's name may follow a `#`.
         model: The model's name, for servers that need one.
-        dialect: "tei", "vllm", "jina", "cohere", or "auto" to go by the URL.
+        dialect: "tei", "vllm", "vllm-score", "jina", "cohere", "voyage", "mixedbread", "nim" or "deepinfra"; or "auto"
+            to go by the URL.
         api_key: Sent as a bearer token; by default `CROSSKNN_API_KEY` of the environment, "" for none.
         headers: Further headers of every request.
         fields: Further fields of every request.
@@ -105,7 +106,7 @@ class RemoteScorer(RankMixin):
     def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
         """One score per pair, in the order given."""
         check_pairs(queries, items)
-        batches = _group_by_query(queries, self.batch_size)
+        batches = _group_pairs(queries, self.batch_size, mixed=self._provider.form == "pairs")
         self._costs.check(sum(self._provider.billed_units(len(batch)) for batch in batches))
         scores, error = self._score_batches(batches, queries, items)
         if isinstance(error, ScorerError):
@@ -144,7 +145,8 @@ class RemoteScorer(RankMixin):
                 except IndexError:
                     return
                 try:
-                    scores[batch] = self._send(queries[batch[0]], [items[position] for position in batch], stop)
+                    batch_queries, batch_items = ([texts[at] for at in batch] for texts in (queries, items))
+                    scores[batch] = self._send(batch_queries, batch_items, stop)
                 except BaseException as error:
                     errors.append(error)
                     stop.set()
@@ -160,15 +162,15 @@ class RemoteScorer(RankMixin):
             stop.set()
         return scores, errors[0] if errors else None
 
-    def _send(self, query: str, items: list[str], stop: threading.Event) -> Scores:
-        body = self._provider.request_body(query, items, model=self.model, fields=self._fields)
+    def _send(self, queries: list[str], items: list[str], stop: threading.Event) -> Scores:
+        body = self._provider.request_body(queries, items, model=self.model, fields=self._fields)
         units = self._provider.billed_units(len(items))
         content = self._client.post(body, units, stop)
         try:
             scores, billed_units = parse_response(content, len(items))
             scores = to_logits(scores) if self.logits else scores
         except ValueError as error:
-            pair = describe_pair(query, items[0])
+            pair = describe_pair(queries[0], items[0])
             raise ScorerError(
                 f"{self.url} returned an invalid response for {pair} and {len(items) - 1} more: {error}."
             ) from error
@@ -194,11 +196,11 @@ class RemoteScorer(RankMixin):
         return f"remote:{self._url.netloc}{self._url.path}#{self.model or ''}:{digest}"
 
 
-def _group_by_query(queries: Sequence[str], batch_size: int) -> list[list[int]]:
-    """The positions of the pairs of each request: one query, and at most `batch_size` items."""
+def _group_pairs(queries: Sequence[str], batch_size: int, *, mixed: bool) -> list[list[int]]:
+    """The positions of the pairs of each request: at most `batch_size`, of one query unless requests are `mixed`."""
     positions: dict[str, list[int]] = {}
     for position, query in enumerate(queries):
-        positions.setdefault(query, []).append(position)
+        positions.setdefault("" if mixed else query, []).append(position)
     return [
         found[start : start + batch_size] for found in positions.values() for start in range(0, len(found), batch_size)
     ]
@@ -232,7 +234,8 @@ def parse_url(url: str, model: str | None) -> tuple[SplitResult, str | None]:
 
 def _check_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of the fields as JSON carries them."""
-    reserved = sorted({"query", "texts", "documents", "model"} & set(fields))
+    own = {name for provider in PROVIDERS.values() for name in (provider.query_field, provider.items_field)}
+    reserved = sorted({"model", *own} & set(fields))
     if reserved:
         raise InputError(f"`fields` must not contain {reserved[0]!r}, which every request sets itself.")
     try:

@@ -12,14 +12,37 @@ from typing import Any
 Score = Callable[[str, list[str]], Sequence[float]]
 Fault = Callable[["Handler"], None]
 
-PATHS = {"tei": "/rerank", "vllm": "/v1/rerank", "jina": "/v1/rerank", "cohere": "/v2/rerank"}
-NEEDED = {"tei": {"query", "texts"}, "vllm": {"query", "documents"}}
+PATHS = {
+    "tei": "/rerank",
+    "vllm": "/v1/rerank",
+    "vllm-score": "/score",
+    "jina": "/v1/rerank",
+    "cohere": "/v2/rerank",
+    "voyage": "/v1/rerank",
+    "mixedbread": "/v1/reranking",
+    "nim": "/v1/ranking",
+    "deepinfra": "/v1/inference/Qwen/Qwen3-Reranker-0.6B",
+}
+NEEDED = {
+    "tei": {"query", "texts"},
+    "vllm": {"query", "documents"},
+    "vllm-score": {"text_1", "text_2"},
+    "mixedbread": {"model", "query", "input"},
+    "nim": {"query", "passages"},
+    "deepinfra": {"queries", "documents"},
+}
 KNOWN = {
     "tei": {"query", "texts", "raw_scores", "truncate", "return_text"},
     "vllm": {"model", "query", "documents", "top_n", "use_activation", "truncate_prompt_tokens"},
     "jina": {"model", "query", "documents", "top_n", "return_documents"},
+    "vllm-score": {"model", "text_1", "text_2", "use_activation", "truncate_prompt_tokens"},
     "cohere": {"model", "query", "documents", "top_n", "max_tokens_per_doc"},
+    "voyage": {"model", "query", "documents", "top_k", "return_documents", "truncation"},
+    "mixedbread": {"model", "query", "input", "top_k", "return_input", "rank_fields"},
+    "nim": {"model", "query", "passages", "truncate"},
+    "deepinfra": {"model", "queries", "documents", "instruction"},
 }
+RAW = ("jina", "voyage", "mixedbread", "nim", "deepinfra")  # as this server is set up
 
 
 def lengths(query: str, items: list[str]) -> list[float]:
@@ -57,19 +80,42 @@ class RerankServer(ThreadingHTTPServer):
         needed = NEEDED.get(self.dialect, {"model", "query", "documents"})
         if not needed <= set(body) <= KNOWN[self.dialect]:
             return 422, {"message": f"expected {sorted(needed)}, got {sorted(body)}"}
-        items = body["texts" if self.dialect == "tei" else "documents"]
+        queries, items = read_pairs(body)
         if self.dialect == "tei" and len(items) > 32:
             return 413, {
                 "error": f"batch size {len(items)} > maximum allowed batch size 32",
                 "error_type": "Validation",
             }
-        raw = body.get("raw_scores", not body.get("use_activation", True)) or self.dialect == "jina"
-        scores = [float(score) if raw else 1 / (1 + math.exp(-score)) for score in self.score(body["query"], items)]
+        raw = body.get("raw_scores", not body.get("use_activation", True)) or self.dialect in RAW
+        found = [float(self.score(query, [item])[0]) for query, item in zip(queries, items, strict=True)]
+        scores = [score if raw else 1 / (1 + math.exp(-score)) for score in found]
         ranked = sorted(enumerate(scores), key=lambda pair: -pair[1])
         if self.dialect == "tei":
             return 200, [{"index": index, "score": score} for index, score in ranked]
+        if self.dialect == "deepinfra":
+            return 200, {"scores": scores, "input_tokens": 7}
+        if self.dialect == "nim":
+            return 200, {"rankings": [{"index": index, "logit": score} for index, score in ranked]}
+        if self.dialect in ("vllm-score", "mixedbread"):
+            data = [{"index": index, "object": "score", "score": score} for index, score in ranked]
+            return 200, {"object": "list", "data": data[: body.get("top_k")]}
+        if self.dialect == "voyage":
+            data = [{"index": index, "relevance_score": score} for index, score in ranked[: body["top_k"]]]
+            return 200, {"object": "list", "data": data, "usage": {"total_tokens": 26}}
         results = [{"index": index, "relevance_score": score} for index, score in ranked[: body["top_n"]]]
         return 200, {"id": "x", "results": results, "meta": {"api_version": {"version": "2"}}}
+
+
+def read_pairs(body: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The pairs of a request in any dialect."""
+    if "text_1" in body:
+        return body["text_1"], body["text_2"]
+    if "passages" in body:
+        items = [passage["text"] for passage in body["passages"]]
+        return [body["query"]["text"]] * len(items), items
+    items = next(body[name] for name in ("texts", "documents", "input") if name in body)
+    query = body["queries"][0] if "queries" in body else body["query"]
+    return [query] * len(items), items
 
 
 class Handler(BaseHTTPRequestHandler):

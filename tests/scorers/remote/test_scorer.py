@@ -36,7 +36,7 @@ from tests.scorers.remote.rerank_server import (
 )
 
 KEY = "sk-secret-0123456789"
-DIALECTS = ["tei", "vllm", "jina", "cohere"]
+DIALECTS = ["tei", "vllm", "vllm-score", "jina", "cohere", "voyage", "mixedbread", "nim", "deepinfra"]
 QUERIES = ["ice", "bread and butter", "é 雪"]
 ITEMS = [f"{'x' * number} {number}" for number in range(50)]
 
@@ -103,6 +103,24 @@ def test_request_bodies_of_each_dialect():
     assert asked["vllm"] == common | {"use_activation": False, "truncate_prompt_tokens": -1}
     assert asked["jina"] == common | {"return_documents": False}
     assert asked["cohere"] == common
+    texts = {"model": "a-model", "query": "ice", "top_k": 2}
+    assert asked["voyage"] == texts | {"documents": ["a", "bc"]}
+    assert asked["mixedbread"] == texts | {"input": ["a", "bc"]}
+    assert asked["nim"] == {
+        "model": "a-model", "query": {"text": "ice"}, "passages": [{"text": "a"}, {"text": "bc"}],
+    }  # fmt: skip
+    assert asked["deepinfra"] == {"model": "a-model", "queries": ["ice"], "documents": ["a", "bc"]}
+    assert asked["vllm-score"] == {
+        "model": "a-model", "text_1": ["ice", "ice"], "text_2": ["a", "bc"], "use_activation": False,
+        "truncate_prompt_tokens": -1,
+    }  # fmt: skip
+
+
+def test_pairs_of_many_queries_are_one_request_where_the_server_takes_pairs():
+    queries, items = every_pair([f"query {n}" for n in range(9)], ["a", "bc"])
+    with serving("vllm-score") as server:
+        np.testing.assert_allclose(RemoteScorer(server.url, model="m").score(queries, items), known(queries, items))
+        assert len(server.bodies) == 1
 
 
 @pytest.mark.parametrize(
@@ -116,6 +134,13 @@ def test_request_bodies_of_each_dialect():
         ("https://api.cohere.com/v2/rerank#rerank-v3.5", None, "cohere"),
         ("https://api.jina.ai/v1/rerank", "jina-reranker-v2-base-multilingual", "jina"),
         ("https://notjina.ai.example.org/rerank", None, "tei"),
+        ("https://api.voyageai.com/v1/rerank", "rerank-2.5", "voyage"),
+        ("https://api.mixedbread.com/v1/reranking", "mixedbread-ai/mxbai-rerank-large-v2", "mixedbread"),
+        ("https://ai.api.nvidia.com/v1/retrieval/nvidia/reranking", "nvidia/rerank", "nim"),
+        ("http://localhost:8000/v1/ranking", "nvidia/rerank", "nim"),
+        ("https://api.deepinfra.com/v1/inference/Qwen/Qwen3-Reranker-0.6B", None, "deepinfra"),
+        ("http://localhost:8000/score", "a/model", "vllm-score"),
+        ("http://localhost:8000/v1/score", "a/model", "vllm-score"),
     ],
 )
 def test_the_dialect_goes_by_the_url(url, model, dialect):
@@ -644,7 +669,7 @@ def test_a_proxy_of_the_environment_is_used_but_not_for_this_machine(server, mon
         ({"url": f"http://me:{KEY}@localhost:port/rerank"}, "`url` must be the URL of a rerank endpoint"),
         ({"url": f"me:{KEY}@localhost/rerank"}, "got one with a user name or a password"),
         ({"url": "http://localhost/rerank#a", "model": "b"}, "named twice, 'a' in `url` and 'b' in `model`"),
-        ({"dialect": "openai"}, "`dialect` must be one of 'auto', 'tei', 'vllm', 'jina', 'cohere', got 'openai'"),
+        ({"dialect": "openai"}, "`dialect` must be one of 'auto', 'tei', 'vllm'"),
         ({"batch_size": 0}, "`batch_size` must be a positive integer"),
         ({"concurrency": 1.5}, "`concurrency` must be a positive integer"),
         ({"timeout": 0}, "`timeout` must be a positive number, got 0"),
