@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from crossknn._checks import invalid
+from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.models.hub import find_model
 from crossknn.scorers.inference.cls_only import patch_last_layer
@@ -91,6 +92,7 @@ class CrossEncoder(ModelScorer):
         batch_tokens: int | None = None,
         stored_tokens: int = STORED_TOKENS,
     ) -> None:
+        import_extra("torch", extra="models")
         folder = find_model(name, kind=CLASSIFIER)
         self._folder = read_model_folder(folder)
         self._asked = {"template": template, "instruction": instruction}
