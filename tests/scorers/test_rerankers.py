@@ -319,6 +319,25 @@ def test_a_tokenizer_without_the_answers_is_refused(tmp_path):
         open_model(folder, template="{query}\n{item}")
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("modules.json", "[", "modules.json: invalid JSON"),
+        ("modules.json", "{}", "must be a JSON list"),
+        ("modules.json", '[{"type": "x.Transformer", "path": "../other"}]', "must be in the model's folder"),
+        ("modules.json", '[{"type": "x.Pooling", "path": ""}]', "first module must be a Transformer"),
+        ("1_LogitScore/config.json", "{}", "`true_token_id` must be a number"),
+        ("1_LogitScore/config.json", "[]", "must be a JSON object"),
+    ],
+)
+def test_a_damaged_folder_is_refused_with_the_file(folders, tmp_path, file, content, message):
+    folder = tmp_path / "model"
+    shutil.copytree(folders["qwen3 language model, saved"], folder)
+    (folder / file).write_text(content)
+    with pytest.raises(InputError, match=message):
+        open_model(folder)
+
+
 CODE = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\nclass Evil: pass\n"
 
 

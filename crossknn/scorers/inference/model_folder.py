@@ -56,9 +56,9 @@ class ModelFolder:
 
 def read_model_folder(folder: Path) -> ModelFolder:
     """What the folder holds, or `InputError` where that is no reranker that can be run here."""
-    names = [(str(one.get("type", "")).rpartition(".")[2], folder / one["path"]) for one in _read_modules(folder)]
+    names = _read_modules(folder)
     transformer = names[0][1] if names else folder
-    if names and (names[0][0] != "Transformer" or not transformer.resolve().is_relative_to(folder.resolve())):
+    if names and names[0][0] != "Transformer":
         raise InputError(f"{folder / 'modules.json'}: the first module must be a Transformer, got {names[0][0]!r}.")
     settings = _read_json(transformer / "sentence_bert_config.json")
     saved = _read_json(folder / "config_sentence_transformers.json")
@@ -75,8 +75,10 @@ def read_model_folder(folder: Path) -> ModelFolder:
         return ModelFolder(LANGUAGE_MODEL if causal else CLASSIFIER, **common)
     configs = [_read_json(path / "config.json") for _, path in names[1:]]
     if kinds == ["LogitScore"]:
-        tokens = configs[0].get("true_token_id"), configs[0].get("false_token_id")
-        return ModelFolder(LANGUAGE_MODEL, tokens=tokens, **common)  # type: ignore[arg-type]
+        true, false = configs[0].get("true_token_id"), configs[0].get("false_token_id")
+        if not isinstance(true, int) or not isinstance(false, int | None):
+            raise InputError(f"{names[1][1]}: `true_token_id` must be a number, and `false_token_id` one or none.")
+        return ModelFolder(LANGUAGE_MODEL, tokens=(true, false), **common)
     if kinds[0] != "Pooling" or not set(kinds[1:]) <= set(HEAD_MODULES):
         unknown = next(name for name in kinds if name not in ("Pooling", *HEAD_MODULES))
         raise InputError(f"{folder}: its module {unknown!r} is none of a cross-encoder's. {SERVER_HINT}")
@@ -84,26 +86,29 @@ def read_model_folder(folder: Path) -> ModelFolder:
     return ModelFolder(ENCODER, pooling=_read_pooling(configs[0], folder), head=head, **common)
 
 
-def _read_modules(folder: Path) -> list[dict[str, Any]]:
+def _read_modules(folder: Path) -> list[tuple[str, Path]]:
+    """The class name and the folder of each module, in order; none where there is no `modules.json`."""
     path = folder / "modules.json"
-    if not path.is_file():
-        return []
-    modules = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(modules, list) or not all(isinstance(one, dict) and "path" in one for one in modules):
+    modules = _read_json(path, list)
+    if not all(isinstance(one, dict) and isinstance(one.get("path"), str) for one in modules):
         raise InputError(f"{path}: must be a list of modules with their paths.")
-    return sorted(modules, key=lambda one: int(one.get("idx", 0)))
+    found = [(str(one.get("type", "")).rpartition(".")[2], folder / one["path"]) for one in modules]
+    for _, place in found:
+        if not place.resolve().is_relative_to(folder.resolve()):
+            raise InputError(f"{path}: modules must be in the model's folder, got {place}.")
+    return found
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no such file."""
+def _read_json(path: Path, kind: type[Any] = dict) -> Any:
+    """A JSON object, or a list; empty where there is no such file."""
     if not path.is_file():
-        return {}
+        return kind()
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{path}: invalid JSON ({error}).") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: must be a JSON object, got {type(found).__name__}.")
+    if not isinstance(found, kind):
+        raise InputError(f"{path}: must be a JSON {'object' if kind is dict else 'list'}, got {type(found).__name__}.")
     return found
 
 
