@@ -295,6 +295,7 @@ def test_a_decoder_without_a_padding_token(tmp_path):
         ("qwen3 language model", {"dtype": "int8"}, "'int8' is for encoders"),
         ("modular, mean", {"label": 2}, "`label` must be"),
         ("qwen3 language model", {"max_length": 20}, "`max_length` must be"),
+        ("modular, mean", {"max_length": 0}, "`max_length` must be"),
     ],
 )
 def test_what_cannot_be_applied_is_refused(folders, kind, options, message):

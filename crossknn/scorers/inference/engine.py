@@ -143,7 +143,7 @@ class ModelScorer(RankMixin):
         tokenize = fast_tokenize(pretrained.backend)
         pairs = (choose_format or plain_format)(pretrained, tokenize)
         self.template = pairs.template
-        longest = pretrained.choose_max_length(max_length or default_length, specials=self.template.specials)
+        longest = pretrained.choose_max_length(max_length, specials=self.template.specials, default=default_length)
         self.truncation = Truncation(longest, max_query_tokens, max_item_tokens, long_items, stride)
         runs_on = "int8" if self.dtype == "int8" else self.device.type
         self.batch_tokens = batch_tokens or BATCH_TOKENS.get(runs_on, BATCH_TOKENS["cpu"])

@@ -59,11 +59,14 @@ class Pretrained:
         known = (self.tokenizer.pad_token_id, self.model.config.pad_token_id, self.tokenizer.eos_token_id, 0)
         return int(next(token for token in known if token is not None))
 
-    def choose_max_length(self, max_length: int | None, *, specials: int) -> int:
-        """The length given, if it suits the model and leaves room for a token of each text; by default the model's."""
-        default, limit = self.max_input_length()
+    def choose_max_length(self, max_length: int | None, *, specials: int, default: int | None = None) -> int:
+        """The length given, if it suits the model and leaves room for a token of each text.
+
+        By default the model's, or `default` where that is smaller.
+        """
+        longest, limit = self.max_input_length()
         if max_length is None:
-            return default
+            return min(longest, default or longest)
         if max_length < specials + 2 or (limit is not None and max_length > limit):
             bounds = f"at least {specials + 2}" if limit is None else f"between {specials + 2} and {limit}"
             raise invalid("max_length", f"{bounds} for this model", max_length)
