@@ -22,6 +22,7 @@ from crossknn.scorers.inference.prompt_tokens import Prompt, tokenize_prompt
 from crossknn.scorers.inference.prompts import (
     FAMILIES,
     PAIR,
+    Family,
     chat_prompt,
     family_prompt,
     find_family,
@@ -166,9 +167,11 @@ class CrossEncoder(ModelScorer):
             tokenizer, source = pretrained.tokenizer, pretrained.source
             wanted = self._folder.prompt if instruction is None else instruction
             found = chat_prompt(tokenizer, wanted, self._folder.chat_options, source=source)
+            if found is not None:
+                return found
             family = self._family(pretrained)
-            if found is not None or family is not None:
-                return found if found is not None or family is None else family_prompt(family, instruction)
+            if family is not None:
+                return family_prompt(family, instruction)
             if self._folder.kind == LANGUAGE_MODEL or getattr(tokenizer, "chat_template", None):
                 raise InputError(
                     f"{source} names no prompt for pairs: its chat template lacks the roles 'query' and 'document'. "
@@ -178,7 +181,7 @@ class CrossEncoder(ModelScorer):
             raise InputError(f"`instruction` needs a prompt, and {pretrained.source} has none. Give `template`, too.")
         return None
 
-    def _family(self, pretrained: Pretrained) -> Any:
+    def _family(self, pretrained: Pretrained) -> Family | None:
         config = pretrained.model.config
         return find_family(config.model_type, pretrained.source, str(getattr(config, "_name_or_path", "")))
 

@@ -6,23 +6,17 @@ over it; only attention is computed here, within each pair. (BERT-like classifie
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Any
-
-import numpy as np
 
 from crossknn._imports import import_extra
 from crossknn.scorers.inference.fused_modules import fuse_modules
 from crossknn.scorers.inference.heads import Head
 from crossknn.scorers.inference.ops import Layout, equal_lengths, load_kernels
 from crossknn.scorers.inference.pairs import PairTemplate
-from crossknn.scorers.inference.varlen import ConcatenatedModel
-
-logger = logging.getLogger(__name__)
+from crossknn.scorers.inference.varlen import ConcatenatedModel, agrees, probe_rows
 
 ATTENTION = "crossknn_varlen"  # its name in transformers
-PROBE_LENGTHS = (30, 30, 12, 7, 1)
 _running = threading.local()  # the layout of the batch that this thread runs
 
 
@@ -55,19 +49,17 @@ def make_packed(model: Any, head: Head, template: PairTemplate) -> PackedModel |
     half = model.dtype in (torch.float16, torch.bfloat16)
     if not getattr(model, "_supports_attention_backend", False) or half != (model.device.type == "cuda"):
         return None
-    rows = _probe_rows(torch, model)
+    rows = probe_rows(model)
     expected = _expected_logits(torch, model, head, rows)
-    if not bool(expected.isfinite().all()):
-        return None
     usual = model.config._attn_implementation
     _register()
     model.set_attn_implementation(ATTENTION)
     padding = getattr(model.config, "pad_token_id", None) or 0
     for first_position in (0, padding + 1):  # RoBERTa's positions follow the padding id
         packed = PackedModel(model, head, template, first_position)
-        if _agrees(torch, packed, rows, expected, tolerance=0.05 if half else 1e-4):
+        if agrees(packed, rows, expected, tolerance=0.05 if half else 1e-4):
             undo = fuse_modules(model, _flash_running) if half else None
-            if undo is not None and not _agrees(torch, packed, rows, expected, tolerance=0.05):
+            if undo is not None and not agrees(packed, rows, expected, tolerance=0.05):
                 undo()
             return packed
     model.set_attn_implementation(usual)
@@ -144,30 +136,9 @@ def _grouped(
     return torch.cat(outputs)
 
 
-def _probe_rows(torch: Any, model: Any) -> list[Any]:
-    generator = torch.Generator().manual_seed(0)
-    limit = (getattr(model.config, "max_position_embeddings", None) or 512) - 4
-    high = int(model.get_input_embeddings().num_embeddings)
-    lengths = [min(length, limit) for length in PROBE_LENGTHS]
-    return [torch.randint(min(3, high - 1), high, (n,), generator=generator).to(model.device) for n in lengths]
-
-
 def _expected_logits(torch: Any, model: Any, head: Head, rows: list[Any]) -> Any:
     """The logits of one sequence at a time, by the model's own attention."""
     with torch.inference_mode():
         states = [model(input_ids=row[None]).last_hidden_state for row in rows]
         lengths = [torch.tensor([len(row)], device=model.device) for row in rows]
         return torch.cat([head.padded_logits(one, length) for one, length in zip(states, lengths, strict=True)])
-
-
-def _agrees(torch: Any, packed: PackedModel, rows: list[Any], expected: Any, *, tolerance: float) -> bool:
-    """Whether the logits are the expected ones, up to a fraction of the largest."""
-    ids, positions = torch.cat(rows), torch.cat([torch.arange(len(row), device=row.device) for row in rows])
-    layout = Layout.of(np.array([len(row) for row in rows]), ids.device)
-    try:
-        with torch.inference_mode():
-            found = packed.run(ids, torch.zeros_like(ids), positions, layout)
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError) as error:
-        logger.debug("Padding-free inference failed: %s", error)
-        return False
-    return bool(torch.allclose(found, expected, rtol=0, atol=tolerance * max(float(expected.abs().max()), 0.1)))

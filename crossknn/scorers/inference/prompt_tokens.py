@@ -258,10 +258,10 @@ class _Place:
     def tokenizer(self, tokenize: Tokenize, *, strip: bool, source: str) -> TextTokenizer:
         """A tokenizer of texts in this place, with as little of the prompt around them as gives the same tokens."""
         right = self.right[: self.behind]
-        for before in (self.before, *range(self.before + 1, len(self.left) + 1)):
+        expected = [self.tokens(text) for text in PROBE_TEXTS]
+        for before in range(self.before, len(self.left) + 1):
             found = TextTokenizer(tokenize, self.left[len(self.left) - before :], right, 0, strip=False)
             rows = [row.tolist() for row in found(list(PROBE_TEXTS))]
-            expected = [self.tokens(text) for text in PROBE_TEXTS]
             skipped = len(rows[0]) - len(expected[0])
             if skipped >= 0 and all(row[skipped:] == tokens for row, tokens in zip(rows, expected, strict=True)):
                 return replace(found, skipped=skipped, strip=strip)
@@ -292,14 +292,12 @@ def _inseparable(source: str) -> InputError:
 
 
 def _verify(tokens: PromptTokens, prompt: Prompt, backend: Any, source: str) -> None:
+    leading, trailing = added_special_tokens(backend) if prompt.special_tokens else ([], [])
     for query, item in zip(PROBE_TEXTS, reversed(PROBE_TEXTS), strict=True):
         (query_ids,), (item_ids,) = tokens.query([query]), tokens.item([item])
         first, second = (item_ids, query_ids) if prompt.item_first else (query_ids, item_ids)
         ids = [*tokens.prefix, *first.tolist(), *tokens.middle, *second.tolist(), *tokens.suffix]
         parts = prompt.render(query, item)
         expected = [token for part in parts for token in backend.encode(part, add_special_tokens=False).ids]
-        if prompt.special_tokens:
-            leading, trailing = added_special_tokens(backend)
-            expected = [*leading, *expected, *trailing]
-        if ids != expected:
+        if ids != [*leading, *expected, *trailing]:
             raise _inseparable(source)

@@ -191,7 +191,7 @@ def make_varlen(model: Any, template: PairTemplate) -> VarlenModel | None:
     for ops in (triton_ops(model.config), FLASH_OPS):
         if ops is not None:
             varlen = VarlenModel(model, template, first_position, ops)
-            if _agrees(varlen, model, tolerance=0.05):
+            if _agrees_with(varlen, model, tolerance=0.05):
                 return varlen
     return None
 
@@ -205,7 +205,7 @@ def find_first_position(model: Any, template: PairTemplate) -> int | None:
             varlen = VarlenModel(reference, template, first_position, TORCH_OPS)
         except (AttributeError, TypeError):
             return None
-        if _agrees(varlen, reference, tolerance=1e-4):
+        if _agrees_with(varlen, reference, tolerance=1e-4):
             return first_position
     return None
 
@@ -227,23 +227,36 @@ def _take(buffer: Any, positions: Any) -> Any:
     return buffer[positions.clamp(0, max(0, len(buffer) - 1))] if len(buffer) else positions.new_zeros(len(positions))
 
 
-def _agrees(varlen: VarlenModel, model: Any, *, tolerance: float) -> bool:
-    """Whether the logits equal the model's for one sequence at a time, up to a fraction of the largest logit."""
+def probe_rows(model: Any) -> list[Any]:
+    """Sequences of random tokens, to compare models with."""
     torch = import_extra("torch", extra="models")
     generator = torch.Generator().manual_seed(0)
-    max_length = min(max(PROBE_LENGTHS), model.config.max_position_embeddings - 4)
-    lengths = np.minimum(PROBE_LENGTHS, max_length)
-    high = model.config.vocab_size
-    rows = [torch.randint(min(3, high - 1), high, (n,), generator=generator).to(model.device) for n in lengths.tolist()]
-    positions = torch.cat([torch.arange(len(row)) for row in rows]).to(model.device)
-    layout = Layout.of(lengths, model.device)
+    limit = (getattr(model.config, "max_position_embeddings", None) or 512) - 4
+    high = int(model.get_input_embeddings().num_embeddings)
+    lengths = [min(length, limit) for length in PROBE_LENGTHS]
+    return [torch.randint(min(3, high - 1), high, (n,), generator=generator).to(model.device) for n in lengths]
+
+
+def agrees(concatenated: ConcatenatedModel, rows: list[Any], expected: Any, *, tolerance: float) -> bool:
+    """Whether the logits of these sequences are the expected ones, up to a fraction of the largest."""
+    torch = import_extra("torch", extra="models")
+    ids, positions = torch.cat(rows), torch.cat([torch.arange(len(row), device=row.device) for row in rows])
+    layout = Layout.of(np.array([len(row) for row in rows]), ids.device)
     try:
         with torch.inference_mode():
-            expected = torch.cat([model(input_ids=row[None]).logits for row in rows])
-            actual = varlen.run(torch.cat(rows), torch.zeros_like(positions), positions, layout)
+            found = concatenated.run(ids, torch.zeros_like(ids), positions, layout)
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError) as error:
         logger.debug("Padding-free inference failed: %s", error)
         return False
-    if actual.shape != expected.shape or not bool(expected.isfinite().all()):
+    if found.shape != expected.shape or not bool(expected.isfinite().all()):
         return False
-    return bool(torch.allclose(actual, expected, rtol=0, atol=tolerance * max(float(expected.abs().max()), 0.1)))
+    return bool(torch.allclose(found, expected, rtol=0, atol=tolerance * max(float(expected.abs().max()), 0.1)))
+
+
+def _agrees_with(varlen: VarlenModel, model: Any, *, tolerance: float) -> bool:
+    """Whether the logits are the model's own for one sequence at a time."""
+    torch = import_extra("torch", extra="models")
+    rows = probe_rows(model)
+    with torch.inference_mode():
+        expected = torch.cat([model(input_ids=row[None]).logits for row in rows])
+    return agrees(varlen, rows, expected, tolerance=tolerance)
