@@ -4,7 +4,8 @@
 
 The weights are random and the tokenizer is that of the embedded cross-encoder: speed depends on the shape and on the
 number of tokens only. Both sides score the same pairs in one run, raw logits, in turns. The share of the card is that
-of its matrix rate if the model's matrix products were all there is.
+of its matrix rate if the matrix products over whole pairs were all there is; what the pairs of a query share may be
+computed once.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from benchmarks.matrix_rate import matrix_rate
 from benchmarks.scoring_speed import best_batch_size, draw_pairs, measure, open_theirs, surroundings, theirs_side
 from crossknn.models.hub import EMBEDDED_CROSS_ENCODER
 from crossknn.scorers.cross_encoder import CrossEncoder
+from crossknn.scorers.inference.pairs import TokenSpans, plan_passes
+from crossknn.scorers.inference.prompts import FAMILIES
 
 BERT = {"num_attention_heads": 12, "intermediate_size": 1536, "hidden_size": 384, "num_hidden_layers": 6}
 LARGE = {"num_attention_heads": 16, "intermediate_size": 4096, "hidden_size": 1024, "num_hidden_layers": 24}
@@ -47,15 +50,20 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
+SHAPES["Qwen3-0.6B, prompt"] = SHAPES["Qwen3-0.6B"]  # with the prompt of Qwen3-Reranker, shared by the pairs of a query
+PROMPT = "".join(FAMILIES["qwen3-reranker"].parts).replace(
+    "{instruction}", FAMILIES["qwen3-reranker"].instruction or ""
+)
+SMALL_BATCH = 10  # pairs of one query, as in a round of a search
 
 
 def main() -> None:
     options = read_options()
     rate = matrix_rate(options.device, torch.bfloat16) if options.device == "cuda" else None
     report: dict[str, Any] = {"matrix_tflops": rate and round(rate / 1e12), "shapes": {}}
-    for name in options.shapes.split(","):
+    for name in options.shapes.split(";"):
         with tempfile.TemporaryDirectory() as folder:
-            options.model = save_model(Path(folder), *SHAPES[name])
+            options.model = save_model(Path(folder), *SHAPES[name], prompt=PROMPT if "prompt" in name else None)
             report["shapes"][name] = measure_shape(options, rate)
         gc.collect()
         torch.cuda.empty_cache()
@@ -68,7 +76,7 @@ def main() -> None:
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=Path, required=True, help="BEIR folder, or a .jsonl whose lines have a text")
-    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--shapes", default=";".join(SHAPES), help="separated by semicolons")
     parser.add_argument("--pairs", type=int, default=4096)
     parser.add_argument("--items-per-query", type=int, default=64)
     parser.add_argument("--batch-sizes", default="64,128,256")
@@ -80,10 +88,15 @@ def read_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def save_model(folder: Path, model_type: str, size: dict[str, Any]) -> Path:
+def save_model(folder: Path, model_type: str, size: dict[str, Any], *, prompt: str | None) -> Path:
     """A classifier of this shape with random weights, and the embedded cross-encoder's tokenizer."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(EMBEDDED_CROSS_ENCODER)
     tokenizer.model_max_length = 512
+    if prompt is not None:
+        for role, name in (("query", "query"), ("document", "item")):
+            text = f"' + (messages | selectattr('role', 'eq', '{role}') | first).content + '"
+            prompt = prompt.replace(f"{{{name}}}", text)
+        tokenizer.chat_template = "{{- '" + prompt.replace("\n", "\\n") + "' }}"
     ids = {"pad_token_id": tokenizer.pad_token_id, "cls_token_id": tokenizer.cls_token_id}
     config = transformers.AutoConfig.for_model(
         model_type,
@@ -112,6 +125,12 @@ def measure_shape(options: argparse.Namespace, rate: float | None) -> dict[str, 
         "crossknn, first pass": partial(first_pass.score, queries, items),
     }
     timings, scores = measure(sides, options.repeats)
+    few = slice(0, SMALL_BATCH)
+    small = {
+        "sentence-transformers": theirs_side(theirs, queries[few], items[few], SMALL_BATCH),
+        "crossknn": partial(scorer.score, queries[few], items[few]),
+    }
+    small_timings, _ = measure(small, 10 * options.repeats)
     seconds = {name: sorted(wall for wall, _ in runs)[len(runs) // 2] for name, runs in timings.items()}
     work = matrix_work(scorer, queries, items)
     return {
@@ -121,6 +140,10 @@ def measure_shape(options: argparse.Namespace, rate: float | None) -> dict[str, 
         "pairs_per_s": {name: round(len(queries) / wall, 1) for name, wall in seconds.items()},
         "ratio": {name: round(seconds["sentence-transformers"] / wall, 2) for name, wall in seconds.items()},
         "share_of_card": {name: rate and round(work / wall / rate, 3) for name, wall in seconds.items()},
+        "ms_of_10_pairs": {
+            name: round(1000 * sorted(wall for wall, _ in runs)[len(runs) // 2], 2)
+            for name, runs in small_timings.items()
+        },
         "batch_sizes_tried": best,
         "largest_difference": float(abs(scores["crossknn"] - scores["sentence-transformers"]).max()),
         "score_deviation": float(scores["sentence-transformers"].std()),
@@ -132,8 +155,8 @@ def matrix_work(scorer: CrossEncoder, queries: list[str], items: list[str]) -> f
     config, linears = scorer._pretrained.model.config, torch.nn.Linear
     modules = scorer._pretrained.model.base_model.modules()
     per_token = 2 * sum(module.weight.numel() for module in modules if isinstance(module, linears))
-    tokenizer = scorer._pretrained.tokenizer
-    lengths = [len(ids) for ids in tokenizer(queries, items, truncation=True, max_length=512)["input_ids"]]
+    tokens = TokenSpans(scorer._queries.lookup(queries), scorer._items.lookup(items))
+    lengths = scorer.template.lengths(plan_passes(scorer.template, scorer.truncation, tokens).spans).tolist()
     heads = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     wide = config.num_attention_heads * heads
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers

@@ -17,16 +17,6 @@ BUILD_STEPS = {
     "prior": "fitting the prior",
     "save": "saving",
 }
-VARIANTS = {
-    "padded, of like length": "padded, length buckets",
-    "and the last layer for the first token only": "+ last layer for [CLS] only",
-    "end to end": "padding-free",
-    "and sum and norm in one kernel": "+ fused add and LayerNorm",
-    "and GELU within the product": "+ GELU fused into the product",
-    "and attention of our own": "+ own attention kernel",
-    "end to end, torch.compile": "padding-free, torch.compile",
-    "all of it, one CUDA graph for each batch": "all, one CUDA graph per batch",
-}
 
 
 def scoring_on_gpu() -> Table:
@@ -36,7 +26,7 @@ def scoring_on_gpu() -> Table:
 
 
 def scoring_of_shapes() -> Table:
-    header = ["shape", "sentence-transformers", "crossknn, first pass", "crossknn", "of the limit"]
+    header = ["shape", "sentence-transformers", "crossknn, first pass", "crossknn", "of the limit", "10 pairs, ms"]
     shapes = read_result("reranker_shapes_h200")["shapes"]
     return markdown_table(header, (_shape_row(name, found) for name, found in shapes.items()))
 
@@ -45,7 +35,9 @@ def _shape_row(name: str, found: dict[str, Any]) -> list[str]:
     speeds, ratios = found["pairs_per_s"], found["ratio"]
     ours = (f"{speeds[side]:,.0f}/s, {ratios[side]:.1f}×" for side in ("crossknn, first pass", "crossknn"))
     share = f"{100 * found['share_of_card']['crossknn']:.0f} %"
-    return [name, f"{speeds['sentence-transformers']:,.0f}/s", *ours, share]
+    few = found["ms_of_10_pairs"]
+    latency = f"{few['crossknn']:.1f} (sentence-transformers {few['sentence-transformers']:.1f})"
+    return [name, f"{speeds['sentence-transformers']:,.0f}/s", *ours, share, latency]
 
 
 def _scoring_row(found: dict[str, Any]) -> list[str]:
@@ -71,17 +63,6 @@ def scoring_on_cpu() -> Table:
     rows = [[base, str(found["sides"][base]["pairs_per_s"]), "1"]]
     rows += [[name, str(found["sides"][name]["pairs_per_s"]), f"{ratios[name][base]:.2f}"] for name in ratios]
     return markdown_table(["", "pairs per second", "times sentence-transformers"], rows)
-
-
-def scoring_variants() -> Table:
-    found = read_result("scoring_variants_h200")
-    own, base = (found[shape]["variants"] for shape in ("own", "BERT-base"))
-    header = ["", *(f"{model}, pairs/s (of the limit)" for model in MODELS.values())]
-    rows = (
-        [VARIANTS[name], *(f"{one[name]['pairs_per_s']:,} ({100 * one[name]['share']:.0f} %)" for one in (own, base))]
-        for name in own
-    )
-    return markdown_table(header, rows)
 
 
 def round_overhead() -> Table:
@@ -275,7 +256,6 @@ def _bold(value: float, best: bool) -> str:
 TABLES = {
     "scoring on a GPU": scoring_on_gpu,
     "scoring of shapes": scoring_of_shapes,
-    "variants of scoring": scoring_variants,
     "scoring on a CPU": scoring_on_cpu,
     "round overhead": round_overhead,
     "search steps": search_steps,

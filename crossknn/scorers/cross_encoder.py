@@ -11,12 +11,10 @@ from crossknn._checks import invalid
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.models.hub import find_model
-from crossknn.scorers.inference.cls_only import patch_last_layer
-from crossknn.scorers.inference.engine import STORED_TOKENS, ModelScorer, PaddedBatch, plain_format
-from crossknn.scorers.inference.heads import split_head
+from crossknn.scorers.inference.engine import STORED_TOKENS, ModelScorer, plain_format
+from crossknn.scorers.inference.heads import Head, split_head
 from crossknn.scorers.inference.loading import Pretrained, hash_tensors
 from crossknn.scorers.inference.model_folder import CLASSIFIER, LANGUAGE_MODEL, read_model_folder
-from crossknn.scorers.inference.packed import make_packed
 from crossknn.scorers.inference.pairs import LongItems, PairFormat, PairTemplate
 from crossknn.scorers.inference.prompt_tokens import Prompt, tokenize_prompt
 from crossknn.scorers.inference.prompts import (
@@ -29,7 +27,6 @@ from crossknn.scorers.inference.prompts import (
     text_prompt,
 )
 from crossknn.scorers.inference.token_store import Tokenize
-from crossknn.scorers.inference.varlen import VarlenBatch, make_varlen
 
 Token = int | str
 
@@ -116,22 +113,16 @@ class CrossEncoder(ModelScorer):
             stored_tokens=stored_tokens,
         )
         self._tokens = self._choose_tokens()
-        model, self._head = split_head(self._pretrained, self._folder, self._tokens)
-        if self.dtype == "int8" and self._head is not None and self._head.pooling == "lasttoken":
+        base, head = split_head(self._pretrained, self._folder, self._tokens)
+        if self.dtype == "int8" and head is not None and head.token == "lasttoken":  # noqa: S105
             raise InputError("`dtype` 'int8' is for encoders, got a decoder. Use 'float32' or 'bfloat16'.")
+        if isinstance(head, Head):
+            self._pretrained = replace(self._pretrained, model=base)
+        names = {str(number): number for number in range(head.labels)} if isinstance(head, Head) else {}
         if self._folder.kind == CLASSIFIER:
-            names = model.config.id2label or {}
-            self.label = choose_label({str(name): int(number) for number, name in names.items()}, label)
-        else:
-            assert self._head is not None
-            self.label = choose_label({str(number): number for number in range(self._head.labels)}, label)
-        self._pretrained = replace(self._pretrained, model=model)
-        if self._head is not None:
-            self._varlen = make_packed(model, self._head, self.template)
-        else:
-            self._varlen = make_varlen(model, self.template)
-        self.cls_only = self._varlen is not None or (self._head is None and patch_last_layer(model))
-        self._quantize()
+            names = {str(name): int(number) for number, name in (base.config.id2label or {}).items()}
+        self.label = choose_label(names, label)
+        self._prepare(base, head)
 
     def _choose_format(self, pretrained: Pretrained, tokenize: Tokenize) -> PairFormat:
         """The prompt that was asked for, or the model's own; else pairs as the tokenizer joins them."""
@@ -224,21 +215,10 @@ class CrossEncoder(ModelScorer):
             settings["prompt"] = asdict(self.prompt)
         elif self._folder.prompt is not None:
             settings["query_prompt"] = self._folder.prompt
-        if self._head is not None:
+        if isinstance(self._head, Head):
             settings["pooling"] = self._head.pooling
             settings["head"] = hash_tensors(self._head.layers).hex()
         return settings
-
-    def _read_scores(self, batch: PaddedBatch | VarlenBatch) -> Any:
-        model = self._pretrained.model
-        if isinstance(batch, VarlenBatch):
-            assert self._varlen is not None
-            logits = self._varlen.logits(batch)
-        elif self._head is not None:
-            logits = self._head.padded_logits(model(**batch.inputs).last_hidden_state, batch.lengths)
-        else:
-            logits = model(**batch.inputs).logits
-        return logits[:, self.label].float()
 
 
 def choose_label(names: Mapping[str, int], label: int | str | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -11,11 +12,12 @@ from typing import Any, Unpack
 import numpy as np
 
 from crossknn._checks import check_choice, invalid
+from crossknn._imports import import_extra
 from crossknn.errors import InputError, ScorerError
 from crossknn.models.hub import EMBEDDED, find_model
-from crossknn.scorers.inference.engine import Describe, ModelScorer, ModelSettings, PaddedBatch
-from crossknn.scorers.inference.pairs import TokenSpans
-from crossknn.scorers.inference.token_store import Tokens
+from crossknn.scorers.inference.engine import Describe, ModelScorer, ModelSettings
+from crossknn.scorers.inference.pairs import PairTemplate, TokenSpans
+from crossknn.scorers.inference.varlen import JoinedPairs
 
 POOLING_FILE = "crossknn_pooling.json"
 QUERY_POOLINGS = ("cls", "mean", "mention")
@@ -75,7 +77,7 @@ class EmbCrossEncoder(ModelScorer):
         }
         self.pooling = _choose_pooling(given, _saved_pooling(self._pretrained.folder), self._pretrained.source)
         self._marker_ids = self._find_markers()
-        self._quantize()
+        self._prepare(self._pretrained.model, EmbHead(self.pooling, self._marker_ids, self.template))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write model, tokenizer and poolings to a folder that `EmbCrossEncoder` opens."""
@@ -107,16 +109,14 @@ class EmbCrossEncoder(ModelScorer):
             )
         return int(number)
 
-    def _check_ids(self, ids: Tokens, spans: TokenSpans, describe: Describe) -> None:
+    def _check_spans(self, spans: TokenSpans, describe: Describe) -> None:
         """Raise `ScorerError` for a pair without the special tokens that its poolings read."""
-        query_starts = np.full(len(ids), len(self.template.prefix))
-        item_starts = query_starts + spans.queries.lengths + len(self.template.middle)
-        columns = np.arange(ids.shape[1])
         for token, marker in self._marker_ids.items():
-            text, starts, lengths = "query", query_starts, spans.queries.lengths
+            text, rows = "query", spans.queries
             if token == self.pooling.title_token:
-                text, starts, lengths = "item", item_starts, spans.items.lengths
-            missing = np.flatnonzero(~((ids == marker) & _inside(columns, starts, lengths)).any(axis=1))
+                text, rows = "item", spans.items
+            before = np.concatenate([[0], np.cumsum(rows.flat == marker)])
+            missing = np.flatnonzero(before[rows.starts + rows.lengths] == before[rows.starts])
             if len(missing):
                 raise ScorerError(
                     f"The {text} has no {token!r}, or it was cut off (max_length {self.truncation.max_length}), in "
@@ -129,30 +129,50 @@ class EmbCrossEncoder(ModelScorer):
     def _fingerprint_settings(self) -> dict[str, Any]:
         return {"pooling": self._own_settings()}
 
-    def _read_scores(self, batch: PaddedBatch) -> Any:
-        states = self._pretrained.model(**batch.inputs).last_hidden_state.float()  # (pairs, longest, dim)
-        return (self._query_vectors(states, batch) * self._item_vectors(states, batch)).sum(-1)
 
-    def _query_vectors(self, states: Any, batch: PaddedBatch) -> Any:
-        if self.pooling.query_pooling == "cls":
-            return states[:, 0]
-        rows, columns = (self._torch.arange(size, device=states.device) for size in states.shape[:2])
-        starts = self._torch.full_like(batch.query_lengths, batch.query_start)
-        inside = _inside(columns, starts, batch.query_lengths)
-        if self.pooling.mention_tokens is None:
-            return _mean(states, inside)
-        before, after = (self._marker_ids[token] for token in self.pooling.mention_tokens)
-        first = states[rows, _first(inside & (batch.ids == before))]
-        return (first + states[rows, _first(inside & (batch.ids == after))]) / 2
+class EmbHead:
+    """The dot product of the two pooled vectors of each pair, in float32."""
 
-    def _item_vectors(self, states: Any, batch: PaddedBatch) -> Any:
-        rows, columns = (self._torch.arange(size, device=states.device) for size in states.shape[:2])
-        if self.pooling.item_pooling == "sep":
-            return states[rows, batch.item_starts - 1]
-        inside = _inside(columns, batch.item_starts, batch.item_lengths)
-        if self.pooling.title_token is None:
-            return _mean(states, inside)
-        return states[rows, _first(inside & (batch.ids == self._marker_ids[self.pooling.title_token]))]
+    token = None  # all tokens are read
+
+    def __init__(self, pooling: Pooling, marker_ids: Mapping[str, int], template: PairTemplate) -> None:
+        self._pooling = pooling
+        self._marker_ids = marker_ids
+        self._template = template
+
+    def logits(self, states: Any, pairs: JoinedPairs) -> Any:
+        """(pairs, 1) from (tokens, dim) states."""
+        states = states.float()
+        query_starts = self._query_starts(pairs)
+        item_starts = query_starts + pairs.query_lengths + len(self._template.middle)
+        query = self._query_vectors(states, pairs, query_starts)
+        return (query * self._item_vectors(states, pairs, item_starts)).sum(-1, keepdim=True)
+
+    def _query_starts(self, pairs: JoinedPairs) -> Any:
+        """(pairs,) the row of each query's first token."""
+        return pairs.layout.cu_seqlens[:-1].long() + len(self._template.prefix)
+
+    def _query_vectors(self, states: Any, pairs: JoinedPairs, starts: Any) -> Any:
+        if self._pooling.query_pooling == "cls":
+            return states[pairs.layout.cu_seqlens[:-1].long()]
+        if self._pooling.mention_tokens is None:
+            return _mean(states, pairs, starts, pairs.query_lengths)
+        rows = [self._find(pairs, token, starts, pairs.query_lengths) for token in self._pooling.mention_tokens]
+        return (states[rows[0]] + states[rows[1]]) / 2
+
+    def _item_vectors(self, states: Any, pairs: JoinedPairs, starts: Any) -> Any:
+        if self._pooling.item_pooling == "sep":
+            return states[starts - 1]
+        if self._pooling.title_token is None:
+            return _mean(states, pairs, starts, pairs.item_lengths)
+        return states[self._find(pairs, self._pooling.title_token, starts, pairs.item_lengths)]
+
+    def _find(self, pairs: JoinedPairs, token: str, starts: Any, lengths: Any) -> Any:
+        """(pairs,) the row of the first such token of each text."""
+        rows, pair = _rows_and_pairs(pairs)
+        hits = (pairs.ids == self._marker_ids[token]) & (rows >= starts[pair]) & (rows < (starts + lengths)[pair])
+        last = len(rows) - 1
+        return starts.new_full(starts.shape, last).scatter_reduce(0, pair, rows.where(hits, last), "amin")
 
 
 def is_emb_cross_encoder(name: str | os.PathLike[str]) -> bool:
@@ -162,19 +182,22 @@ def is_emb_cross_encoder(name: str | os.PathLike[str]) -> bool:
     return (find_model(name, kind="AutoModel") / POOLING_FILE).is_file()
 
 
-def _inside(columns: Any, starts: Any, lengths: Any) -> Any:
-    """(pairs, longest) True at the tokens of one text of each pair; for arrays and tensors."""
-    return (columns[None, :] >= starts[:, None]) & (columns[None, :] < (starts + lengths)[:, None])
+def _mean(states: Any, pairs: JoinedPairs, starts: Any, lengths: Any) -> Any:
+    """(pairs, dim) the mean over the tokens of one text of each pair."""
+    rows, pair = _rows_and_pairs(pairs)
+    inside = (rows >= starts[pair]) & (rows < (starts + lengths)[pair])
+    torch = import_extra("torch", extra="models")
+    counts = pairs.layout.cu_seqlens.diff().long()
+    sums = torch.segment_reduce(states * inside[:, None], "sum", lengths=counts, unsafe=True)
+    return sums / lengths.clamp(min=1)[:, None]
 
 
-def _first(hits: Any) -> Any:
-    """(pairs,) the first position that is True."""
-    return hits.int().argmax(1)
-
-
-def _mean(states: Any, inside: Any) -> Any:
-    weights = inside.to(states.dtype)
-    return (states * weights[:, :, None]).sum(1) / weights.sum(1, keepdim=True).clamp(min=1)
+def _rows_and_pairs(pairs: JoinedPairs) -> tuple[Any, Any]:
+    """(tokens,) the row of each token, and its pair."""
+    torch = import_extra("torch", extra="models")
+    counts = pairs.layout.cu_seqlens.diff().long()
+    rows = torch.arange(len(pairs.ids), device=counts.device)
+    return rows, torch.repeat_interleave(counts, output_size=len(rows))
 
 
 def _saved_pooling(folder: Path) -> Pooling | None:

@@ -6,12 +6,13 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import count, pairwise
 from threading import Lock
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,11 @@ from crossknn.errors import InputError, ScorerError
 from crossknn.models.batching import batches_in_order, length_buckets, without_cudnn_attention
 from crossknn.models.hub import portable_name
 from crossknn.scorers.base import RankMixin, check_pairs, check_scores, describe_pair
+from crossknn.scorers.inference.cuda_graphs import CudaGraphs
 from crossknn.scorers.inference.int8 import encoder_linears, quantize_linears
 from crossknn.scorers.inference.loading import Pretrained, check_half_precision, load_pretrained
+from crossknn.scorers.inference.ops import Layout
+from crossknn.scorers.inference.padding_free import make_varlen
 from crossknn.scorers.inference.pairs import (
     ForwardPasses,
     LongItems,
@@ -34,8 +38,15 @@ from crossknn.scorers.inference.pairs import (
     max_over_windows,
     plan_passes,
 )
-from crossknn.scorers.inference.token_store import Ragged, Tokenize, Tokens, TokenStore, fast_tokenize
-from crossknn.scorers.inference.varlen import ConcatenatedModel, VarlenBatch
+from crossknn.scorers.inference.token_store import Counts, Ragged, Tokenize, TokenStore, fast_tokenize
+from crossknn.scorers.inference.varlen import (
+    DeviceTokens,
+    JoinedPairs,
+    VarlenBatch,
+    VarlenHead,
+    VarlenModel,
+    head_rows,
+)
 from crossknn.types import Rows, Scores
 
 logger = logging.getLogger(__name__)
@@ -64,30 +75,46 @@ class ScoringCounts:
 
 @dataclass(frozen=True, slots=True)
 class PaddedBatch:
-    """A padded batch on the device, and the positions of each pair's two texts."""
+    """A padded batch; all but `lengths` is on the device."""
 
     inputs: dict[str, Any]  # of the model, each (pairs, longest)
-    lengths: Any  # (pairs,) without padding
-    query_start: int
+    lengths: Counts  # (pairs,) without padding
     query_lengths: Any  # (pairs,)
-    item_starts: Any
     item_lengths: Any
-
-    @property
-    def ids(self) -> Any:
-        """(pairs, longest)"""
-        return self.inputs["input_ids"]
 
     @property
     def tokens(self) -> int:
         """Tokens of the forward pass, with padding."""
-        return int(self.ids.numel())
+        return int(self.inputs["input_ids"].numel())
 
     def take(self, rows: slice) -> PaddedBatch:
         """Some of the pairs."""
         inputs = {name: tensor[rows] for name, tensor in self.inputs.items()}
-        texts = (self.query_lengths, self.item_starts, self.item_lengths)
-        return PaddedBatch(inputs, self.lengths[rows], self.query_start, *(text[rows] for text in texts))
+        return PaddedBatch(inputs, self.lengths[rows], self.query_lengths[rows], self.item_lengths[rows])
+
+    def join(self, states: Any) -> tuple[Any, JoinedPairs]:
+        """(tokens, dim) of (pairs, longest, dim) states without padding, and the tokens they belong to."""
+        torch = import_extra("torch", extra="models")
+        ids = self.inputs["input_ids"]
+        layout = Layout.of(self.lengths, ids.device)
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        inside = positions < layout.cu_seqlens.diff()[:, None]
+        types = self.inputs.get("token_type_ids", ids)
+        texts = (self.query_lengths, self.item_lengths)
+        return states[inside], JoinedPairs(ids[inside], types[inside], positions[inside], layout, *texts)
+
+
+class TextPairs(NamedTuple):
+    """Pairs of texts: `queries[query_rows[i]]` and `items[item_rows[i]]`."""
+
+    queries: list[str]
+    query_rows: Rows
+    items: list[str]
+    item_rows: Rows
+
+    def take(self, pairs: slice) -> TextPairs:
+        """Some of the pairs."""
+        return self._replace(query_rows=self.query_rows[pairs], item_rows=self.item_rows[pairs])
 
 
 class ModelSettings(TypedDict, total=False):
@@ -153,7 +180,11 @@ class ModelScorer(RankMixin):
         self._queries = TokenStore(pairs.tokenize_queries, max_tokens=stored_tokens)
         self._items = TokenStore(pairs.tokenize_items, max_tokens=stored_tokens)
         self._embeddings = int(pretrained.model.get_input_embeddings().num_embeddings)
-        self._varlen: ConcatenatedModel | None = None  # set by a subclass that supports it
+        self._head: VarlenHead | None = None  # set by a subclass, unless the model runs with its own head
+        self._varlen: VarlenModel | None = None  # set by a subclass that supports it
+        self._graphs: CudaGraphs | None = None  # of small batches
+        self._base = pretrained.model  # without its head, where that runs apart
+        self.label = 0  # the logit to read
         self._lock = Lock()
         self.counts = ScoringCounts()
 
@@ -193,10 +224,11 @@ class ModelScorer(RankMixin):
         if self.device.type == "cpu" and self.dtype in ("bfloat16", "float16"):
             check_half_precision(self.dtype)
         with self._torch.inference_mode(), without_cudnn_attention(self.device):
-            submitted = (
-                (chunk, self._submit(query_texts, query_rows[chunk], item_texts, item_rows[chunk]))
-                for chunk in self._chunks(len(keys))
-            )
+            texts = TextPairs(query_texts, query_rows, item_texts, item_rows)
+            chunks = list(self._chunks(len(keys)))
+            tokenized = ((chunk, self._tokenize(texts.take(chunk))) for chunk in chunks)
+            ready = tokenized if len(chunks) == 1 else in_background(tokenized)
+            submitted = ((chunk, self._submit(texts.take(chunk), spans)) for chunk, spans in ready)
             for chunk, finish in _prefetch(submitted):
                 scores[chunk] = finish()
         with self._lock:
@@ -210,17 +242,19 @@ class ModelScorer(RankMixin):
             first, others = VARLEN_FIRST_CHUNK_PAIRS, VARLEN_CHUNK_PAIRS
         return (slice(*bounds) for bounds in pairwise([0, *range(first, pairs, others), pairs]))
 
-    def _submit(
-        self, query_texts: list[str], query_rows: Rows, item_texts: list[str], item_rows: Rows
-    ) -> Callable[[], Scores]:
+    def _tokenize(self, texts: TextPairs) -> TokenSpans:
+        return TokenSpans(
+            _look_up(self._queries, texts.queries, texts.query_rows),
+            _look_up(self._items, texts.items, texts.item_rows),
+        )
+
+    def _submit(self, texts: TextPairs, spans: TokenSpans) -> Callable[[], Scores]:
         """Run the pairs on the device; the returned function waits for their scores."""
-        queries = _look_up(self._queries, query_texts, query_rows)
-        items = _look_up(self._items, item_texts, item_rows)
-        passes = plan_passes(self.template, self.truncation, TokenSpans(queries, items))
+        passes = plan_passes(self.template, self.truncation, spans)
 
         def describe(row: int) -> str:
             pair = passes.pair[row]
-            return describe_pair(query_texts[query_rows[pair]], item_texts[item_rows[pair]])
+            return describe_pair(texts.queries[texts.query_rows[pair]], texts.items[texts.item_rows[pair]])
 
         order: list[Rows] = []
         outputs: list[Any] = []
@@ -235,32 +269,29 @@ class ModelScorer(RankMixin):
         def finish() -> Scores:
             scores = np.empty(len(passes.pair), np.float32)
             scores[np.concatenate(order)] = fetch()
-            return max_over_windows(scores, passes.pair, len(query_rows))
+            return max_over_windows(scores, passes.pair, len(texts.query_rows))
 
         return finish
 
     def _batches(self, spans: TokenSpans, describe: Describe) -> Iterator[tuple[Rows, PaddedBatch | VarlenBatch]]:
         self._check_vocabulary(spans)
+        self._check_spans(spans, describe)
         if self._varlen is not None:
-            yield from self._varlen_batches(spans)
+            yield from self._varlen_batches(self._varlen, spans)
             return
-        lengths = self.template.lengths(spans)
-        for rows in length_buckets(lengths, self.batch_tokens):
-            chosen = spans.take(rows)
-            ids = self.template.assemble(chosen)
-            self._check_ids(ids, chosen, lambda row, rows=rows: describe(int(rows[row])))  # type: ignore[misc]
-            yield rows, self._pad(ids, chosen, masked=bool(lengths[rows[-1]] < ids.shape[1]))
+        for rows in length_buckets(self.template.lengths(spans), self.batch_tokens):
+            yield rows, self._pad(spans.take(rows))
 
-    def _varlen_batches(self, spans: TokenSpans) -> Iterator[tuple[Rows, VarlenBatch]]:
+    def _varlen_batches(self, varlen: VarlenModel, spans: TokenSpans) -> Iterator[tuple[Rows, VarlenBatch]]:
         """Each text is copied once, and pairs are joined on the device; a CPU needs equal lengths together."""
         lengths = self.template.lengths(spans)
-        order = np.arange(len(lengths)) if self.device.type == "cuda" else np.argsort(-lengths, kind="stable")
+        order = np.arange(len(lengths))
+        if self.device.type != "cuda":
+            order = np.lexsort((-lengths, spans.queries.starts)) if varlen.shares_queries else np.lexsort((-lengths,))
         spans, lengths = spans.take(order), lengths[order]
-        queries, items = self._to_device(spans.queries.flat), self._to_device(spans.items.flat)
-        bounds = (spans.queries.starts, spans.queries.lengths, spans.items.starts, spans.items.lengths)
+        on_device = DeviceTokens(spans, self._to_device)
         for rows in batches_in_order(lengths, self.batch_tokens):
-            moved = self._to_device(np.stack([bound[rows] for bound in bounds]))
-            yield order[rows], VarlenBatch(queries, items, moved, lengths[rows])
+            yield order[rows], VarlenBatch(spans.take(np.arange(len(order))[rows]), lengths[rows], on_device)
 
     def _check_vocabulary(self, spans: TokenSpans) -> None:
         """On a GPU an id without an embedding would end the process with a mere assertion."""
@@ -273,19 +304,18 @@ class ModelScorer(RankMixin):
                 f"{largest}: they do not belong together. Save the model with its own tokenizer."
             )
 
-    def _pad(self, ids: Tokens, spans: TokenSpans, *, masked: bool) -> PaddedBatch:
+    def _pad(self, spans: TokenSpans) -> PaddedBatch:
         """Only ids and lengths are copied; masks and token types are made on the device."""
+        lengths, ids = self.template.lengths(spans), self.template.assemble(spans)
         inputs = {"input_ids": self._to_device(ids).long()}
-        query_lengths, item_lengths = self._to_device(np.stack([spans.queries.lengths, spans.items.lengths]))
+        counts = (spans.queries.lengths, spans.items.lengths, lengths)
+        query_lengths, item_lengths, all_lengths = self._to_device(np.stack(counts))
         columns = self._torch.arange(ids.shape[1], device=self.device)
-        lengths = self.template.specials + query_lengths + item_lengths
-        if masked:
-            inputs["attention_mask"] = (columns[None, :] < lengths[:, None]).long()
+        if lengths.min() < ids.shape[1]:
+            inputs["attention_mask"] = (columns[None, :] < all_lengths[:, None]).long()
         if self.template.first_type is not None:
             inputs["token_type_ids"] = self.template.token_types(columns, query_lengths[:, None], item_lengths[:, None])
-        query_start = len(self.template.prefix)
-        item_starts = query_start + query_lengths + len(self.template.middle)
-        return PaddedBatch(inputs, lengths, query_start, query_lengths, item_starts, item_lengths)
+        return PaddedBatch(inputs, lengths, query_lengths, item_lengths)
 
     def _to_device(self, array: NDArray[Any]) -> Any:
         tensor = self._torch.from_numpy(array)
@@ -343,8 +373,13 @@ class ModelScorer(RankMixin):
                 self.truncation.max_length,
             )
 
-    def _quantize(self) -> None:
-        """Quantize a model in int8; a subclass calls it after all other changes of the layers."""
+    def _prepare(self, base: Any, head: VarlenHead | None) -> None:
+        """Run this model and its head, padding-free if possible and in int8 if wanted; a subclass calls it once."""
+        self._base, self._head = base, head
+        if head is not None:
+            self._varlen = make_varlen(base, head, self.template)
+        if self._varlen is not None and self._varlen.capturable:
+            self._graphs = CudaGraphs(self._varlen, max_length=self.truncation.max_length)
         if self.dtype != "int8":
             return
         model, varlen = self._pretrained.model, self._varlen
@@ -360,12 +395,22 @@ class ModelScorer(RankMixin):
         """Those of them that change scores, for the fingerprint."""
         return self._own_settings()
 
-    def _check_ids(self, ids: Tokens, spans: TokenSpans, describe: Describe) -> None:
+    def _check_spans(self, spans: TokenSpans, describe: Describe) -> None:
         """A subclass may reject pairs here, before they reach the device."""
 
-    def _read_scores(self, batch: Any) -> Any:
-        """(pairs,) float32 on the device: run a `PaddedBatch`, or a `VarlenBatch` if the subclass sets `_varlen`."""
-        raise NotImplementedError
+    def _read_scores(self, batch: PaddedBatch | VarlenBatch) -> Any:
+        """(pairs,) float32 on the device."""
+        if isinstance(batch, VarlenBatch):
+            assert self._varlen is not None
+            logits = None if self._graphs is None else self._graphs.logits(batch)
+            logits = self._varlen.logits(batch) if logits is None else logits
+        elif self._head is None:
+            logits = self._pretrained.model(**batch.inputs).logits
+        else:
+            states, pairs = batch.join(self._base(**batch.inputs).last_hidden_state)
+            token = self._head.token
+            logits = self._head.logits(states if token is None else states[head_rows(pairs.layout, token)], pairs)
+        return logits[:, self.label].float()
 
 
 def plain_format(pretrained: Pretrained, tokenize: Tokenize) -> PairFormat:
@@ -386,6 +431,16 @@ def _look_up(store: TokenStore, texts: list[str], rows: Rows) -> Ragged:
     """The tokens of `texts[rows[i]]`, each text of which is looked up once."""
     used, inverse = np.unique(rows, return_inverse=True)
     return store.lookup([texts[row] for row in used]).take(inverse)
+
+
+def in_background(work: Iterator[Work]) -> Iterator[Work]:
+    """The work, one piece of which is prepared in a thread while the one before it is used."""
+    with ThreadPoolExecutor(1) as thread:
+        current = next(work, None)
+        while current is not None:
+            following = thread.submit(next, work, None)
+            yield current
+            current = following.result()
 
 
 def _prefetch(work: Iterator[Work]) -> Iterator[Work]:

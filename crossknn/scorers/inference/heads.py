@@ -14,7 +14,7 @@ from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.scorers.inference.loading import Pretrained
 from crossknn.scorers.inference.model_folder import LANGUAGE_MODEL, ModelFolder, make_head
-from crossknn.scorers.inference.ops import Layout
+from crossknn.scorers.inference.varlen import JoinedPairs, VarlenHead, head_rows, one_sequence_each
 
 PROBE_TOKENS = (5, 3, 8, 2, 7, 4, 9, 6)
 
@@ -34,26 +34,17 @@ class Head:
         sizes = [layer.out_features for layer in self.layers.modules() if hasattr(layer, "out_features")]
         return 1 if self.difference else int(sizes[-1])
 
-    def padded_logits(self, states: Any, lengths: Any) -> Any:
-        """(pairs, labels) from (pairs, longest, dim) states of right-padded pairs of these lengths."""
-        torch = import_extra("torch", extra="models")
-        if self.pooling == "cls":
-            return self._logits(states[:, 0])
-        if self.pooling == "lasttoken":
-            return self._logits(states[torch.arange(len(states), device=states.device), lengths - 1])
-        inside = (torch.arange(states.shape[1], device=states.device) < lengths[:, None])[:, :, None]
-        if self.pooling == "max":
-            return self._logits(states.masked_fill(~inside, -torch.inf).amax(1))
-        return self._logits(states.float().masked_fill(~inside, 0).sum(1) / lengths[:, None])
+    @property
+    def token(self) -> str | None:
+        """The only token of each pair that is read; None if all are."""
+        return self.pooling if self.pooling in ("cls", "lasttoken") else None
 
-    def packed_logits(self, states: Any, layout: Layout) -> Any:
-        """(pairs, labels) from (tokens, dim) states of concatenated pairs."""
-        if self.pooling == "cls":
-            return self._logits(states[layout.cu_seqlens[:-1].long()])
-        if self.pooling == "lasttoken":
-            return self._logits(states[layout.cu_seqlens[1:].long() - 1])
-        reduce = import_extra("torch", extra="models").segment_reduce
-        return self._logits(reduce(states.float(), self.pooling, lengths=layout.cu_seqlens.diff().long()))
+    def logits(self, states: Any, pairs: JoinedPairs) -> Any:
+        """(pairs, labels) from (tokens, dim) states, or (pairs, dim) of one token of each pair."""
+        if self.token is not None:
+            return self._logits(states)
+        reduce, lengths = import_extra("torch", extra="models").segment_reduce, pairs.layout.cu_seqlens.diff().long()
+        return self._logits(reduce(states.float(), self.pooling, lengths=lengths, unsafe=True))
 
     def _logits(self, pooled: Any) -> Any:
         logits = self.layers(pooled.float())
@@ -62,8 +53,23 @@ class Head:
         return logits[:, :1] - logits[:, 1:] if self.difference else logits
 
 
-def split_head(pretrained: Pretrained, folder: ModelFolder, tokens: Sequence[int]) -> tuple[Any, Head | None]:
-    """The transformer without its head, and the head; no head for an encoder with a classifier, which run together.
+class ClassifierHead:
+    """The pooler and classifier of a BERT-like model, which read the first token, in the model's precision."""
+
+    token = "cls"  # noqa: S105
+
+    def __init__(self, model: Any) -> None:
+        self._classifier = model.classifier
+        self._pooler = getattr(model.base_model, "pooler", None) or getattr(model, "pooler", None)
+
+    def logits(self, states: Any, _: JoinedPairs) -> Any:
+        """(pairs, labels) from (pairs, dim)."""
+        cls = states[:, None]
+        return self._classifier(cls if self._pooler is None else self._pooler(cls))
+
+
+def split_head(pretrained: Pretrained, folder: ModelFolder, tokens: Sequence[int]) -> tuple[Any, VarlenHead | None]:
+    """The transformer without its head, and the head; no head where they can only run together.
 
     `tokens` are the true token, and the false one if there is one, of a language model.
     """
@@ -84,16 +90,32 @@ def split_head(pretrained: Pretrained, folder: ModelFolder, tokens: Sequence[int
         layers = torch.nn.Sequential(model.head, model.classifier).float()
         head = Head(model.config.classifier_pooling, layers)
     else:
-        return model, None
-    with torch.inference_mode():
-        states = model.base_model(input_ids=_probe_ids(torch, model)).last_hidden_state
-        found = head.padded_logits(states, torch.tensor([states.shape[1]], device=states.device))
-    if not torch.allclose(found, expected.float(), rtol=0.05, atol=0.05):
+        return _split_classifier(torch, model)
+    if not torch.allclose(_split_logits(torch, model, head), expected.float(), rtol=0.05, atol=0.05):
         raise InputError(
             f"{pretrained.source}: its logits are not a linear function of its last states, so they cannot be computed "
             "for some tokens alone. Score with crossknn.function_scorer instead."
         )
     return model.base_model, head
+
+
+def _split_classifier(torch: Any, model: Any) -> tuple[Any, ClassifierHead | None]:
+    """The encoder and the head of a BERT-like classifier; of any other, the whole model and no head."""
+    try:
+        head = ClassifierHead(model)
+        equal = torch.allclose(_split_logits(torch, model, head), _probe(torch, model), rtol=1e-3, atol=1e-3)
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
+        return model, None
+    return (model.base_model, head) if equal else (model, None)
+
+
+def _split_logits(torch: Any, model: Any, head: VarlenHead) -> Any:
+    """The logits of the probe, by transformer and head apart."""
+    with torch.inference_mode():
+        ids = _probe_ids(torch, model)
+        states = model.base_model(input_ids=ids).last_hidden_state[0]
+        pairs = one_sequence_each([ids[0]])
+        return head.logits(states if head.token is None else states[head_rows(pairs.layout, head.token)], pairs)
 
 
 def _token_head(torch: Any, model: Any, tokens: Sequence[int]) -> Head:

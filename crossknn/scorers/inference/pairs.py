@@ -81,19 +81,28 @@ class PairTemplate:
         totals = self.lengths(spans)
         width = int(totals.max())
         ids = np.full((len(totals), width), self.pad, np.int32)
-        rows = np.arange(len(totals)) * width
+        self._fill(ids.reshape(-1), np.arange(len(totals)) * width, spans)
+        return ids
+
+    def concatenate(self, spans: TokenSpans) -> Tokens:
+        """(tokens,) int32: the ids of all pairs, end to end."""
+        totals = self.lengths(spans)
+        ids = np.empty(totals.sum(), np.int32)
+        self._fill(ids, np.cumsum(totals) - totals, spans)
+        return ids
+
+    def _fill(self, flat: Tokens, starts: Counts, spans: TokenSpans) -> None:
+        """Write the ids of each pair from its start on."""
         first, second = (spans.items, spans.queries) if self.item_first else (spans.queries, spans.items)
-        first_at = rows + len(self.prefix)
+        first_at = starts + len(self.prefix)
         middle_at = first_at + first.lengths
         second_at = middle_at + len(self.middle)
         suffix_at = second_at + second.lengths
-        flat = ids.reshape(-1)
-        for special, at in ((self.prefix, rows), (self.middle, middle_at), (self.suffix, suffix_at)):
+        for special, at in ((self.prefix, starts), (self.middle, middle_at), (self.suffix, suffix_at)):
             for shift, token in enumerate(special):
                 flat[at + shift] = token
         first.copy_to(flat, first_at)
         second.copy_to(flat, second_at)
-        return ids
 
     def settings(self) -> dict[str, Any]:
         """The fields that differ from their defaults, and those without one, for a fingerprint."""
