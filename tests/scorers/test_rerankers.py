@@ -441,6 +441,93 @@ def test_a_damaged_folder_is_refused_with_the_file(folders, tmp_path, file, cont
         open_model(folder)
 
 
+def test_a_token_that_the_tokenizer_does_not_know_is_refused(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "ice": 1, "melts": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", model_max_length=64)
+    folder = make.save(tmp_path / "words", make.config_of("llama", tokenizer), tokenizer, auto="AutoModelForCausalLM")
+    with pytest.raises(InputError, match=r"'yes' must be one token of .*, got one that it does not know\."):
+        open_model(folder, template="{query} ice {item}")
+
+
+SERVE = r"Serve it with .*vLLM.*RemoteScorer"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (  # llama-nemotron-rerank-1b-v2
+            {
+                "model_type": "llama_bidirec",
+                "architectures": ["LlamaBidirectionalForSequenceClassification"],
+                "auto_map": {"AutoModelForSequenceClassification": "m.LlamaBidirectionalForSequenceClassification"},
+            },
+            rf"needs the class LlamaBidirectionalForSequenceClassification, .*never executed\. {SERVE}",
+        ),
+        (
+            {"auto_map": {"AutoModel": "m.BidirectionalQwen3"}},
+            rf"needs the class BidirectionalQwen3, .*never executed\. {SERVE}",
+        ),
+        (  # bge-reranker-v2-minicpm-layerwise
+            {"model_type": "minicpm", "architectures": ["LayerWiseMiniCPMForCausalLM"]},
+            rf"needs the class LayerWiseMiniCPMForCausalLM, .*never executed\. {SERVE}",
+        ),
+        ({"architectures": ["JinaForRanking"]}, r"listwise reranker \(JinaForRanking\).*scores each pair by itself"),
+        (
+            {
+                "model_type": "qwen3_vl",
+                "architectures": ["Qwen3VLForConditionalGeneration"],
+                "vision_config": {},
+            },
+            rf"multimodal model \(Qwen3VLForConditionalGeneration\).*{SERVE}",
+        ),
+        (
+            {"model_type": "t5gemma2", "architectures": ["T5Gemma2ForConditionalGeneration"]},
+            rf"sequence-to-sequence model \(T5Gemma2ForConditionalGeneration\).*{SERVE}",
+        ),
+    ],
+)
+def test_models_of_other_kinds_are_refused_in_a_sentence(folders, tmp_path, changes, message):
+    folder = tmp_path / "model"
+    shutil.copytree(folders["qwen3 classifier"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(InputError, match=message) as refused:
+        open_model(folder)
+    assert "\n" not in str(refused.value)
+
+
+def test_code_that_a_config_names_is_not_needed_where_transformers_has_the_class(folders, tmp_path):
+    folder = tmp_path / "zerank-1"  # whose config names a class of its folder that is Qwen3's
+    shutil.copytree(folders["qwen3 language model"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "modeling_zeranker.ZEConfig", "AutoModelForCausalLM": "m.Qwen3ForCausalLM"}
+    (folder / "config.json").write_text(json.dumps(config))
+    scores = open_model(folder, template="zerank").score(["a"], ["b"])
+    np.testing.assert_array_equal(
+        scores, open_model(folders["qwen3 language model"], template="zerank").score(["a"], ["b"])
+    )
+
+
+def test_other_weights_than_those_of_transformers_are_code_of_the_folder(folders, tmp_path):
+    """jina-reranker-v2 has a class of transformers' name with layers of its own."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(folders["qwen3 classifier"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForSequenceClassification": "m.Qwen3ForSequenceClassification"}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    renamed = {name.replace("q_proj", "Wqkv"): tensor for name, tensor in weights.items()}
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=f"runs Python code from its folder, .*{SERVE}"):
+        open_model(folder)
+
+
 CODE = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\nclass Evil: pass\n"
 
 
