@@ -37,7 +37,8 @@ class CrossEncoder(ModelScorer):
     That is the logit of a sequence classifier, encoder or decoder; the last output of a modular model of
     sentence-transformers; or, of a language model, the logit of the true token less that of the false one. The prompt
     is applied that the model was trained with: its chat template with the roles "query" and "document", the saved
-    prompt of sentence-transformers, or the one of its family (Qwen3-Reranker, mxbai-rerank-v2, bge-reranker-v2-gemma).
+    prompt of sentence-transformers, or the one of its family (Qwen3-Reranker, mxbai-rerank-v2, bge-reranker-v2-gemma,
+    zerank, ctxl-rerank-v2).
 
     Args:
         name: A folder, a hub name such as `cross-encoder/ms-marco-MiniLM-L6-v2`, or "embedded", the small model
@@ -53,8 +54,8 @@ class CrossEncoder(ModelScorer):
         stride: Tokens between the starts of two windows; by default half a window.
         label: The logit to read, by name or number, where there are several.
         template: The prompt, if the model's own is not found or not wanted: a text with {query}, {item} and maybe
-            {instruction}, the name of a family ("qwen3-reranker", "mxbai-rerank-v2", "bge-reranker-gemma"), or "pair",
-            the tokenizer's own way to join two texts.
+            {instruction}, the name of a family ("qwen3-reranker", "mxbai-rerank-v2", "bge-reranker-gemma", "zerank",
+            "ctxl-rerank-v2", "nemotron-rerank"), or "pair", the tokenizer's own way to join two texts.
         instruction: What makes an item relevant, for models that are trained with instructions.
         true_token: The token of a language model whose logit is the score, as text or number; by default what the
             model's folder or family says, else "yes".
@@ -165,8 +166,8 @@ class CrossEncoder(ModelScorer):
                 return family_prompt(family, instruction)
             if self._folder.kind == LANGUAGE_MODEL or getattr(tokenizer, "chat_template", None):
                 raise InputError(
-                    f"{source} names no prompt for pairs: its chat template lacks the roles 'query' and 'document'. "
-                    f"Give `template`, a text with {{query}} and {{item}} or one of {', '.join(FAMILIES)}."
+                    f"{source} names no prompt for pairs: it has no chat template with the roles 'query' and "
+                    f"'document'. Give `template`, a text with {{query}} and {{item}} or one of {', '.join(FAMILIES)}."
                 )
         if instruction is not None:
             raise InputError(f"`instruction` needs a prompt, and {pretrained.source} has none. Give `template`, too.")
@@ -190,17 +191,23 @@ class CrossEncoder(ModelScorer):
         true, false = given["true_token"], given["false_token"]
         if true is None and false is not None:
             raise InputError(f"`false_token` needs `true_token`, got {false!r} alone.")
+        chosen: tuple[Token | None, ...] = (true, false)
         if true is None:
-            true, false = self._folder.tokens or ((named.true_token, named.false_token) if named else ("yes", "no"))
-        return [self._token_id(token) for token in (true, false) if token is not None]
+            chosen = self._folder.tokens or (named.tokens if named else ()) or ("yes", "no")
+        return [self._token_id(token) for token in chosen if token is not None]
 
     def _token_id(self, token: Token) -> int:
-        backend, vocabulary = self._pretrained.backend, self._embeddings
-        ids = [token] if isinstance(token, int) else backend.encode(token, add_special_tokens=False).ids
-        if len(ids) != 1 or not 0 <= ids[0] < vocabulary:
+        pretrained, vocabulary = self._pretrained, self._embeddings
+        if isinstance(token, int):
+            ids, found = [token], f"a number outside of its {vocabulary} tokens"
+        else:
+            ids = pretrained.backend.encode(token, add_special_tokens=False).ids
+            found = "one that it does not know" if len(ids) == 1 else f"{len(ids)} tokens"
+        unknown = token != pretrained.tokenizer.unk_token and ids == [pretrained.tokenizer.unk_token_id]
+        if len(ids) != 1 or not 0 <= ids[0] < vocabulary or (unknown and isinstance(token, str)):
             raise InputError(
-                f"{token!r} must be one token of {self._pretrained.source}, got {len(ids)} of {vocabulary}. Give "
-                "`true_token` and `false_token`, which the model answers with."
+                f"{token!r} must be one token of {pretrained.source}, got {found}. Give `true_token` and "
+                "`false_token`, which the model answers with."
             )
         return int(ids[0])
 

@@ -29,7 +29,7 @@ def pairs() -> tuple[list[str], list[str]]:
     """Pairs of mixed lengths, among them empty ones, and texts that a tokenizer may merge with a prompt."""
     queries, items = tiny.pairs(count=16)
     edges = ["why?", " spaces ", "\nlines\n", "3.", "it's", "漢字 🙂", ""]
-    return [*queries, *edges], [*items, *reversed(edges)]
+    return [*queries, *edges, ""], [*items, *reversed(edges), ""]
 
 
 def predict(folder: Path, queries: list[str], items: list[str], **options: Any) -> np.ndarray:
@@ -67,8 +67,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "modular, mean": make.save_modular(root / "g", pooling="mean", activation=torch.nn.GELU()),
         "modular, cls": make.save_modular(root / "h", pooling="cls", activation=torch.nn.Tanh()),
         "modular, last token": make.save_modular(root / "i", pooling="lasttoken", activation=torch.nn.SiLU()),
+        "modular, max": make.save_modular(root / "j", pooling="max", activation=torch.nn.ReLU()),
+        "xlm-roberta": tiny.save_cross_encoder(root / "k", "xlm-roberta"),
+        "deberta-v2": tiny.save_cross_encoder(root / "l", "deberta-v2"),
     }
-    for name in ("qwen3 language model", "qwen3 classifier"):  # with modules.json
+    for name in ("qwen3 language model", "qwen3 classifier", "xlm-roberta", "deberta-v2"):  # with modules.json
         saved = root / f"{name}, saved"
         sentence_transformers.CrossEncoder(str(found[name]), device="cpu").save(str(saved))
         found[f"{name}, saved"] = saved
@@ -100,8 +103,12 @@ KINDS = [
     "modular, mean",
     "modular, cls",
     "modular, last token",
+    "modular, max",
+    "xlm-roberta, saved",
+    "deberta-v2, saved",
     "saved prompt",
 ]
+CHAT_KINDS = [kind for kind in KINDS[:9] if kind != "llama, item first"]  # whose chat template takes an instruction
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,22 +120,41 @@ def test_scores_are_those_of_sentence_transformers(folders, kind):
     assert np.ptp(expected) > 0.1  # the pairs differ enough for the comparison to mean something
 
 
-@pytest.mark.parametrize(
-    "kind", ["qwen3 language model", "qwen3 classifier", "gemma2, capped logits", "saved instruction"]
-)
-def test_what_follows_an_item_is_never_cut(folders, kind):
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "llama, item first"])
+def test_long_items_are_cut_as_in_sentence_transformers(folders, kind):
+    """What follows an item in a prompt is never cut."""
+    length = 120 if kind in KINDS[:9] else 40
     queries = ["how do rivers freeze?"] * 4
     items = [tiny.words(seed, 300) for seed in range(4)]
-    scorer = open_model(folders[kind], max_length=120)
-    np.testing.assert_allclose(
-        scorer.score(queries, items), predict(folders[kind], queries, items, max_length=120), atol=2e-4
-    )
+    scorer = open_model(folders[kind], max_length=length)
+    expected = predict(folders[kind], queries, items, max_length=length)
+    np.testing.assert_allclose(scorer.score(queries, items), expected, atol=2e-4)
     assert scorer.counts.items_cut == 4
 
 
-@pytest.mark.parametrize("kind", ["qwen3 language model", "qwen3 classifier", "one token"])
+def test_a_query_behind_a_long_item_is_kept(folders):
+    """sentence-transformers cuts such a prompt's query away, so that the model's own tokens are the reference."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = folders["llama, item first"]
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
+    query, items = "how do rivers freeze?", [tiny.words(seed, 300) for seed in range(4)]
+    tail = ids_of(tokenizer, f"\n<Query>: {query} ??")
+    yes, no = ids_of(tokenizer, "yes"), ids_of(tokenizer, "no")
+    expected = []
+    for item in items:
+        ids = [*ids_of(tokenizer, f"<Document>: {item}")[: 120 - len(tail)], *tail]
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([ids])).logits[0, -1]
+        expected.append(float(logits[yes] - logits[no]))
+    scores = open_model(folder, max_length=120).score([query] * 4, items)
+    np.testing.assert_allclose(scores, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", CHAT_KINDS)
 def test_an_instruction_is_the_system_message(folders, kind):
-    queries, items = pairs()
+    fitting = [pair for pair in zip(*pairs(), strict=True) if len(" ".join(pair)) < 400]
+    queries, items = (list(texts) for texts in zip(*fitting, strict=True))
     scorer = open_model(folders[kind], instruction=INSTRUCTION)
     expected = predict(folders[kind], queries, items, prompt=INSTRUCTION)
     np.testing.assert_allclose(scorer.score(queries, items), expected, atol=2e-4)
@@ -232,10 +258,38 @@ def bge_gemma_ids(tokenizer, query, item):
     return [tokenizer.bos_token_id, *ids_of(tokenizer, f"A: {query}", "\n", f"B: {item}", "\n", question)]
 
 
+def zerank_ids(tokenizer, query, item):
+    """As in modeling_zeranker.py of zerank-1, with the chat template of Qwen3."""
+    chat = f"<|im_start|>system\n{query.strip()}<|im_end|>\n<|im_start|>user\n{item.strip()}<|im_end|>\n"
+    return ids_of(tokenizer, chat + "<|im_start|>assistant\n")
+
+
+def ctxl_ids(tokenizer, query, item, instruction=""):
+    """As in the model cards of ctxl-rerank-v2."""
+    instruction = f" {instruction}" if instruction else ""
+    task = "Check whether a given document contains information helpful to answer the query."
+    return tokenizer(f"{task}\n<Document> {item}\n<Query> {query}{instruction} ??")["input_ids"]
+
+
+def nemotron_ids(tokenizer, query, item):
+    """As in the model card of llama-nemotron-rerank-1b-v2."""
+    return tokenizer(f"question:{query} \n \n passage:{item}")["input_ids"]
+
+
+def family_tokenizer(kind: str) -> Any:
+    plain_chat = make.PLAIN_CHAT_TEMPLATE  # of a language model, without the roles of a pair
+    if kind == "qwen":
+        return make.qwen_tokenizer(plain_chat)
+    return make.gemma_tokenizer(prepend=kind == "mistral")
+
+
 FAMILIES = {
     "Qwen3-Reranker-0.6B": ({**QWEN}, "qwen", qwen3_ids, ("yes", "no")),
     "mxbai-rerank-base-v2": ({"model_type": "qwen2"}, "qwen", mxbai_ids, ("1", "0")),
     "bge-reranker-v2-gemma": ({"model_type": "gemma", "head_dim": 8}, "gemma", bge_gemma_ids, ("Yes",)),
+    "zerank-1-small": ({**QWEN}, "qwen", zerank_ids, ("Yes",)),
+    "ctxl-rerank-v2-instruct-multilingual-1b": ({**QWEN}, "qwen", ctxl_ids, (0,)),
+    "ctxl-rerank-v2-instruct-multilingual-6b": ({"model_type": "mistral"}, "mistral", ctxl_ids, (0,)),
 }
 
 
@@ -244,8 +298,7 @@ def test_known_families_are_prompted_as_in_their_makers_code(tmp_path, name):
     from transformers import AutoModelForCausalLM
 
     config, tokenizer_kind, make_ids, tokens = FAMILIES[name]
-    plain_chat = make.PLAIN_CHAT_TEMPLATE  # of a language model, without the roles of a pair
-    tokenizer = make.qwen_tokenizer(plain_chat) if tokenizer_kind == "qwen" else make.gemma_tokenizer()
+    tokenizer = family_tokenizer(tokenizer_kind)
     folder = make.save(
         tmp_path / name,
         make.config_of(**config, tokenizer=tokenizer, max_position_embeddings=2048),
@@ -258,10 +311,50 @@ def test_known_families_are_prompted_as_in_their_makers_code(tmp_path, name):
     for query, item in zip(queries, items, strict=True):
         with torch.inference_mode():
             logits = model(input_ids=torch.tensor([make_ids(tokenizer, query, item)])).logits[0, -1]
-        true, *false = (float(logits[ids_of(tokenizer, token)[0]]) for token in tokens)
+        ids = [token if isinstance(token, int) else ids_of(tokenizer, token)[0] for token in tokens]
+        true, *false = (float(logits[token]) for token in ids)
         expected.append(true - sum(false))
     scores = open_model(folder, max_length=2048).score(queries, items)
     np.testing.assert_allclose(scores, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("auto", ["AutoModelForCausalLM", "AutoModelForSequenceClassification"])
+def test_a_family_by_its_name(tmp_path, auto):
+    """`template` names a family where the folder does not, for language models and for classifiers."""
+    import transformers
+
+    tokenizer = make.gemma_tokenizer()
+    labels = {} if auto == "AutoModelForCausalLM" else {"num_labels": 1}
+    folder = make.save(tmp_path / "own", make.config_of("llama", tokenizer, **labels), tokenizer, auto=auto)
+    model = getattr(transformers, auto).from_pretrained(folder).eval()
+    template = "ctxl-rerank-v2" if auto == "AutoModelForCausalLM" else "nemotron-rerank"
+    make_ids = ctxl_ids if auto == "AutoModelForCausalLM" else nemotron_ids
+    queries, items = ["why is ice slippery?", " a ", ""], ["Ice melts.", "", "\nlines\n"]
+    with torch.inference_mode():
+        logits = [
+            model(input_ids=torch.tensor([make_ids(tokenizer, query, item)])).logits
+            for query, item in zip(queries, items, strict=True)
+        ]
+    expected = [float(one[0, -1, 0] if one.ndim == 3 else one[0, 0]) for one in logits]
+    scores = open_model(folder, template=template).score(queries, items)
+    np.testing.assert_allclose(scores, expected, atol=2e-4)
+
+
+def test_an_instruction_of_a_family(tmp_path):
+    name = "ctxl-rerank-v2-instruct-multilingual-1b"
+    tokenizer = make.qwen_tokenizer(make.PLAIN_CHAT_TEMPLATE)
+    folder = make.save(
+        tmp_path / name, make.config_of(**QWEN, tokenizer=tokenizer), tokenizer, auto="AutoModelForCausalLM"
+    )
+    scorer = open_model(folder, instruction=INSTRUCTION)
+    assert scorer.prompt is not None
+    (text,) = scorer.prompt.render("Q", "D")
+    assert ids_of(tokenizer, text) == ctxl_ids(tokenizer, "Q", "D", INSTRUCTION)
+    plain = open_model(folder)
+    assert open_model(folder, instruction="").fingerprint == plain.fingerprint != scorer.fingerprint
+    long = [tiny.words(seed, 300) for seed in range(2)]
+    scores = open_model(folder, max_length=80).score(["how do rivers freeze?"] * 2, long)
+    assert np.ptp(scores) > 1e-3  # the query and what follows it are kept, and so is the item's beginning
 
 
 def test_a_decoder_without_a_padding_token(tmp_path):
@@ -283,6 +376,15 @@ def test_a_decoder_without_a_padding_token(tmp_path):
     ("kind", "options", "message"),
     [
         ("qwen3 classifier", {"template": "only {query}"}, "`template` must contain {item} exactly once"),
+        ("qwen3 classifier", {"template": "{query} {query}\n{item}"}, "`template` must contain {query} exactly once"),
+        ("qwen3 classifier", {"template": "qwen3"}, "one of qwen3-reranker, .* got 'qwen3'"),
+        ("qwen3 classifier", {"template": "{query}\n{item}\n{document}"}, "got {document} in"),
+        ("qwen3 classifier", {"template": "zerank", "instruction": "Find ice"}, "`instruction` must be left out"),
+        (
+            "qwen3 classifier",
+            {"template": "qwen3-reranker", "instruction": "{query}"},
+            "`instruction` must not contain",
+        ),
         ("qwen3 classifier", {"template": "{query}{item}"}, "Put a line break or a special token between them"),
         ("qwen3 classifier", {"template": "{query}\n{item}", "instruction": "x"}, "only if `template` contains"),
         ("qwen3 classifier", {"template": "{instruction} {query}\n{item}"}, "only if `template` contains"),
@@ -290,8 +392,8 @@ def test_a_decoder_without_a_padding_token(tmp_path):
         ("modernbert", {"instruction": "Find ice"}, "`instruction` needs a prompt"),
         ("modernbert", {"true_token": "yes"}, "`true_token` is for language models"),
         ("qwen3 language model", {"false_token": "no"}, "`false_token` needs `true_token`"),
-        ("qwen3 language model", {"true_token": "yes and no"}, "'yes and no' must be one token"),
-        ("qwen3 language model", {"true_token": 10**6}, "1000000 must be one token"),
+        ("qwen3 language model", {"true_token": "yes and no"}, r"'yes and no' must be one token of .*, got \d"),
+        ("qwen3 language model", {"true_token": 10**6}, "1000000 must be one token of .*, got a number"),
         ("qwen3 language model", {"dtype": "int8"}, "'int8' is for encoders"),
         ("modular, mean", {"label": 2}, "`label` must be"),
         ("qwen3 language model", {"max_length": 20}, "`max_length` must be"),
@@ -308,7 +410,7 @@ def test_a_language_model_without_a_prompt_is_refused(tmp_path):
     folder = make.save(
         tmp_path / "chat", make.config_of(**QWEN, tokenizer=tokenizer), tokenizer, auto="AutoModelForCausalLM"
     )
-    with pytest.raises(InputError, match=r"lacks the roles 'query' and 'document'.*Give `template`"):
+    with pytest.raises(InputError, match=r"no chat template with the roles 'query' and 'document'.*Give `template`"):
         open_model(folder)
     assert np.isfinite(open_model(folder, template="qwen3-reranker").score(["a"], ["b"])).all()
 
@@ -336,6 +438,93 @@ def test_a_damaged_folder_is_refused_with_the_file(folders, tmp_path, file, cont
     shutil.copytree(folders["qwen3 language model, saved"], folder)
     (folder / file).write_text(content)
     with pytest.raises(InputError, match=message):
+        open_model(folder)
+
+
+def test_a_token_that_the_tokenizer_does_not_know_is_refused(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "ice": 1, "melts": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", model_max_length=64)
+    folder = make.save(tmp_path / "words", make.config_of("llama", tokenizer), tokenizer, auto="AutoModelForCausalLM")
+    with pytest.raises(InputError, match=r"'yes' must be one token of .*, got one that it does not know\."):
+        open_model(folder, template="{query} ice {item}")
+
+
+SERVE = r"Serve it with .*vLLM.*RemoteScorer"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (  # llama-nemotron-rerank-1b-v2
+            {
+                "model_type": "llama_bidirec",
+                "architectures": ["LlamaBidirectionalForSequenceClassification"],
+                "auto_map": {"AutoModelForSequenceClassification": "m.LlamaBidirectionalForSequenceClassification"},
+            },
+            rf"needs the class LlamaBidirectionalForSequenceClassification, .*never executed\. {SERVE}",
+        ),
+        (
+            {"auto_map": {"AutoModel": "m.BidirectionalQwen3"}},
+            rf"needs the class BidirectionalQwen3, .*never executed\. {SERVE}",
+        ),
+        (  # bge-reranker-v2-minicpm-layerwise
+            {"model_type": "minicpm", "architectures": ["LayerWiseMiniCPMForCausalLM"]},
+            rf"needs the class LayerWiseMiniCPMForCausalLM, .*never executed\. {SERVE}",
+        ),
+        ({"architectures": ["JinaForRanking"]}, r"listwise reranker \(JinaForRanking\).*scores each pair by itself"),
+        (
+            {
+                "model_type": "qwen3_vl",
+                "architectures": ["Qwen3VLForConditionalGeneration"],
+                "vision_config": {},
+            },
+            rf"multimodal model \(Qwen3VLForConditionalGeneration\).*{SERVE}",
+        ),
+        (
+            {"model_type": "t5gemma2", "architectures": ["T5Gemma2ForConditionalGeneration"]},
+            rf"sequence-to-sequence model \(T5Gemma2ForConditionalGeneration\).*{SERVE}",
+        ),
+    ],
+)
+def test_models_of_other_kinds_are_refused_in_a_sentence(folders, tmp_path, changes, message):
+    folder = tmp_path / "model"
+    shutil.copytree(folders["qwen3 classifier"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(InputError, match=message) as refused:
+        open_model(folder)
+    assert "\n" not in str(refused.value)
+
+
+def test_code_that_a_config_names_is_not_needed_where_transformers_has_the_class(folders, tmp_path):
+    folder = tmp_path / "zerank-1"  # whose config names a class of its folder that is Qwen3's
+    shutil.copytree(folders["qwen3 language model"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "modeling_zeranker.ZEConfig", "AutoModelForCausalLM": "m.Qwen3ForCausalLM"}
+    (folder / "config.json").write_text(json.dumps(config))
+    scores = open_model(folder, template="zerank").score(["a"], ["b"])
+    np.testing.assert_array_equal(
+        scores, open_model(folders["qwen3 language model"], template="zerank").score(["a"], ["b"])
+    )
+
+
+def test_other_weights_than_those_of_transformers_are_code_of_the_folder(folders, tmp_path):
+    """jina-reranker-v2 has a class of transformers' name with layers of its own."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(folders["qwen3 classifier"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForSequenceClassification": "m.Qwen3ForSequenceClassification"}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    renamed = {name.replace("q_proj", "Wqkv"): tensor for name, tensor in weights.items()}
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=f"runs Python code from its folder, .*{SERVE}"):
         open_model(folder)
 
 

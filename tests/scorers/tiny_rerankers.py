@@ -72,14 +72,20 @@ def qwen_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> Any:
     )
 
 
-def gemma_tokenizer(chat_template: str | None = None, *, pad: bool = True) -> Any:
-    """SentencePiece-like BPE with byte fallback, which puts <bos> before every text."""
+def gemma_tokenizer(chat_template: str | None = None, *, pad: bool = True, prepend: bool = False) -> Any:
+    """SentencePiece-like BPE with byte fallback, which puts <bos> before every text.
+
+    With `prepend` a text begins with a space, and there is no pre-tokenizer, as of Mistral.
+    """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     made.normalizer = normalizers.Replace(" ", "▁")
     made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    if prepend:
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), made.normalizer])
+        made.pre_tokenizer = None
     specials = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
     made.train_from_iterator(TRAINING, trainers.BpeTrainer(vocab_size=500, special_tokens=specials, max_token_length=8))
     made.post_processor = processors.TemplateProcessing(

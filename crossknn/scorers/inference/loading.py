@@ -125,19 +125,23 @@ def _load(transformers: Any, folder: Path, kind: str, dtype: Any, source: str) -
             )
     except (OSError, ValueError, KeyError, invalid_weights) as error:
         if "trust_remote_code" in str(error):
-            raise InputError(
-                f"{source} runs Python code from its folder, which is never executed. {SERVER_HINT}"
-            ) from error
+            raise _remote_code(source) from error
         raise ModelNotFound(f"{folder}: transformers could not load a model (safetensors): {error}") from error
     # transformers initializes missing weights at random, with no more than a warning.
     pooler_unused = kind == "AutoModel"
     missing = sorted(key for key in info.get("missing_keys", ()) if not (pooler_unused and "pooler" in key))
+    if missing and getattr(model.config, "auto_map", None):
+        raise _remote_code(source)
     if missing:
         raise InputError(
             f"{source} does not hold every weight of a {kind.removeprefix('AutoModelFor')} model: {missing[0]} and "
             f"{len(missing) - 1} more are missing, so its scores would be random. Use a trained cross-encoder."
         )
     return model, tokenizer
+
+
+def _remote_code(source: str) -> InputError:
+    return InputError(f"{source} runs Python code from its folder, which is never executed. {SERVER_HINT}")
 
 
 def hash_tensors(module: Any) -> bytes:

@@ -27,6 +27,7 @@ SERVER_HINT: Final = (
     "Serve it with software that has its code, such as vLLM or text-embeddings-inference, and give the server's URL to "
     "crossknn.RemoteScorer."
 )
+LISTWISE: Final = ("JinaForRanking",)  # classes of models that score all items of a request together
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ def read_model_folder(folder: Path) -> ModelFolder:
     transformer = names[0][1] if names else folder
     if names and names[0][0] != "Transformer":
         raise InputError(f"{folder / 'modules.json'}: the first module must be a Transformer, got {names[0][0]!r}.")
+    architecture = _check_architecture(_read_json(transformer / "config.json"), folder)
     settings = _read_json(transformer / "sentence_bert_config.json")
     saved = _read_json(folder / "config_sentence_transformers.json")
     common: dict[str, Any] = {
@@ -70,9 +72,7 @@ def read_model_folder(folder: Path) -> ModelFolder:
     }
     kinds = [name for name, _ in names[1:]]
     if not kinds:
-        architectures = _read_json(transformer / "config.json").get("architectures") or [""]
-        causal = str(architectures[0]).endswith("ForCausalLM")
-        return ModelFolder(LANGUAGE_MODEL if causal else CLASSIFIER, **common)
+        return ModelFolder(LANGUAGE_MODEL if architecture.endswith("ForCausalLM") else CLASSIFIER, **common)
     configs = [_read_json(path / "config.json") for _, path in names[1:]]
     if kinds == ["LogitScore"]:
         true, false = configs[0].get("true_token_id"), configs[0].get("false_token_id")
@@ -84,6 +84,30 @@ def read_model_folder(folder: Path) -> ModelFolder:
         raise InputError(f"{folder}: its module {unknown!r} is none of a cross-encoder's. {SERVER_HINT}")
     head = tuple(zip(kinds[1:], configs[1:], [path for _, path in names[2:]], strict=True))
     return ModelFolder(ENCODER, pooling=_read_pooling(configs[0], folder), head=head, **common)
+
+
+def _check_architecture(config: dict[str, Any], folder: Path) -> str:
+    """The class of a transformer, or `InputError` where it cannot score a pair of texts here."""
+    transformers = import_extra("transformers", extra="models")
+    name = str((config.get("architectures") or [""])[0])
+    if name in LISTWISE:
+        raise InputError(
+            f"{folder} is a listwise reranker ({name}): its score of an item depends on the other items of a request, "
+            "so that a search would have no fixed scores. Use a reranker that scores each pair by itself."
+        )
+    code = config.get("auto_map") or {}
+    named = [str(code.get(kind, "")).rpartition(".")[2] for kind in (CLASSIFIER, LANGUAGE_MODEL, ENCODER)]
+    for needed in filter(None, [name, *named]):
+        if not hasattr(transformers, needed):
+            raise InputError(
+                f"{folder} needs the class {needed}, which transformers {transformers.__version__} does not have, and "
+                f"Python code from a model's folder is never executed. {SERVER_HINT}"
+            )
+    if name.endswith("ForConditionalGeneration"):
+        multimodal = any(key in config for key in ("vision_config", "audio_config"))
+        kind = "multimodal" if multimodal else "sequence-to-sequence"
+        raise InputError(f"{folder} is a {kind} model ({name}), which is not supported here. {SERVER_HINT}")
+    return name
 
 
 def _read_modules(folder: Path) -> list[tuple[str, Path]]:

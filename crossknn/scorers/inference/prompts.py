@@ -24,21 +24,24 @@ class Family:
     """Rerankers whose folders do not say how they are prompted: the text and tokens of their makers' code.
 
     Attributes:
-        parts: As of `Prompt`, with {instruction} where one belongs.
-        instruction: The default one; None where {instruction} is left out by default, with the text around it.
-        true_token: Its logit is the score of a language model,
-        false_token: less that of this one, if there is one.
-        model_type: The architecture of these models,
+        parts: As of `Prompt`, with {instruction} where one belongs, if the models take any.
+        model_types: The architectures of these models,
         name: and how their names read.
+        instruction: The default one; None where there is none by default.
+        instruction_text: What stands at {instruction} where there is one.
+        tokens: Of a language model: the score is the logit of the first, less that of the second if there are two.
+        special_tokens: As of `Prompt`.
+        strip: Whether white space around queries and items is dropped.
     """
 
     parts: tuple[str, ...]
-    instruction: str | None
-    true_token: str
-    false_token: str | None
-    model_type: str
+    model_types: tuple[str, ...]
     name: str
+    instruction: str | None = None
+    instruction_text: str = INSTRUCTION
+    tokens: tuple[int | str, ...] = ()
     special_tokens: bool = False
+    strip: bool = False
 
 
 FAMILIES: Final[Mapping[str, Family]] = {
@@ -49,17 +52,16 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {item}",
             "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
         ),
-        "Given a web search query, retrieve relevant passages that answer the query",
-        "yes",
-        "no",
-        "qwen3",
-        r"qwen3[-_]?reranker",
+        model_types=("qwen3",),
+        name=r"qwen3[-_]?reranker",
+        instruction="Given a web search query, retrieve relevant passages that answer the query",
+        tokens=("yes", "no"),
     ),
     "mxbai-rerank-v2": Family(
         (
             "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
             "<|im_start|>user\n",
-            "instruction: {instruction}\nquery: {query}",
+            "{instruction}query: {query}",
             "\n",
             "document: {item}",
             "\n",
@@ -68,20 +70,42 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "relevance judgment (0 for not relevant, 1 for relevant).\nRelevance:",
             "<|im_end|>\n<|im_start|>assistant\n",
         ),
-        None,
-        "1",
-        "0",
-        "qwen2",
-        r"mxbai-rerank-\w+-v2",
+        model_types=("qwen2",),
+        name=r"mxbai-rerank-\w+-v2",
+        instruction_text="instruction: {instruction}\n",
+        tokens=("1", "0"),
     ),
     "bge-reranker-gemma": Family(
         ("A: {query}", "\n", "B: {item}", "\n", "{instruction}"),
-        "Given a query A and a passage B, determine whether the passage contains an answer to the query by providing a "
-        "prediction of either 'Yes' or 'No'.",
-        "Yes",
-        None,
-        "gemma",
-        r"bge-reranker-v2-gemma",
+        model_types=("gemma",),
+        name=r"bge-reranker-v2-gemma",
+        instruction="Given a query A and a passage B, determine whether the passage contains an answer to the query by "
+        "providing a prediction of either 'Yes' or 'No'.",
+        tokens=("Yes",),
+        special_tokens=True,
+    ),
+    "zerank": Family(  # a chat whose system message is the query
+        ("<|im_start|>system\n{query}<|im_end|>\n<|im_start|>user\n{item}<|im_end|>\n<|im_start|>assistant\n",),
+        model_types=("qwen3",),
+        name=r"zerank-\d",
+        tokens=("Yes",),
+        strip=True,
+    ),
+    "ctxl-rerank-v2": Family(
+        (
+            "Check whether a given document contains information helpful to answer the query.\n"
+            "<Document> {item}\n<Query> {query}{instruction} ??",
+        ),
+        model_types=("qwen3", "mistral"),
+        name=r"ctxl-rerank-v2",
+        instruction_text=" {instruction}",
+        tokens=(0,),  # the first of the vocabulary, whatever it means
+        special_tokens=True,
+    ),
+    "nemotron-rerank": Family(
+        ("question:{query} \n \n passage:{item}",),
+        model_types=("llama",),
+        name=r"nemotron-rerank",
         special_tokens=True,
     ),
 }
@@ -90,28 +114,54 @@ FAMILIES: Final[Mapping[str, Family]] = {
 def find_family(model_type: str, *names: str) -> Family | None:
     """The family of a model of this architecture, by one of its names."""
     for family in FAMILIES.values():
-        if family.model_type == model_type and any(re.search(family.name, name.lower()) for name in names):
+        if model_type in family.model_types and any(re.search(family.name, name.lower()) for name in names):
             return family
     return None
 
 
 def family_prompt(family: Family, instruction: str | None) -> Prompt:
     """The prompt of a family with this instruction, or its default one."""
-    instruction = family.instruction if instruction is None else instruction
-    parts = family.parts
-    if instruction is None:  # the line of the instruction is left out
-        parts = tuple(re.sub(r"^[^\n]*\{instruction\}\n", "", part) for part in parts)
-    return Prompt(tuple(part.replace(INSTRUCTION, instruction or "") for part in parts), family.special_tokens)
+    if instruction and not any(INSTRUCTION in part for part in family.parts):
+        raise InputError(
+            f"`instruction` must be left out, because the models of this family are trained with none, got "
+            f"{instruction!r}. Put it into the query, or give `template`, a text with {{query}}, {{item}} and "
+            "{instruction}."
+        )
+    _check_instruction(instruction)
+    wanted = family.instruction if instruction is None else instruction
+    text = family.instruction_text.replace(INSTRUCTION, wanted) if wanted else ""
+    parts = tuple(part.replace(INSTRUCTION, text) for part in family.parts)
+    return Prompt(parts, family.special_tokens, strip_query=family.strip, strip_item=family.strip)
 
 
 def text_prompt(template: str, instruction: str | None) -> Prompt:
     """The prompt of a text with {query}, {item} and, if it has one, {instruction}."""
+    names = set(re.findall(r"\{\w+\}", template))
+    if not names & {QUERY, ITEM}:
+        raise InputError(
+            f"`template` must be a text with {{query}} and {{item}}, {PAIR!r} or one of {', '.join(FAMILIES)}, got "
+            f"{template!r}."
+        )
+    stray = sorted(names - {QUERY, ITEM, INSTRUCTION})
+    if stray:
+        raise InputError(
+            "`template` must contain no other places than {query}, {item} and {instruction}, got "
+            f"{stray[0]} in {template!r}. The text to score is {{item}}."
+        )
     if (INSTRUCTION in template) != (instruction is not None):
         raise InputError(
             "`instruction` must be given if and only if `template` contains {instruction}, "
             f"got {instruction!r} for {template!r}."
         )
+    _check_instruction(instruction)
     return Prompt((template.replace(INSTRUCTION, instruction or ""),), special_tokens=True)
+
+
+def _check_instruction(instruction: str | None) -> None:
+    if instruction and (QUERY in instruction or ITEM in instruction):
+        raise InputError(
+            f"`instruction` must not contain {QUERY} or {ITEM}, got {instruction!r}. These are for `template`."
+        )
 
 
 def chat_prompt(tokenizer: Any, instruction: str | None, options: Mapping[str, Any], *, source: str) -> Prompt | None:
