@@ -90,6 +90,15 @@ class ScorerOptions:
     false_token: Annotated[
         str | None, Option(help="Token whose logit is subtracted. Default: the model's own, or no.")
     ] = None
+    price_per_1000: Annotated[
+        float | None, Option(min=0, help="Price of 1,000 pairs of a rerank server; of Cohere: of 1,000 searches.")
+    ] = None
+    price_per_million_tokens: Annotated[
+        float | None, Option(min=0, help="Price of a million tokens of a rerank server.")
+    ] = None
+    spend_limit: Annotated[
+        float | None, Option(min=0, help="Stop before a rerank server costs more than this; needs a price.")
+    ] = None
 
     def load_scorer(self, *, cache: Path | None = None, work_dir: Path | None = None) -> Scorer:
         """The cross-encoder, with its scores kept in `cache`.
@@ -99,13 +108,17 @@ class ScorerOptions:
         from crossknn.scorers.cached import Cached
         from crossknn.scorers.cross_encoder import CrossEncoder
         from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder, is_emb_cross_encoder
-        from crossknn.scorers.remote.scorer import RemoteScorer, is_url
+        from crossknn.scorers.remote.http_scorer import is_url
+        from crossknn.scorers.remote.scorer import RemoteScorer
 
         check_device(self.device)
-        names = ("template", "instruction", "true_token", "false_token")
-        prompt = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        prompt = self._given("template", "instruction", "true_token", "false_token")
+        prices = self._given("price_per_1000", "price_per_million_tokens", "spend_limit")
         scorer: Scorer
         if not is_url(self.scorer):
+            if prices:
+                option = f"--{next(iter(prices)).replace('_', '-')}"
+                raise InputError(f"{option} applies to rerank servers only, and {self.scorer} runs here. Leave it out.")
             if prompt or not is_emb_cross_encoder(self.scorer):
                 scorer = CrossEncoder(self.scorer, device=self.device, dtype=str(self.dtype), **prompt)
             else:
@@ -114,13 +127,17 @@ class ScorerOptions:
             option = f"--{next(iter(prompt)).replace('_', '-')}"
             raise InputError(f"{option} applies to local models only: a rerank server has a prompt of its own.")
         elif self.dtype is Dtype.auto:
-            scorer = RemoteScorer(self.scorer)
+            scorer = RemoteScorer(self.scorer, **prices)
             cache = cache if work_dir is None else work_dir / "server-scores.db"
         else:
             raise InputError(
                 f"--dtype {self.dtype} applies to local models only: a rerank server chooses its own precision."
             )
         return scorer if cache is None else Cached(scorer, cache)
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        """The values of those of these options that are set."""
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @dataclass(frozen=True)
@@ -221,7 +238,7 @@ class EngineOptions:
         """The engine, if the other options go with it."""
         from crossknn.engines.local import LOCAL
         from crossknn.engines.ray import RayEngine
-        from crossknn.scorers.remote.scorer import is_url
+        from crossknn.scorers.remote.http_scorer import is_url
 
         if self.engine is EngineName.local:
             for option, value in (("--address", self.address), ("--workers", self.workers)):

@@ -101,6 +101,22 @@ def query_of(row):
     return f"{' '.join(tiny.words(row, 10).split()[:4])} test"
 
 
+def test_a_spend_limit_holds_in_a_command(server, key, monkeypatch, capsys):
+    command = ["score", "ice", "snow", "water", "--scorer", server.url, "--spend-limit", 1]
+    code, message = fail(monkeypatch, capsys, *command)
+    assert (code, len(server.bodies)) == (2, 0)
+    assert "--spend-limit needs --price-per-1000 or --price-per-million-tokens" in message
+    for price in ("--price-per-1000", "--price-per-million-tokens"):
+        code, message = fail(monkeypatch, capsys, *command, price, 1e6)
+        assert (code, len(server.bodies)) == (1, 0)
+        assert "--spend-limit is 1 and 0 is spent" in message
+    invoke(*command, "--price-per-1000", 0.5)
+    assert count_pairs(server) == 2
+    code, message = fail(monkeypatch, capsys, "score", "ice", "snow", "--scorer", "embedded", "--price-per-1000", 1)
+    assert code == 2
+    assert "--price-per-1000 applies to rerank servers only, and embedded runs here" in message
+
+
 def test_errors_are_one_sentence_without_the_key(server, key, monkeypatch, capsys):
     server.key = "another"
     code, message = fail(monkeypatch, capsys, "score", "ice", "snow", "--scorer", server.url)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._checks import check_choice
+from crossknn.scorers.remote.responses import Response, describe_shape, load_json, read_count, read_tokens
 
 MIN_PROBABILITY = 1e-7  # logit -16; float32 probabilities hardly come nearer to 1 than that to 0
 RESULT_LISTS = ("results", "data", "rankings", "scores")  # fields of responses
@@ -120,21 +121,18 @@ def choose_provider(dialect: str, *, host: str, path: str, model: str | None) ->
     return PROVIDERS["vllm" if versioned or model is not None else "tei"]
 
 
-def parse_response(body: bytes, count: int) -> tuple[NDArray[np.float64], int | None]:
-    """The scores of a request's `count` items in order, and the billed units if the server reports them.
+def parse_response(body: bytes, count: int) -> Response:
+    """The scores of a request's `count` items in order, and what the server says it billed.
 
     Raises:
         ValueError: What is wrong with the response.
     """
-    try:
-        response = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error})") from error
+    response = load_json(body)
     results = response
     if isinstance(response, dict):
         results = next((response[name] for name in RESULT_LISTS if name in response), None)
     if not isinstance(results, list):
-        raise ValueError("no list of results")
+        raise ValueError(f"no list of results, but {describe_shape(response)}")
     if isinstance(response, dict) and "scores" in response:  # in the order of the items
         results = [{"index": index, "score": score} for index, score in enumerate(results)]
     scores = np.full(count, np.nan)
@@ -146,7 +144,8 @@ def parse_response(body: bytes, count: int) -> tuple[NDArray[np.float64], int | 
     missing = np.flatnonzero(np.isnan(scores))
     if len(missing):
         raise ValueError(f"{len(missing)} of {count} scores are missing, the first at index {missing[0]}")
-    return scores, _parse_billed_units(response)
+    units = read_count(response, "meta", "billed_units", "search_units")  # Cohere: long items count more than once
+    return Response(scores, units=units, tokens=read_tokens(response))
 
 
 def _parse_result(result: Any, count: int) -> tuple[int, float]:
@@ -158,13 +157,6 @@ def _parse_result(result: Any, count: int) -> tuple[int, float]:
     if not isinstance(score, int | float) or isinstance(score, bool) or not abs(score) <= MAX_SCORE:
         raise ValueError(f"the score of index {index} must be a finite number, got {score!r:.40}")
     return index, score
-
-
-def _parse_billed_units(response: Any) -> int | None:
-    """Cohere's own count of searches: items that are too long count more than once."""
-    for name in ("meta", "billed_units", "search_units"):
-        response = response.get(name) if isinstance(response, dict) else None
-    return response if isinstance(response, int) and response >= 0 else None
 
 
 def to_logits(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -630,7 +630,7 @@ def test_the_fingerprint_tells_models_and_settings_apart():
         RemoteScorer(url, fingerprint="my-model-v1"),
     ]
     assert len({scorer.fingerprint for scorer in different}) == len(different)
-    same = RemoteScorer(url, api_key="k", batch_size=7, timeout=3, retries=0, concurrency=1, price_per_1000=2)
+    same = RemoteScorer(url, api_key="k", batch_size=7, timeout=3, retries=0, concurrency=1, price_per_million_tokens=2)
     assert same.fingerprint == RemoteScorer(url).fingerprint
     assert RemoteScorer(url, model="a").fingerprint == RemoteScorer(f"{url}#a").fingerprint
     assert different[1].fingerprint.startswith("remote:localhost:8080/rerank#a:")
