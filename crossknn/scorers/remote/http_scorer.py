@@ -9,7 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any, ClassVar
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -20,8 +20,10 @@ from crossknn._checks import check_number, check_positive, invalid
 from crossknn.errors import InputError, PartialScores, ScorerError
 from crossknn.models.fingerprints import function_fingerprint
 from crossknn.scorers.base import RankMixin, check_pairs, describe_pair
+from crossknn.scorers.inference.pairs import max_over_windows
 from crossknn.scorers.remote.client import KEY_VARIABLE, PLAIN_HEADERS, HttpClient, is_loopback
 from crossknn.scorers.remote.cost import CostTracker, Usage
+from crossknn.scorers.remote.long_items import ItemWindows
 from crossknn.scorers.remote.responses import Response
 from crossknn.types import Scores
 
@@ -54,6 +56,7 @@ class HttpScorer(RankMixin, ABC):
         headers: All headers of every request.
         limits: Of each request.
         costs: What requests cost.
+        windows: What is sent of long items.
         settings: All settings of the subclass that change scores, as JSON carries them.
         fingerprint: The user's own, instead of one from the settings.
     """
@@ -69,6 +72,7 @@ class HttpScorer(RankMixin, ABC):
         headers: Mapping[str, str],
         limits: RequestLimits,
         costs: CostTracker,
+        windows: ItemWindows,
         settings: Sequence[Any],
         fingerprint: str | None,
     ) -> None:
@@ -76,9 +80,11 @@ class HttpScorer(RankMixin, ABC):
         self.model = model
         self.limits = limits
         self._costs = costs
+        self._windows = windows
         self._client = HttpClient(endpoint, headers, timeout=limits.timeout, retries=limits.retries, costs=costs)
         if fingerprint is None:
-            scored = json.dumps([endpoint.scheme, endpoint.query, *settings], sort_keys=True)
+            cut = [] if windows == ItemWindows() else [asdict(windows)]
+            scored = json.dumps([endpoint.scheme, endpoint.query, *settings, *cut], sort_keys=True)
             digest = blake2b(scored.encode(), digest_size=8).hexdigest()
             self.fingerprint = f"{self.kind}:{endpoint.netloc}{endpoint.path}#{model or ''}:{digest}"
         else:
@@ -97,11 +103,14 @@ class HttpScorer(RankMixin, ABC):
     def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
         """One score per pair, in the order given."""
         check_pairs(queries, items)
-        batches = _group_pairs(queries, self.limits.batch_size, mixed=self.mixed)
+        texts, pair = self._windows.split(items)
+        text_queries = [queries[row] for row in pair.tolist()]
+        batches = _group_pairs(text_queries, self.limits.batch_size, mixed=self.mixed)
         self._costs.check(
-            self._expected_usage([queries[at] for at in batch], [items[at] for at in batch]) for batch in batches
+            self._expected_usage([text_queries[at] for at in batch], [texts[at] for at in batch]) for batch in batches
         )
-        scores, error = self._score_batches(batches, queries, items)
+        text_scores, error = self._score_batches(batches, text_queries, texts)
+        scores = max_over_windows(text_scores, pair, len(items))  # NaN where a window has no score
         if isinstance(error, ScorerError):
             done = np.flatnonzero(~np.isnan(scores)).tolist()
             raise PartialScores(
@@ -134,7 +143,7 @@ class HttpScorer(RankMixin, ABC):
     def _score_batches(
         self, batches: list[list[int]], queries: Sequence[str], items: Sequence[str]
     ) -> tuple[Scores, BaseException | None]:
-        """The scores of all pairs, NaN where missing, and the first error.
+        """The scores of all pairs or windows, NaN where missing, and the first error.
 
         After an error no request begins, and those in flight are waited for.
         """

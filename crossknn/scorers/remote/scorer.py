@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn.scorers.inference.pairs import LongItems
 from crossknn.scorers.remote.cost import CostTracker, Usage, estimate_tokens
 from crossknn.scorers.remote.http_scorer import HttpScorer, RequestLimits, check_fields, make_headers, parse_url
+from crossknn.scorers.remote.long_items import ItemWindows
 from crossknn.scorers.remote.providers import PROVIDERS, choose_provider, parse_response, to_logits
 from crossknn.scorers.remote.responses import Response
 
@@ -44,6 +46,10 @@ class RemoteScorer(HttpScorer):
         price_per_1000: The price of 1,000 pairs (Cohere: searches, of up to 100 pairs each), for `spent`.
         price_per_million_tokens: The price of a million tokens, for servers that bill them.
         spend_limit: Requests that would make `spent` exceed this are not sent.
+        max_item_chars: The characters of an item that are sent at most; by default all of it, and servers truncate.
+        long_items: "cut" sends the beginning of longer items; "max" sends overlapping windows and takes the largest
+            score.
+        stride: Characters between the starts of two windows; by default half of `max_item_chars`.
         fingerprint: Names the model where the URL does not: a server may move, or change what it serves. By default
             the URL, the model and a hash of every setting that changes scores; never the key.
 
@@ -71,6 +77,9 @@ class RemoteScorer(HttpScorer):
         price_per_1000: float | None = None,
         price_per_million_tokens: float | None = None,
         spend_limit: float | None = None,
+        max_item_chars: int | None = None,
+        long_items: LongItems = "cut",
+        stride: int | None = None,
         fingerprint: str | None = None,
     ) -> None:
         endpoint, model = parse_url(url, model, requirement=URL_REQUIREMENT)
@@ -88,6 +97,7 @@ class RemoteScorer(HttpScorer):
             headers=make_headers(endpoint, api_key, headers),
             limits=RequestLimits(batch_size, concurrency, timeout, retries),
             costs=CostTracker(price_per_1000, price_per_million_tokens, spend_limit),
+            windows=ItemWindows(max_item_chars, long_items, stride),
             settings=[self.dialect, self.logits, self._fields],
             fingerprint=fingerprint,
         )
