@@ -69,10 +69,10 @@ def test_a_build_that_fails_goes_on_where_it_was_and_its_index_is_searched(
     folder = tmp_path / "built.ck"
     command = ["build", corpus, "-o", folder, "--queries", tmp_path / "train.txt", "--scorer", server.url]
     command += ["--encoder", "embedded", "--per-item", 4]
-    server.faults = [answer, answer, refuse(400, b"no more today")]
+    server.faults = [answer, answer, refuse(403, b"no more today")]
     code, message = fail(monkeypatch, capsys, *command)
     assert code == 1
-    assert "responded with 400: no more today." in message
+    assert "responded with 403: no more today." in message
     paid = int(re.search(r"(\d+) of 160 pairs of this call were scored", message)[1])
     assert 0 < paid < 160
     assert (default_work_dir(folder) / "server-scores.db").exists()

@@ -38,28 +38,34 @@ MAX_ERROR_BYTES = 2**14  # of the body of an error response
 MAX_QUOTED_CHARACTERS = 300  # of a server's error message
 INITIAL_BACKOFF = 0.5  # seconds, doubled after each attempt
 MAX_BACKOFF = 60.0
-DIALECT_HINT = "If the server speaks another dialect, set `dialect`."
 KEY_HINT = f"Set `api_key` or the environment variable {KEY_VARIABLE}."
+REFUSED = (400, 413, 422)  # statuses of a request that the server cannot use, maybe because of one pair
 STATUS_HINTS = {
-    400: DIALECT_HINT,
     401: KEY_HINT,
     403: KEY_HINT,
     404: "Check the URL and the name of the model.",
-    413: "Set a smaller `batch_size`.",
-    422: DIALECT_HINT,
 }
 
 logger = logging.getLogger(__name__)
+
+
+class RefusedRequest(ScorerError):
+    """A request that the server cannot use, maybe because of one pair; `reason` is what the server did."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why an attempt gave no scores."""
 
-    message: str
+    reason: str  # what the server did
     retryable: bool
     retry_after: float | None = None  # seconds, as the server demands
     hint: str = ""
+    status: int | None = None
 
 
 class Connection:
@@ -126,14 +132,18 @@ class HttpClient:
                 return result
             wait = backoff(attempt) if result.retry_after is None else result.retry_after
             if not result.retryable or attempt > self._retries or wait > MAX_BACKOFF or stop.wait(wait):
-                attempts = f" ({attempt} attempts)" if attempt > 1 else ""
-                raise ScorerError(f"{result.message}{attempts}.{result.hint and ' '}{result.hint}")
-            logger.info("%s; attempt %d follows", result.message, attempt + 1)
+                raise self._error(result, attempt)
+            logger.info("%s %s; attempt %d follows", self._name, result.reason, attempt + 1)
 
     def close(self) -> None:
         """Close the idle connections."""
         while self._idle:
             self._take().transport.close()
+
+    def _error(self, failure: Failure, attempts: int) -> ScorerError:
+        reason = failure.reason + (f" ({attempts} attempts)" if attempts > 1 else "")
+        message = f"{self._name} {reason}.{failure.hint and ' '}{failure.hint}"
+        return RefusedRequest(message, reason) if failure.status in REFUSED else ScorerError(message)
 
     def _attempt(self, body: bytes, usage: Usage) -> bytes | Failure:
         """Send the request once; an attempt that is surely not billed is not charged."""
@@ -145,9 +155,9 @@ class HttpClient:
             if isinstance(error, self._httpx.ConnectError | self._httpx.ConnectTimeout):  # never sent
                 self._costs.adjust(Usage() - usage)
             if connection.expired or isinstance(error, self._httpx.TimeoutException):
-                return Failure(f"{self._name} did not respond within {self._timeout:g} seconds", retryable=True)
+                return Failure(f"did not respond within {self._timeout:g} seconds", retryable=True)
             reason = self._quote(str(error)) or type(error).__name__
-            return Failure(f"{self._name} cannot be reached: {reason}", "CERTIFICATE_VERIFY_FAILED" not in reason)
+            return Failure(f"cannot be reached: {reason}", "CERTIFICATE_VERIFY_FAILED" not in reason)
         finally:
             self._idle.append(connection)  # after an error it opens anew
         if response.status_code == 200:
@@ -198,7 +208,7 @@ class HttpClient:
             hint = f"The server demands a wait of {retry_after:,.0f} seconds."
         quoted = self._quote(content.decode("utf-8", "replace")) or "an empty body"
         retryable = status in (408, 429) or status >= 500
-        return Failure(f"{self._name} responded with {status}: {quoted}", retryable, retry_after, hint)
+        return Failure(f"responded with {status}: {quoted}", retryable, retry_after, hint, status)
 
     def _quote(self, text: str) -> str:
         """A server's message on one line, shortened, with secrets masked."""

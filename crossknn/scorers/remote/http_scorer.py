@@ -7,9 +7,9 @@ import logging
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any, ClassVar
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -21,11 +21,14 @@ from crossknn.errors import InputError, PartialScores, ScorerError
 from crossknn.models.fingerprints import function_fingerprint
 from crossknn.scorers.base import RankMixin, check_pairs, describe_pair
 from crossknn.scorers.inference.pairs import max_over_windows
-from crossknn.scorers.remote.client import KEY_VARIABLE, PLAIN_HEADERS, HttpClient, is_loopback
+from crossknn.scorers.remote.client import KEY_VARIABLE, PLAIN_HEADERS, HttpClient, RefusedRequest, is_loopback
 from crossknn.scorers.remote.cost import CostTracker, Usage
 from crossknn.scorers.remote.long_items import ItemWindows
-from crossknn.scorers.remote.responses import Response
+from crossknn.scorers.remote.request_run import RequestRun
+from crossknn.scorers.remote.responses import MAX_SCORE, Response
 from crossknn.types import Scores
+
+PAIR_HINT = "Change the item or leave it out, shorten it with `max_item_chars`, or set a `fallback_score`."
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +60,16 @@ class HttpScorer(RankMixin, ABC):
         limits: Of each request.
         costs: What requests cost.
         windows: What is sent of long items.
+        fallback_score: The score of a pair that the server does not score; None for an error.
         settings: All settings of the subclass that change scores, as JSON carries them.
         fingerprint: The user's own, instead of one from the settings.
+
+    Attributes:
+        fallbacks: How many pairs (or windows) have got `fallback_score`.
     """
 
     kind: ClassVar[str]  # how fingerprints begin
+    request_hint: ClassVar[str]  # what to do when the server accepts no request at all
     mixed: bool = False  # whether a request may have pairs of several queries
 
     def __init__(
@@ -73,6 +81,7 @@ class HttpScorer(RankMixin, ABC):
         limits: RequestLimits,
         costs: CostTracker,
         windows: ItemWindows,
+        fallback_score: float | None,
         settings: Sequence[Any],
         fingerprint: str | None,
     ) -> None:
@@ -81,10 +90,14 @@ class HttpScorer(RankMixin, ABC):
         self.limits = limits
         self._costs = costs
         self._windows = windows
+        self._fallback_score = check_fallback(fallback_score)
+        self._accepted = False  # whether the server has scored any pair
+        self.fallbacks = 0
         self._client = HttpClient(endpoint, headers, timeout=limits.timeout, retries=limits.retries, costs=costs)
         if fingerprint is None:
-            cut = [] if windows == ItemWindows() else [asdict(windows)]
-            scored = json.dumps([endpoint.scheme, endpoint.query, *settings, *cut], sort_keys=True)
+            optional = {} if windows == ItemWindows() else asdict(windows)
+            optional |= {} if fallback_score is None else {"fallback_score": self._fallback_score}
+            scored = json.dumps([endpoint.scheme, endpoint.query, *settings, *filter(None, [optional])], sort_keys=True)
             digest = blake2b(scored.encode(), digest_size=8).hexdigest()
             self.fingerprint = f"{self.kind}:{endpoint.netloc}{endpoint.path}#{model or ''}:{digest}"
         else:
@@ -109,8 +122,11 @@ class HttpScorer(RankMixin, ABC):
         self._costs.check(
             self._expected_usage([text_queries[at] for at in batch], [texts[at] for at in batch]) for batch in batches
         )
-        text_scores, error = self._score_batches(batches, text_queries, texts)
-        scores = max_over_windows(text_scores, pair, len(items))  # NaN where a window has no score
+        run = RequestRun(batches, accepted=self._accepted)
+        run.run(partial(self._send, text_queries, texts), concurrency=self.limits.concurrency)
+        self._accepted = run.accepted
+        error = self._find_error(run, text_queries, texts)
+        scores = max_over_windows(run.scores, pair, len(items))  # NaN where a window has no score
         if isinstance(error, ScorerError):
             done = np.flatnonzero(~np.isnan(scores)).tolist()
             raise PartialScores(
@@ -140,44 +156,27 @@ class HttpScorer(RankMixin, ABC):
     def _expected_usage(self, queries: Sequence[str], items: Sequence[str]) -> Usage:
         """What a request of these pairs will be billed as, at most."""
 
-    def _score_batches(
-        self, batches: list[list[int]], queries: Sequence[str], items: Sequence[str]
-    ) -> tuple[Scores, BaseException | None]:
-        """The scores of all pairs or windows, NaN where missing, and the first error.
+    def _find_error(self, run: RequestRun, queries: Sequence[str], items: Sequence[str]) -> BaseException | None:
+        """The error of a run, if it has one; else pairs without a score get `fallback_score`, or are the error."""
+        if isinstance(run.error, RefusedRequest):
+            return ScorerError(f"{run.error} {self.request_hint}")
+        if run.error is not None or not run.unscored:
+            return run.error
+        first = min(run.unscored)
+        more = f" and {len(run.unscored) - 1:,} more" if len(run.unscored) > 1 else ""
+        pair = describe_pair(queries[first], items[first])
+        message = f"{self.url} gave no score for {pair}{more}: it {run.unscored[first]}."
+        if self._fallback_score is None or not run.accepted:
+            return ScorerError(f"{message} {PAIR_HINT if run.accepted else self.request_hint}")
+        logger.warning("%s The score is `fallback_score`, %g.", message, self._fallback_score)
+        run.scores[list(run.unscored)] = self._fallback_score
+        self.fallbacks += len(run.unscored)
+        return None
 
-        After an error no request begins, and those in flight are waited for.
-        """
-        scores = np.full(len(queries), np.nan, np.float32)
-        pending = deque(batches)
-        stop = threading.Event()
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            while not stop.is_set():
-                try:
-                    batch = pending.popleft()
-                except IndexError:
-                    return
-                try:
-                    batch_queries, batch_items = ([texts[at] for at in batch] for texts in (queries, items))
-                    scores[batch] = self._send(batch_queries, batch_items, stop).scores
-                except BaseException as error:
-                    errors.append(error)
-                    stop.set()
-
-        # Daemons, which an executor's threads are not: an interrupted program must not wait for a server.
-        count = min(self.limits.concurrency, len(batches))
-        workers = [threading.Thread(target=work, daemon=True) for _ in range(count)]
-        try:
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
-        finally:
-            stop.set()
-        return scores, errors[0] if errors else None
-
-    def _send(self, queries: list[str], items: list[str], stop: threading.Event) -> Response:
+    def _send(
+        self, all_queries: Sequence[str], all_items: Sequence[str], batch: list[int], stop: threading.Event
+    ) -> Response:
+        queries, items = ([texts[position] for position in batch] for texts in (all_queries, all_items))
         expected = self._expected_usage(queries, items)
         content = self._client.post(self._request_body(queries, items), expected, stop)
         try:
@@ -200,6 +199,15 @@ def _group_pairs(queries: Sequence[str], batch_size: int, *, mixed: bool) -> lis
     return [
         found[start : start + batch_size] for found in positions.values() for start in range(0, len(found), batch_size)
     ]
+
+
+def check_fallback(score: float | None) -> float | None:
+    """The score, if it is a finite number or None."""
+    if score is None:
+        return None
+    if not isinstance(score, int | float) or isinstance(score, bool) or not abs(score) <= MAX_SCORE:
+        raise invalid("fallback_score", "a finite number", score)
+    return float(score)
 
 
 def is_url(name: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_SCORE = float(np.finfo(np.float32).max)
 TOKEN_COUNTS = (  # where servers report the tokens of a request, best first; lists are added up
     (("usage", "total_tokens"),),
     (("usage", "prompt_tokens"), ("usage", "completion_tokens")),

@@ -50,15 +50,20 @@ class RemoteScorer(HttpScorer):
         long_items: "cut" sends the beginning of longer items; "max" sends overlapping windows and takes the largest
             score.
         stride: Characters between the starts of two windows; by default half of `max_item_chars`.
+        fallback_score: The score of a pair that the server does not score: one that it refuses (status 400, 413 or 422)
+            even alone, or whose score is null or NaN. By default such a pair is an error, raised when all others are
+            scored.
         fingerprint: Names the model where the URL does not: a server may move, or change what it serves. By default
             the URL, the model and a hash of every setting that changes scores; never the key.
 
     Attributes:
         url: The endpoint, without a query string: it may hold a key.
         dialect: The provider whose requests and responses are used.
+        fallbacks: How many pairs (or windows) have got `fallback_score`.
     """
 
     kind = "remote"
+    request_hint = "If the server speaks another dialect, set `dialect`; if the item is too long, set `max_item_chars`."
 
     def __init__(
         self,
@@ -80,6 +85,7 @@ class RemoteScorer(HttpScorer):
         max_item_chars: int | None = None,
         long_items: LongItems = "cut",
         stride: int | None = None,
+        fallback_score: float | None = None,
         fingerprint: str | None = None,
     ) -> None:
         endpoint, model = parse_url(url, model, requirement=URL_REQUIREMENT)
@@ -98,6 +104,7 @@ class RemoteScorer(HttpScorer):
             limits=RequestLimits(batch_size, concurrency, timeout, retries),
             costs=CostTracker(price_per_1000, price_per_million_tokens, spend_limit),
             windows=ItemWindows(max_item_chars, long_items, stride),
+            fallback_score=fallback_score,
             settings=[self.dialect, self.logits, self._fields],
             fingerprint=fingerprint,
         )
