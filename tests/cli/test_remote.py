@@ -11,7 +11,8 @@ from crossknn.scorers.remote import client
 from tests.cli.test_cli import as_json, fail, invoke
 from tests.evaluate.folders import write_beir
 from tests.scorers import tiny
-from tests.scorers.remote.rerank_server import answer, lengths, refuse, serving
+from tests.scorers.remote.completion_server import CompletionServer, log_odds
+from tests.scorers.remote.rerank_server import answer, lengths, refuse, running, serving
 
 TEXTS = [*tiny.SENTENCES, *(tiny.words(seed, 12) for seed in range(34))]
 
@@ -114,7 +115,21 @@ def test_a_spend_limit_holds_in_a_command(server, key, monkeypatch, capsys):
     assert count_pairs(server) == 2
     code, message = fail(monkeypatch, capsys, "score", "ice", "snow", "--scorer", "embedded", "--price-per-1000", 1)
     assert code == 2
-    assert "--price-per-1000 applies to rerank servers only, and embedded runs here" in message
+    assert "--price-per-1000 applies to servers only, and embedded runs here" in message
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_language_model_is_a_judge_with_a_prompt(path, monkeypatch, capsys):
+    with running(CompletionServer(path)) as judge:
+        command = ["score", "ice", "snow", "--scorer", f"{judge.url}#a-model", "--json"]
+        options = ["--template", "{instruction} {query}: {item}?", "--instruction", "Say", "--true-token", "yes"]
+        found = as_json(invoke(*command, *options, "--false-token", "no", "--price-per-million-tokens", 1))
+        assert judge.prompts == ["Say ice: snow?"]
+        assert found[0]["score"] == pytest.approx(log_odds("Say ice: snow?"), abs=1e-4)
+        assert judge.bodies[0]["model"] == "a-model"
+        code, message = fail(monkeypatch, capsys, *command, "--template", "{query}")
+        assert code == 2
+        assert "--template must contain {item} exactly once" in message
 
 
 def test_errors_are_one_sentence_without_the_key(server, key, monkeypatch, capsys):

@@ -95,10 +95,10 @@ class HttpScorer(RankMixin, ABC):
         self.fallbacks = 0
         self._client = HttpClient(endpoint, headers, timeout=limits.timeout, retries=limits.retries, costs=costs)
         if fingerprint is None:
-            optional = {} if windows == ItemWindows() else asdict(windows)
-            optional |= {} if fallback_score is None else {"fallback_score": self._fallback_score}
-            scored = json.dumps([endpoint.scheme, endpoint.query, *settings, *filter(None, [optional])], sort_keys=True)
-            digest = blake2b(scored.encode(), digest_size=8).hexdigest()
+            scored = [endpoint.scheme, endpoint.query, *settings]
+            scored += [] if windows == ItemWindows() else [asdict(windows)]
+            scored += [] if fallback_score is None else [{"fallback_score": self._fallback_score}]
+            digest = blake2b(json.dumps(scored, sort_keys=True).encode(), digest_size=8).hexdigest()
             self.fingerprint = f"{self.kind}:{endpoint.netloc}{endpoint.path}#{model or ''}:{digest}"
         else:
             self.fingerprint = function_fingerprint(fingerprint)
@@ -124,8 +124,8 @@ class HttpScorer(RankMixin, ABC):
         )
         run = RequestRun(batches, accepted=self._accepted)
         run.run(partial(self._send, text_queries, texts), concurrency=self.limits.concurrency)
-        self._accepted = run.accepted
-        error = self._find_error(run, text_queries, texts)
+        self._accepted = self._accepted or run.accepted  # another thread may have set it
+        error = self._find_error(run, text_queries, [items[row] for row in pair.tolist()])
         scores = max_over_windows(run.scores, pair, len(items))  # NaN where a window has no score
         if isinstance(error, ScorerError):
             done = np.flatnonzero(~np.isnan(scores)).tolist()
