@@ -66,8 +66,8 @@ class ScorerOptions:
     scorer: Annotated[
         str,
         Option(
-            help="Cross-encoder: a hub name, a local folder, 'embedded' (needs no hub), or URL#MODEL of a rerank "
-            "server."
+            help="Cross-encoder: a hub name, a local folder, 'embedded' (needs no hub), or URL#MODEL of a server: a "
+            "rerank endpoint, or …/completions of a language model."
         ),
     ] = DEFAULT_SCORER
     device: DeviceOption = None
@@ -90,37 +90,61 @@ class ScorerOptions:
     false_token: Annotated[
         str | None, Option(help="Token whose logit is subtracted. Default: the model's own, or no.")
     ] = None
+    price_per_1000: Annotated[
+        float | None, Option(min=0, help="Price of 1,000 pairs of a server; of Cohere: of 1,000 searches.")
+    ] = None
+    price_per_million_tokens: Annotated[float | None, Option(min=0, help="Price of a million tokens of a server.")] = (
+        None
+    )
+    spend_limit: Annotated[
+        float | None, Option(min=0, help="Stop before a server costs more than this; needs a price.")
+    ] = None
 
     def load_scorer(self, *, cache: Path | None = None, work_dir: Path | None = None) -> Scorer:
         """The cross-encoder, with its scores kept in `cache`.
 
-        The scores of a rerank server, which may cost money, are also kept in the `work_dir` of a build.
+        The scores of a server, which may cost money, are also kept in the `work_dir` of a build.
         """
         from crossknn.scorers.cached import Cached
-        from crossknn.scorers.cross_encoder import CrossEncoder
-        from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder, is_emb_cross_encoder
-        from crossknn.scorers.remote.scorer import RemoteScorer, is_url
+        from crossknn.scorers.remote.http_scorer import is_url
 
         check_device(self.device)
-        names = ("template", "instruction", "true_token", "false_token")
-        prompt = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        scorer: Scorer
-        if not is_url(self.scorer):
-            if prompt or not is_emb_cross_encoder(self.scorer):
-                scorer = CrossEncoder(self.scorer, device=self.device, dtype=str(self.dtype), **prompt)
-            else:
-                scorer = EmbCrossEncoder(self.scorer, device=self.device, dtype=str(self.dtype))
-        elif prompt:
-            option = f"--{next(iter(prompt)).replace('_', '-')}"
-            raise InputError(f"{option} applies to local models only: a rerank server has a prompt of its own.")
-        elif self.dtype is Dtype.auto:
-            scorer = RemoteScorer(self.scorer)
+        prompt = self._given("template", "instruction", "true_token", "false_token")
+        prices = self._given("price_per_1000", "price_per_million_tokens", "spend_limit")
+        if is_url(self.scorer):
+            scorer = self._server_scorer(prompt, prices)
             cache = cache if work_dir is None else work_dir / "server-scores.db"
         else:
-            raise InputError(
-                f"--dtype {self.dtype} applies to local models only: a rerank server chooses its own precision."
-            )
+            self._refuse(prices, f"applies to servers only, and {self.scorer} runs here. Leave it out.")
+            scorer = self._local_scorer(prompt)
         return scorer if cache is None else Cached(scorer, cache)
+
+    def _local_scorer(self, prompt: dict[str, Any]) -> Scorer:
+        from crossknn.scorers.cross_encoder import CrossEncoder
+        from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder, is_emb_cross_encoder
+
+        if prompt or not is_emb_cross_encoder(self.scorer):
+            return CrossEncoder(self.scorer, device=self.device, dtype=str(self.dtype), **prompt)
+        return EmbCrossEncoder(self.scorer, device=self.device, dtype=str(self.dtype))
+
+    def _server_scorer(self, prompt: dict[str, Any], prices: dict[str, Any]) -> Scorer:
+        from crossknn.scorers.remote.logprob import LogprobScorer, is_completion_url
+        from crossknn.scorers.remote.scorer import RemoteScorer
+
+        if self.dtype is not Dtype.auto:
+            raise InputError(f"--dtype {self.dtype} applies to local models only: a server chooses its own precision.")
+        if is_completion_url(self.scorer):
+            return LogprobScorer(self.scorer, **prompt, **prices)
+        self._refuse(prompt, "applies to local models and completion servers only: a rerank server has its own prompt.")
+        return RemoteScorer(self.scorer, **prices)
+
+    def _refuse(self, options: dict[str, Any], reason: str) -> None:
+        if options:
+            raise InputError(f"--{next(iter(options)).replace('_', '-')} {reason}")
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        """The values of those of these options that are set."""
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @dataclass(frozen=True)
@@ -221,7 +245,7 @@ class EngineOptions:
         """The engine, if the other options go with it."""
         from crossknn.engines.local import LOCAL
         from crossknn.engines.ray import RayEngine
-        from crossknn.scorers.remote.scorer import is_url
+        from crossknn.scorers.remote.http_scorer import is_url
 
         if self.engine is EngineName.local:
             for option, value in (("--address", self.address), ("--workers", self.workers)):
@@ -229,7 +253,7 @@ class EngineOptions:
                     raise InputError(f"{option} applies to --engine ray only, got {value!r} without it.")
             return LOCAL
         if is_url(models.scorer):
-            raise InputError("--engine ray runs local models, and a rerank server has its own machines. Leave one out.")
+            raise InputError("--engine ray runs local models, and a server has its own machines. Leave one out.")
         if models.device is not None and ":" in models.device:
             raise InputError(
                 f"--device must be cuda for --engine ray: each worker gets its own GPU. Got {models.device!r}."

@@ -79,5 +79,5 @@ def test_prompt_options_reach_the_cross_encoder(tmp_path):
 
 @pytest.mark.parametrize("option", ["template", "instruction", "true_token", "false_token"])
 def test_a_server_has_its_own_prompt(option):
-    with pytest.raises(InputError, match=f"--{option.replace('_', '-')} applies to local models only"):
+    with pytest.raises(InputError, match=f"--{option.replace('_', '-')} applies to local models and completion"):
         ScorerOptions("http://127.0.0.1:80/rerank", **{option: "x"}).load_scorer()

@@ -11,7 +11,8 @@ from crossknn.scorers.remote import client
 from tests.cli.test_cli import as_json, fail, invoke
 from tests.evaluate.folders import write_beir
 from tests.scorers import tiny
-from tests.scorers.remote.rerank_server import answer, lengths, refuse, serving
+from tests.scorers.remote.completion_server import CompletionServer, log_odds
+from tests.scorers.remote.rerank_server import answer, lengths, refuse, running, serving
 
 TEXTS = [*tiny.SENTENCES, *(tiny.words(seed, 12) for seed in range(34))]
 
@@ -69,10 +70,10 @@ def test_a_build_that_fails_goes_on_where_it_was_and_its_index_is_searched(
     folder = tmp_path / "built.ck"
     command = ["build", corpus, "-o", folder, "--queries", tmp_path / "train.txt", "--scorer", server.url]
     command += ["--encoder", "embedded", "--per-item", 4]
-    server.faults = [answer, answer, refuse(400, b"no more today")]
+    server.faults = [answer, answer, refuse(403, b"no more today")]
     code, message = fail(monkeypatch, capsys, *command)
     assert code == 1
-    assert "responded with 400: no more today." in message
+    assert "responded with 403: no more today." in message
     paid = int(re.search(r"(\d+) of 160 pairs of this call were scored", message)[1])
     assert 0 < paid < 160
     assert (default_work_dir(folder) / "server-scores.db").exists()
@@ -99,6 +100,36 @@ def test_bench_scores_a_set_once_and_measures_the_speed_of_the_server_itself(ser
 def query_of(row):
     """A query of the test split that `write_beir` writes."""
     return f"{' '.join(tiny.words(row, 10).split()[:4])} test"
+
+
+def test_a_spend_limit_holds_in_a_command(server, key, monkeypatch, capsys):
+    command = ["score", "ice", "snow", "water", "--scorer", server.url, "--spend-limit", 1]
+    code, message = fail(monkeypatch, capsys, *command)
+    assert (code, len(server.bodies)) == (2, 0)
+    assert "--spend-limit needs --price-per-1000 or --price-per-million-tokens" in message
+    for price in ("--price-per-1000", "--price-per-million-tokens"):
+        code, message = fail(monkeypatch, capsys, *command, price, 1e6)
+        assert (code, len(server.bodies)) == (1, 0)
+        assert "--spend-limit is 1 and 0 is spent" in message
+    invoke(*command, "--price-per-1000", 0.5)
+    assert count_pairs(server) == 2
+    code, message = fail(monkeypatch, capsys, "score", "ice", "snow", "--scorer", "embedded", "--price-per-1000", 1)
+    assert code == 2
+    assert "--price-per-1000 applies to servers only, and embedded runs here" in message
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_language_model_is_a_judge_with_a_prompt(path, monkeypatch, capsys):
+    with running(CompletionServer(path)) as judge:
+        command = ["score", "ice", "snow", "--scorer", f"{judge.url}#a-model", "--json"]
+        options = ["--template", "{instruction} {query}: {item}?", "--instruction", "Say", "--true-token", "yes"]
+        found = as_json(invoke(*command, *options, "--false-token", "no", "--price-per-million-tokens", 1))
+        assert judge.prompts == ["Say ice: snow?"]
+        assert found[0]["score"] == pytest.approx(log_odds("Say ice: snow?"), abs=1e-4)
+        assert judge.bodies[0]["model"] == "a-model"
+        code, message = fail(monkeypatch, capsys, *command, "--template", "{query}")
+        assert code == 2
+        assert "--template must contain {item} exactly once" in message
 
 
 def test_errors_are_one_sentence_without_the_key(server, key, monkeypatch, capsys):

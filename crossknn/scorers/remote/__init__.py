@@ -1,1 +1,1 @@
-"""Cross-encoders behind an HTTP server that speaks a `/rerank` protocol."""
+"""Models behind an HTTP server: cross-encoders at a rerank endpoint, language models as judges."""

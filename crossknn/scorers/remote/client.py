@@ -1,9 +1,8 @@
-"""HTTP client of a rerank endpoint: keep-alive connections, one deadline per request, retries, and their cost."""
+"""HTTP client of a scoring endpoint: keep-alive connections, one deadline per request, retries, and their cost."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import random
 import socket
@@ -20,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult
 from urllib.request import getproxies, proxy_bypass
 
-from crossknn._checks import invalid
 from crossknn._imports import import_extra
-from crossknn.errors import InputError, ScorerError
+from crossknn.errors import ScorerError
+from crossknn.scorers.remote.cost import CostTracker, Usage
 
 if TYPE_CHECKING:
     import httpx
@@ -39,28 +38,34 @@ MAX_ERROR_BYTES = 2**14  # of the body of an error response
 MAX_QUOTED_CHARACTERS = 300  # of a server's error message
 INITIAL_BACKOFF = 0.5  # seconds, doubled after each attempt
 MAX_BACKOFF = 60.0
-DIALECT_HINT = "If the server speaks another dialect, set `dialect`."
 KEY_HINT = f"Set `api_key` or the environment variable {KEY_VARIABLE}."
+REFUSED = (400, 413, 422)  # statuses of a request that the server cannot use, maybe because of one pair
 STATUS_HINTS = {
-    400: DIALECT_HINT,
     401: KEY_HINT,
     403: KEY_HINT,
-    404: "Check the URL of the rerank endpoint and the name of the model.",
-    413: "Set a smaller `batch_size`.",
-    422: DIALECT_HINT,
+    404: "Check the URL and the name of the model.",
 }
 
 logger = logging.getLogger(__name__)
+
+
+class RefusedRequest(ScorerError):
+    """A request that the server cannot use, maybe because of one pair; `reason` is what the server did."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why an attempt gave no scores."""
 
-    message: str
+    reason: str  # what the server did
     retryable: bool
     retry_after: float | None = None  # seconds, as the server demands
     hint: str = ""
+    status: int | None = None
 
 
 class Connection:
@@ -86,54 +91,7 @@ class Connection:
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # of TLS too: its own would race with a read
 
 
-class CostTracker:
-    """Billed units times their price, never more than a limit. Thread-safe; each process counts for itself."""
-
-    def __init__(self, price_per_1000: float | None, spend_limit: float | None) -> None:
-        for name, value in (("price_per_1000", price_per_1000), ("spend_limit", spend_limit)):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (number and 0 <= value < math.inf):
-                raise invalid(name, "a nonnegative number", value)
-        if spend_limit is not None and price_per_1000 is None:
-            raise InputError("`spend_limit` needs `price_per_1000`: without it the cost is unknown.")
-        self.price = price_per_1000
-        self.limit = spend_limit
-        self.units = 0
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Another process begins at zero."""
-        return type(self), (self.price, self.limit)
-
-    @property
-    def spent(self) -> float:
-        """The cost so far; 0 without a price."""
-        return self._cost(self.units)
-
-    def check(self, units: int) -> None:
-        """Raise `ScorerError` if this many units would exceed the limit."""
-        if self.limit is not None and self.spent + self._cost(units) > self.limit * (1 + 1e-9):
-            raise ScorerError(
-                f"`spend_limit` is {self.limit:g} and {self.spent:g} is spent: "
-                f"this request would cost {self._cost(units):g} more."
-            )
-
-    def charge(self, units: int) -> None:
-        """Count units, or raise `ScorerError` if they would exceed the limit."""
-        with self._lock:
-            self.check(units)
-            self.units += units
-
-    def adjust(self, units: int) -> None:
-        """Correct the count, up or down, by what was really billed; the limit is not checked."""
-        with self._lock:
-            self.units += units
-
-    def _cost(self, units: int) -> float:
-        return units * (self.price or 0.0) / 1000
-
-
-class RerankClient:
+class HttpClient:
     """POST requests to one URL from any number of threads, each on a connection of its own.
 
     Redirects are not followed. Proxies come from the environment and are never used for this machine itself. Error
@@ -159,48 +117,52 @@ class RerankClient:
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process gets all settings, the key included, and opens its own connections."""
         settings: dict[str, Any] = {"timeout": self._timeout, "retries": self._retries, "costs": self._costs}
-        return partial(RerankClient, self._url, self._headers, **settings), ()
+        return partial(HttpClient, self._url, self._headers, **settings), ()
 
-    def post(self, body: bytes, units: int, stop: threading.Event) -> bytes:
-        """The response to a request, each attempt of which may be billed as `units`, or `ScorerError`.
+    def post(self, body: bytes, usage: Usage, stop: threading.Event) -> bytes:
+        """The response to a request, each attempt of which may be billed as `usage`, or `ScorerError`.
 
         `stop` ends the wait for the next attempt early.
         """
         attempt = 0
         while True:
             attempt += 1
-            result = self._attempt(body, units)
+            result = self._attempt(body, usage)
             if isinstance(result, bytes):
                 return result
             wait = backoff(attempt) if result.retry_after is None else result.retry_after
             if not result.retryable or attempt > self._retries or wait > MAX_BACKOFF or stop.wait(wait):
-                attempts = f" ({attempt} attempts)" if attempt > 1 else ""
-                raise ScorerError(f"{result.message}{attempts}.{result.hint and ' '}{result.hint}")
-            logger.info("%s; attempt %d follows", result.message, attempt + 1)
+                raise self._error(result, attempt)
+            logger.info("%s %s; attempt %d follows", self._name, result.reason, attempt + 1)
 
     def close(self) -> None:
         """Close the idle connections."""
         while self._idle:
             self._take().transport.close()
 
-    def _attempt(self, body: bytes, units: int) -> bytes | Failure:
+    def _error(self, failure: Failure, attempts: int) -> ScorerError:
+        reason = failure.reason + (f" ({attempts} attempts)" if attempts > 1 else "")
+        message = f"{self._name} {reason}.{failure.hint and ' '}{failure.hint}"
+        return RefusedRequest(message, reason) if failure.status in REFUSED else ScorerError(message)
+
+    def _attempt(self, body: bytes, usage: Usage) -> bytes | Failure:
         """Send the request once; an attempt that is surely not billed is not charged."""
-        self._costs.charge(units)
+        self._costs.charge(usage)
         connection = self._take()
         try:
             response, content = self._exchange(connection, body)
         except self._httpx.TransportError as error:
             if isinstance(error, self._httpx.ConnectError | self._httpx.ConnectTimeout):  # never sent
-                self._costs.adjust(-units)
+                self._costs.adjust(Usage() - usage)
             if connection.expired or isinstance(error, self._httpx.TimeoutException):
-                return Failure(f"{self._name} did not respond within {self._timeout:g} seconds", retryable=True)
+                return Failure(f"did not respond within {self._timeout:g} seconds", retryable=True)
             reason = self._quote(str(error)) or type(error).__name__
-            return Failure(f"{self._name} cannot be reached: {reason}", "CERTIFICATE_VERIFY_FAILED" not in reason)
+            return Failure(f"cannot be reached: {reason}", "CERTIFICATE_VERIFY_FAILED" not in reason)
         finally:
             self._idle.append(connection)  # after an error it opens anew
         if response.status_code == 200:
             return content
-        self._costs.adjust(-units)
+        self._costs.adjust(Usage() - usage)
         return self._http_failure(response, content)
 
     def _exchange(self, connection: Connection, body: bytes) -> tuple[httpx.Response, bytes]:
@@ -246,7 +208,7 @@ class RerankClient:
             hint = f"The server demands a wait of {retry_after:,.0f} seconds."
         quoted = self._quote(content.decode("utf-8", "replace")) or "an empty body"
         retryable = status in (408, 429) or status >= 500
-        return Failure(f"{self._name} responded with {status}: {quoted}", retryable, retry_after, hint)
+        return Failure(f"responded with {status}: {quoted}", retryable, retry_after, hint, status)
 
     def _quote(self, text: str) -> str:
         """A server's message on one line, shortened, with secrets masked."""

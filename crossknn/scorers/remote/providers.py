@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._checks import check_choice
+from crossknn.scorers.remote.responses import MAX_SCORE, Response, describe_shape, load_json, read_count, read_tokens
 
 MIN_PROBABILITY = 1e-7  # logit -16; float32 probabilities hardly come nearer to 1 than that to 0
 RESULT_LISTS = ("results", "data", "rankings", "scores")  # fields of responses
 SCORE_FIELDS = ("relevance_score", "score", "logit")  # of each result
-MAX_SCORE = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,51 +120,64 @@ def choose_provider(dialect: str, *, host: str, path: str, model: str | None) ->
     return PROVIDERS["vllm" if versioned or model is not None else "tei"]
 
 
-def parse_response(body: bytes, count: int) -> tuple[NDArray[np.float64], int | None]:
-    """The scores of a request's `count` items in order, and the billed units if the server reports them.
+def parse_response(body: bytes, count: int) -> Response:
+    """The scores of a request's `count` items in order, and what the server says it billed.
 
     Raises:
         ValueError: What is wrong with the response.
     """
-    try:
-        response = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error})") from error
+    response = load_json(body)
+    scores = np.full(count, np.nan)
+    unscored: dict[int, str] = {}
+    seen: set[int] = set()
+    for result in _find_results(response, count):
+        index, score = _parse_result(result, count)
+        if index in seen:
+            raise ValueError(f"index {index} occurs twice")
+        seen.add(index)
+        if score is None or np.isnan(score):
+            unscored[index] = f"returned {'null' if score is None else 'NaN'}"
+        else:
+            scores[index] = score
+    missing = sorted(set(range(count)) - seen)
+    if missing:
+        raise ValueError(f"{len(missing)} of {count} scores are missing, the first at index {missing[0]}")
+    units = read_count(response, "meta", "billed_units", "search_units")  # Cohere: long items count more than once
+    return Response(scores, unscored, units=units, tokens=read_tokens(response))
+
+
+def _find_results(response: Any, count: int) -> list[Any]:
+    """The list of results, wherever it stands; bare numbers are those of the items in order."""
+    name = None
     results = response
     if isinstance(response, dict):
-        results = next((response[name] for name in RESULT_LISTS if name in response), None)
+        name = next((name for name in RESULT_LISTS if name in response), None)
+        results = response.get(name)
     if not isinstance(results, list):
-        raise ValueError("no list of results")
-    if isinstance(response, dict) and "scores" in response:  # in the order of the items
-        results = [{"index": index, "score": score} for index, score in enumerate(results)]
-    scores = np.full(count, np.nan)
-    for result in results:
-        index, score = _parse_result(result, count)
-        if not np.isnan(scores[index]):
-            raise ValueError(f"index {index} occurs twice")
-        scores[index] = score
-    missing = np.flatnonzero(np.isnan(scores))
-    if len(missing):
-        raise ValueError(f"{len(missing)} of {count} scores are missing, the first at index {missing[0]}")
-    return scores, _parse_billed_units(response)
+        raise ValueError(f"no list of results, but {describe_shape(response)}")
+    if name != "scores":
+        return results
+    if len(results) != count:
+        raise ValueError(f"{len(results)} scores for {count} items")
+    return [{"index": index, "score": score} for index, score in enumerate(results)]
 
 
-def _parse_result(result: Any, count: int) -> tuple[int, float]:
+def _parse_result(result: Any, count: int) -> tuple[int, float | None]:
+    """The index and the score of a result; None or NaN is a score that the server could not compute."""
     if not isinstance(result, dict):
         raise ValueError(f"each result must be an object, got {type(result).__name__}")
-    index, score = result.get("index"), next((result[name] for name in SCORE_FIELDS if name in result), None)
+    index = result.get("index")
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
         raise ValueError(f"each index must be between 0 and {count - 1}, got {index!r:.40}")
+    name = next((name for name in SCORE_FIELDS if name in result), None)
+    if name is None:
+        raise ValueError(f"the result of index {index} has no score, but is {describe_shape(result)}")
+    score = result[name]
+    if score is None or (isinstance(score, float) and np.isnan(score)):
+        return index, score
     if not isinstance(score, int | float) or isinstance(score, bool) or not abs(score) <= MAX_SCORE:
         raise ValueError(f"the score of index {index} must be a finite number, got {score!r:.40}")
     return index, score
-
-
-def _parse_billed_units(response: Any) -> int | None:
-    """Cohere's own count of searches: items that are too long count more than once."""
-    for name in ("meta", "billed_units", "search_units"):
-        response = response.get(name) if isinstance(response, dict) else None
-    return response if isinstance(response, int) and response >= 0 else None
 
 
 def to_logits(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 
 Score = Callable[[str, list[str]], Sequence[float]]
 Fault = Callable[["Handler"], None]
+Server = TypeVar("Server", bound="RerankServer")
 
 PATHS = {
     "tei": "/rerank",
@@ -228,7 +229,14 @@ def drip_headers(handler: Handler) -> None:
 @contextmanager
 def serving(dialect: str = "tei", score: Score = lengths, *, key: str | None = None) -> Iterator[RerankServer]:
     """A server for as long as the block lasts."""
-    with RerankServer(dialect, score, key=key) as server:
+    with running(RerankServer(dialect, score, key=key)) as server:
+        yield server
+
+
+@contextmanager
+def running(server: Server) -> Iterator[Server]:
+    """The same of a server of another kind."""
+    with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:

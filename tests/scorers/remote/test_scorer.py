@@ -325,24 +325,31 @@ def test_back_off_is_exponential_with_jitter(monkeypatch):
     [
         (refuse(401, {"message": "no key"}), r'401: \{"message": "no key"\}\. Set `api_key` .* CROSSKNN_API_KEY'),
         (refuse(404), r"404: not now\. Check the URL"),
-        (refuse(422, b""), r"422: an empty body\. .* `dialect`"),
-        (refuse(413), r"413: not now\. .* `batch_size`"),
+        (refuse(403, b""), r"403: an empty body\. Set `api_key`"),
         (
             refuse(302, b"", location="https://elsewhere.example/rerank"),
             r"redirects to https://elsewhere.example/rerank",
         ),
-        (respond(b"<html>busy</html>"), r"invalid response for query 'q' and item ' 0' and 4 more: not JSON"),
+        (respond(b"<html>busy</html>"), r"invalid response for query 'q' and item ' 0' and 4 more: not JSON but HTML"),
+        (respond(b""), r"4 more: an empty body\."),
+        (respond(b'[{"index": 0, "sco'), r"not JSON \(Unterminated string"),
         (respond(b"[" * 200_000), r"not JSON"),
-        (respond({"detail": "ok"}), r"no list of results"),
+        (respond({"detail": "ok"}), r"no list of results, but an object with 'detail'\."),
+        (respond({"error": {"message": "busy"}}), r"no list of results, but an object with 'error'\."),
+        (respond(b'"ok"'), r"no list of results, but a JSON str\."),
+        (respond({"data": None}), r"no list of results, but an object with 'data'\."),
+        (respond({"scores": [1, 2, 3, 4, 5, 6]}), r"6 scores for 5 items"),
+        (respond({"scores": [[1, 2, 3, 4, 5]]}), r"1 scores for 5 items"),
         (respond([1, 2, 3, 4, 5]), r"must be an object, got int"),
         (respond([{"index": 0, "score": 1}] * 5), r"index 0 occurs twice"),
         (respond([{"index": i, "score": 1} for i in range(4)]), r"1 of 5 scores are missing, the first at index 4"),
         (respond([{"index": 7, "score": 1}]), r"between 0 and 4, got 7"),
         (respond([{"index": True, "score": 1}]), r"between 0 and 4, got True"),
-        (respond(b'[{"index": 0, "score": NaN}]'), r"score of index 0 must be a finite number, got nan"),
+        (respond([{"index": 0, "score": "0.5"}]), r"score of index 0 must be a finite number, got '0.5'"),
+        (respond([{"index": 0, "text": "a"}]), r"index 0 has no score, but is an object with 'index', 'text'"),
+        (respond([{"index": i, "score": None} for i in range(4)]), r"1 of 5 scores are missing, the first at index 4"),
         (respond(b'[{"index": 0, "score": 1e400}]'), r"score of index 0 .*, got inf"),
         (respond([{"index": 0, "score": 10**39}]), r"score of index 0 .*, got 1000"),
-        (respond([{"index": 0, "score": None}]), r"score of index 0 .*, got None"),
     ],
 )
 def test_permanent_failures_are_errors_at_once(server, fault, words):
@@ -464,8 +471,8 @@ def test_an_interrupt_does_not_wait_for_the_server(server):
 
 
 def test_partial_scores_carry_the_scores_so_far(server):
-    server.faults = [answer, refuse(400, b"bad")]
-    with pytest.raises(PartialScores, match=r"400: bad\..* 10 of 40 pairs of this call were scored\.") as raised:
+    server.faults = [answer, refuse(403, b"bad")]
+    with pytest.raises(PartialScores, match=r"403: bad\..* 10 of 40 pairs of this call were scored\.") as raised:
         RemoteScorer(server.url, batch_size=10, concurrency=1).score(["q"] * 40, ITEMS[:40])
     error = pickle.loads(pickle.dumps(raised.value))
     assert (error.queries, error.items) == (["q"] * 10, ITEMS[:10])
@@ -479,7 +486,7 @@ def test_after_a_failure_requests_in_flight_are_kept_and_no_other_begins(server)
         time.sleep(0.3)
         answer(handler)
 
-    server.faults = [slow, refuse(400)]
+    server.faults = [slow, refuse(403)]
     with pytest.raises(PartialScores) as raised:
         RemoteScorer(server.url, batch_size=10, concurrency=2).score(["q"] * 50, ITEMS)
     assert (len(raised.value.scores), len(server.bodies)) == (10, 2)
@@ -488,7 +495,7 @@ def test_after_a_failure_requests_in_flight_are_kept_and_no_other_begins(server)
 def test_a_cache_stores_partial_scores(server, tmp_path):
     scorer = RemoteScorer(server.url, batch_size=10, concurrency=1)
     cache = ck.Cached(scorer, tmp_path / "scores.db")
-    server.faults = [answer, refuse(400)]
+    server.faults = [answer, refuse(403)]
     with pytest.raises(ScorerError):
         cache.score(["q"] * 40, ITEMS[:40])
     assert cache.count_missing(["q"] * 40, ITEMS[:40]) == 30
@@ -504,7 +511,7 @@ def test_a_cache_ignores_partial_scores_of_another_scorer(server, tmp_path):
         return -remote.score([query for query, _ in pairs], [item for _, item in pairs])
 
     cache = ck.Cached(ck.function_scorer(negative, fingerprint="negative"), tmp_path / "scores.db")
-    server.faults = [answer, refuse(400)]
+    server.faults = [answer, refuse(403)]
     with pytest.raises(PartialScores):
         cache.score(["q"] * 20, ITEMS[:20])
     assert cache.count_missing(["q"] * 20, ITEMS[:20]) == 20
@@ -630,7 +637,7 @@ def test_the_fingerprint_tells_models_and_settings_apart():
         RemoteScorer(url, fingerprint="my-model-v1"),
     ]
     assert len({scorer.fingerprint for scorer in different}) == len(different)
-    same = RemoteScorer(url, api_key="k", batch_size=7, timeout=3, retries=0, concurrency=1, price_per_1000=2)
+    same = RemoteScorer(url, api_key="k", batch_size=7, timeout=3, retries=0, concurrency=1, price_per_million_tokens=2)
     assert same.fingerprint == RemoteScorer(url).fingerprint
     assert RemoteScorer(url, model="a").fingerprint == RemoteScorer(f"{url}#a").fingerprint
     assert different[1].fingerprint.startswith("remote:localhost:8080/rerank#a:")

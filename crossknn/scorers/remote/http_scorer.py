@@ -1,0 +1,266 @@
+"""Base of scorers behind an HTTP server: pairs in batches, several requests in flight at once, and their cost."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from hashlib import blake2b
+from typing import Any, ClassVar
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import numpy as np
+
+from crossknn._checks import check_number, check_positive, invalid
+from crossknn.errors import InputError, PartialScores, ScorerError
+from crossknn.models.fingerprints import function_fingerprint
+from crossknn.scorers.base import RankMixin, check_pairs, describe_pair
+from crossknn.scorers.inference.pairs import max_over_windows
+from crossknn.scorers.remote.client import KEY_VARIABLE, PLAIN_HEADERS, HttpClient, RefusedRequest, is_loopback
+from crossknn.scorers.remote.cost import CostTracker, Usage
+from crossknn.scorers.remote.long_items import ItemWindows
+from crossknn.scorers.remote.request_run import RequestRun
+from crossknn.scorers.remote.responses import MAX_SCORE, Response
+from crossknn.types import Scores
+
+PAIR_HINT = "Change the item or leave it out, shorten it with `max_item_chars`, or set a `fallback_score`."
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Size, number and time of requests; the arguments of `RemoteScorer`."""
+
+    batch_size: int
+    concurrency: int
+    timeout: float
+    retries: int
+
+    def __post_init__(self) -> None:
+        check_positive("batch_size", self.batch_size)
+        check_positive("concurrency", self.concurrency)
+        check_number("timeout", self.timeout)
+        if not isinstance(self.retries, int) or isinstance(self.retries, bool) or self.retries < 0:
+            raise invalid("retries", "a nonnegative integer", self.retries)
+
+
+class HttpScorer(RankMixin, ABC):
+    """A scorer behind an HTTP server; a subclass writes its requests and reads its responses.
+
+    Args:
+        endpoint: The URL of every request.
+        model: The model's name, for servers that need one.
+        headers: All headers of every request.
+        limits: Of each request.
+        costs: What requests cost.
+        windows: What is sent of long items.
+        fallback_score: The score of a pair that the server does not score; None for an error.
+        settings: All settings of the subclass that change scores, as JSON carries them.
+        fingerprint: The user's own, instead of one from the settings.
+
+    Attributes:
+        fallbacks: How many pairs (or windows) have got `fallback_score`.
+    """
+
+    kind: ClassVar[str]  # how fingerprints begin
+    request_hint: ClassVar[str]  # what to do when the server accepts no request at all
+    mixed: bool = False  # whether a request may have pairs of several queries
+
+    def __init__(
+        self,
+        endpoint: SplitResult,
+        *,
+        model: str | None,
+        headers: Mapping[str, str],
+        limits: RequestLimits,
+        costs: CostTracker,
+        windows: ItemWindows,
+        fallback_score: float | None,
+        settings: Sequence[Any],
+        fingerprint: str | None,
+    ) -> None:
+        self.url = f"{endpoint.scheme}://{endpoint.netloc}{endpoint.path}"
+        self.model = model
+        self.limits = limits
+        self._costs = costs
+        self._windows = windows
+        self._fallback_score = check_fallback(fallback_score)
+        self._accepted = False  # whether the server has scored any pair
+        self.fallbacks = 0
+        self._client = HttpClient(endpoint, headers, timeout=limits.timeout, retries=limits.retries, costs=costs)
+        if fingerprint is None:
+            scored = [endpoint.scheme, endpoint.query, *settings]
+            scored += [] if windows == ItemWindows() else [asdict(windows)]
+            scored += [] if fallback_score is None else [{"fallback_score": self._fallback_score}]
+            digest = blake2b(json.dumps(scored, sort_keys=True).encode(), digest_size=8).hexdigest()
+            self.fingerprint = f"{self.kind}:{endpoint.netloc}{endpoint.path}#{model or ''}:{digest}"
+        else:
+            self.fingerprint = function_fingerprint(fingerprint)
+
+    @property
+    def spent(self) -> float:
+        """The cost so far in this process; requests whose response was lost count, for they may be billed."""
+        return self._costs.spent
+
+    @property
+    def tokens(self) -> int:
+        """The tokens so far in this process, as the server reports them, or estimated where it does not."""
+        return self._costs.used.tokens
+
+    def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
+        """One score per pair, in the order given."""
+        check_pairs(queries, items)
+        texts, pair = self._windows.split(items)
+        text_queries = [queries[row] for row in pair.tolist()]
+        batches = _group_pairs(text_queries, self.limits.batch_size, mixed=self.mixed)
+        self._costs.check(
+            self._expected_usage([text_queries[at] for at in batch], [texts[at] for at in batch]) for batch in batches
+        )
+        run = RequestRun(batches, accepted=self._accepted)
+        run.run(partial(self._send, text_queries, texts), concurrency=self.limits.concurrency)
+        self._accepted = self._accepted or run.accepted  # another thread may have set it
+        error = self._find_error(run, text_queries, [items[row] for row in pair.tolist()])
+        scores = max_over_windows(run.scores, pair, len(items))  # NaN where a window has no score
+        if isinstance(error, ScorerError):
+            done = np.flatnonzero(~np.isnan(scores)).tolist()
+            raise PartialScores(
+                f"{error} {len(done):,} of {len(scores):,} pairs of this call were scored.",
+                fingerprint=self.fingerprint,
+                queries=[queries[position] for position in done],
+                items=[items[position] for position in done],
+                scores=scores[done].tolist(),
+            ) from error
+        if error is not None:
+            raise error
+        return scores
+
+    def close(self) -> None:
+        """Close the connections to the server; the next call of `score` opens new ones."""
+        self._client.close()
+
+    @abstractmethod
+    def _request_body(self, queries: Sequence[str], items: Sequence[str]) -> bytes:
+        """The request for the scores of these pairs."""
+
+    @abstractmethod
+    def _read_response(self, content: bytes, count: int) -> Response:
+        """The response to a request of `count` pairs, or `ValueError` that says what is wrong with it."""
+
+    @abstractmethod
+    def _expected_usage(self, queries: Sequence[str], items: Sequence[str]) -> Usage:
+        """What a request of these pairs will be billed as, at most."""
+
+    def _find_error(self, run: RequestRun, queries: Sequence[str], items: Sequence[str]) -> BaseException | None:
+        """The error of a run, if it has one; else pairs without a score get `fallback_score`, or are the error."""
+        if isinstance(run.error, RefusedRequest):
+            return ScorerError(f"{run.error} {self.request_hint}")
+        if run.error is not None or not run.unscored:
+            return run.error
+        first = min(run.unscored)
+        more = f" and {len(run.unscored) - 1:,} more" if len(run.unscored) > 1 else ""
+        pair = describe_pair(queries[first], items[first])
+        message = f"{self.url} gave no score for {pair}{more}: it {run.unscored[first]}."
+        if self._fallback_score is None or not run.accepted:
+            return ScorerError(f"{message} {PAIR_HINT if run.accepted else self.request_hint}")
+        logger.warning("%s The score is `fallback_score`, %g.", message, self._fallback_score)
+        run.scores[list(run.unscored)] = self._fallback_score
+        self.fallbacks += len(run.unscored)
+        return None
+
+    def _send(
+        self, all_queries: Sequence[str], all_items: Sequence[str], batch: list[int], stop: threading.Event
+    ) -> Response:
+        queries, items = ([texts[position] for position in batch] for texts in (all_queries, all_items))
+        expected = self._expected_usage(queries, items)
+        content = self._client.post(self._request_body(queries, items), expected, stop)
+        try:
+            response = self._read_response(content, len(items))
+        except ValueError as error:
+            more = f" and {len(items) - 1} more" if len(items) > 1 else ""
+            pair = describe_pair(queries[0], items[0])
+            raise ScorerError(f"{self.url} returned an invalid response for {pair}{more}: {error}.") from error
+        units = expected.units if response.units is None else response.units
+        tokens = expected.tokens if response.tokens is None else response.tokens
+        self._costs.adjust(Usage(units, tokens) - expected)
+        return response
+
+
+def _group_pairs(queries: Sequence[str], batch_size: int, *, mixed: bool) -> list[list[int]]:
+    """The positions of the pairs of each request: at most `batch_size`, of one query unless requests are `mixed`."""
+    positions: dict[str, list[int]] = {}
+    for position, query in enumerate(queries):
+        positions.setdefault("" if mixed else query, []).append(position)
+    return [
+        found[start : start + batch_size] for found in positions.values() for start in range(0, len(found), batch_size)
+    ]
+
+
+def check_fallback(score: float | None) -> float | None:
+    """The score, if it is a finite number or None."""
+    if score is None:
+        return None
+    if not isinstance(score, int | float) or isinstance(score, bool) or not abs(score) <= MAX_SCORE:
+        raise invalid("fallback_score", "a finite number", score)
+    return float(score)
+
+
+def is_url(name: str) -> bool:
+    """Whether a scorer of this name is behind a server."""
+    return name.lower().startswith(("http://", "https://"))
+
+
+def parse_url(url: str, model: str | None, *, requirement: str) -> tuple[SplitResult, str | None]:
+    """The URL without its fragment, and the model, which the fragment may name; errors say what is required."""
+    if not isinstance(url, str) or not is_url(url) or not (url.isascii() and url.isprintable()) or " " in url:
+        if "@" in str(url):  # it may hold a password
+            raise InputError(f"`url` must be {requirement}, got one with a user name or a password.")
+        raise invalid("url", requirement, url)
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname or "", parts.port  # an invalid port raises only when it is read
+        host.encode("idna")
+    except ValueError as error:
+        raise InputError(f"`url` must be {requirement}, got one that cannot be parsed: {error}.") from error
+    if "@" in parts.netloc or not host:
+        raise InputError(f"`url` must be {requirement}, with a host and no password: use `api_key` or `headers`.")
+    fragment = unquote(parts.fragment) or None
+    if fragment and model:
+        raise InputError(f"The model is named twice, {fragment!r} in `url` and {model!r} in `model`. Omit one.")
+    return parts._replace(fragment=""), model or fragment
+
+
+def check_fields(fields: Mapping[str, Any] | None, *, reserved: Collection[str]) -> dict[str, Any]:
+    """A copy of the fields as JSON carries them, if none of them is `reserved`."""
+    fields = dict(fields or {})
+    taken = sorted({"model", *reserved} & set(fields))
+    if taken:
+        raise InputError(f"`fields` must not contain {taken[0]!r}, which every request sets itself.")
+    try:
+        copied: dict[str, Any] = json.loads(json.dumps(fields, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"`fields` must map names to JSON values: {error}.") from error
+    return copied
+
+
+def make_headers(url: SplitResult, api_key: str | None, headers: Mapping[str, str] | None) -> dict[str, str]:
+    """All headers of a request, with lowercase names; those of the user override the others."""
+    key = os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key
+    merged = dict(PLAIN_HEADERS)
+    if key:
+        merged["authorization"] = f"Bearer {key}"
+    merged |= {name.lower(): value for name, value in (headers or {}).items()}
+    for name, value in merged.items():  # the value may be a secret: no message shows it
+        if not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
+            raise InputError(f"`headers` must have names of letters, digits and '-', got {name!r}.")
+        if not isinstance(value, str) or not (value.isascii() and value.isprintable()):
+            source = "api_key" if name == "authorization" else "headers"
+            raise InputError(f"`{source}` must be ASCII text on one line; the header {name!r} is not.")
+    if "authorization" in merged and url.scheme == "http" and not is_loopback(str(url.hostname)):
+        logger.warning("The API key is sent to %s without encryption.", url.hostname)
+    return merged
