@@ -288,9 +288,13 @@ class TritonOps(Ops):
         return torch._addmm_activation(linear.bias, states, linear.weight.t(), use_gelu=True)
 
     def gated(self, states: Any, activation: Any) -> Any:
-        """One kernel for the usual activations."""
+        """One kernel for the usual activations; in half precision GELU by its tanh formula, as above."""
         name = ACTIVATIONS.get(type(activation).__name__)
-        return super().gated(states, activation) if name is None else self._kernels.gated_activation(states, name)
+        if name is None:
+            return super().gated(states, activation)
+        if name == "gelu" and states.dtype != import_extra("torch", extra="models").float32:
+            name = "gelu_tanh"
+        return self._kernels.gated_activation(states, name)
 
     def rotate(self, states: Any, cos: Any, sin: Any, query_heads: int, norms: tuple[Norm, Norm] | None) -> Any:
         """One kernel, in place."""

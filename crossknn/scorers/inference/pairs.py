@@ -233,7 +233,7 @@ def plan_passes(template: PairTemplate, truncation: Truncation, whole: TokenSpan
     query_starts = whole.queries.starts + (full_query - query_kept) * template.cut_left
     item_starts = whole.items.starts + (full_item - item_read) * template.cut_left
     if windowed:
-        pair, shift = _windows(item_limit, item_kept, truncation.stride)
+        pair, shift = sliding_windows(item_limit, item_kept, truncation.stride)
         item_starts = item_starts[pair] + shift
     queries = Ragged(whole.queries.flat, query_starts[pair], query_kept[pair])
     items = Ragged(whole.items.flat, item_starts, item_kept[pair])
@@ -267,7 +267,7 @@ def _clip(lengths: Counts, limit: int | None) -> Counts:
     return lengths if limit is None else np.minimum(lengths, limit)
 
 
-def _windows(lengths: Counts, window: Counts, stride: int | None) -> tuple[Rows, Counts]:
+def sliding_windows(lengths: Counts, window: Counts, stride: int | None) -> tuple[Rows, Counts]:
     """(pair, start) of windows that cover each item; the last one ends where the item ends.
 
     Without a stride a window slides by half its length.

@@ -188,7 +188,7 @@ def _find_family(template: str | None, *, chat: bool) -> Family | None:
 
 def _choose_tokens(true: str | None, false: str | None, family: Family | None) -> tuple[str, str]:
     """The two tokens, without white space around them."""
-    defaults = (family.true_token, family.false_token) if family else ("Yes", "No")
+    defaults = (*family.tokens, None, None)[:2] if family else ("Yes", "No")
     tokens = [default if given is None else given for given, default in zip((true, false), defaults, strict=True)]
     for name, token in zip(("true_token", "false_token"), tokens, strict=True):
         if not isinstance(token, str) or not token.strip():

@@ -9,7 +9,7 @@ import numpy as np
 
 from crossknn._checks import check_choice, check_positive
 from crossknn.errors import InputError
-from crossknn.scorers.inference.pairs import LongItems, _windows
+from crossknn.scorers.inference.pairs import LongItems, sliding_windows
 from crossknn.types import Rows
 
 
@@ -40,5 +40,5 @@ class ItemWindows:
         if self.long_items == "cut" or limit is None:
             return [item[:limit] for item in items], np.arange(len(items))
         lengths = np.fromiter(map(len, items), np.int64, len(items))
-        pair, start = _windows(lengths, np.minimum(lengths, limit), self.stride)
+        pair, start = sliding_windows(lengths, np.minimum(lengths, limit), self.stride)
         return [items[row][at : at + limit] for row, at in zip(pair.tolist(), start.tolist(), strict=True)], pair
