@@ -169,17 +169,19 @@ def save_encoder(folder: Path) -> Path:
     return folder
 
 
-def plain_logits(folder: Path, queries: list[str], items: list[str], *, max_length: int = LENGTH) -> Any:
+def plain_logits(
+    folder: Path, queries: list[str], items: list[str], *, max_length: int = LENGTH, device: str = "cpu"
+) -> Any:
     """(pairs, labels) what transformers itself gives in float32, one unpadded pair at a time."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    model = AutoModelForSequenceClassification.from_pretrained(folder).float().eval()
+    model = AutoModelForSequenceClassification.from_pretrained(folder).float().eval().to(device)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = []
     with torch.inference_mode():
         for query, item in zip(queries, items, strict=True):
             # As lists: with an empty second text alone, tokenizers fall back to the template of a single text.
             encoded = tokenizer([query], [item], truncation=True, max_length=max_length, return_tensors="pt")
-            rows.append(model(**encoded).logits[0])
-    return torch.stack(rows).numpy()
+            rows.append(model(**encoded.to(device)).logits[0])
+    return torch.stack(rows).cpu().numpy()

@@ -165,18 +165,19 @@ def relative_positions(encoder: Any, layer: Any) -> RelativePositions | None:
         keys = key(embeddings).unflatten(1, (heads, -1)) if "c2p" in kinds else None
         queries = query(embeddings).unflatten(1, (heads, -1)) if "p2c" in kinds else None
     buckets, longest = int(attention.position_buckets), int(attention.max_relative_positions)
-    table = (log_buckets(buckets, longest) + span).clamp(0, 2 * span - 1).int().to(embeddings.device)
+    table = (log_buckets(buckets, longest, embeddings.device) + span).clamp(0, 2 * span - 1).int()
     dim = int(embeddings.shape[1]) // heads
     return RelativePositions(keys, queries, table, 1 / math.sqrt(dim * (1 + len(set(kinds)))))
 
 
-def log_buckets(buckets: int, longest: int) -> Any:
+def log_buckets(buckets: int, longest: int, device: Any) -> Any:
     """(4 longest + 1,) the bucket of each distance from -2 longest to 2 longest, beyond which all have the last one.
 
-    Up to half of `buckets` each distance has its own; farther ones share buckets on a logarithmic scale.
+    Up to half of `buckets` each distance has its own; farther ones share buckets on a logarithmic scale. Logarithms are
+    computed on the model's device, as the model does: a rounding error may change the bucket of a distance.
     """
     torch = import_extra("torch", extra="models")
-    distance = torch.arange(-2 * longest, 2 * longest + 1)
+    distance = torch.arange(-2 * longest, 2 * longest + 1, device=device)
     if buckets <= 0:
         return distance
     middle = buckets // 2

@@ -205,7 +205,7 @@ def test_attention_to_a_prefix_on_a_gpu(dtype, dim):
 def test_relative_attention_on_a_gpu(dtype, terms, dim):
     query, key, value = states(dtype, "cuda", LENGTHS.sum(), 4, 4, dim)
     keys, queries, _ = states(dtype, "cuda", 64, 4, 4, dim)
-    table = (log_buckets(32, 128) + 32).clamp(0, 63).int().to("cuda")
+    table = (log_buckets(32, 128, "cuda") + 32).clamp(0, 63).int()
     keys, queries = None if terms == "queries" else keys, None if terms == "keys" else queries
     layout = Layout.of(LENGTHS, "cuda")
     exact = RelativePositions(*(None if part is None else part.double() for part in (keys, queries)), table, 0.1)
@@ -257,7 +257,7 @@ def test_encoders_on_a_gpu(tmp_path: Path, family: str, dtype: str, size: int) -
     scorer = CrossEncoder(folder, device="cuda", dtype=dtype)
     assert scorer._varlen is not None
     calls = [scorer.score(queries, items) for _ in range(3)]
-    expected = tiny.plain_logits(folder, queries, items)[:, 0]
+    expected = tiny.plain_logits(folder, queries, items, device="cuda")[:, 0]
     for scores in calls:
         if dtype == "float32":
             np.testing.assert_allclose(scores, expected, atol=1e-3)
