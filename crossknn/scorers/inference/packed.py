@@ -25,11 +25,10 @@ class PackedModel(VarlenModel):
     def __init__(
         self, base: Any, head: VarlenHead, template: PairTemplate, ops: Ops, *, first_position: int = 0
     ) -> None:
-        super().__init__(template, head)
+        super().__init__(head, template, ops)
         if not getattr(base, "_supports_attention_backend", False):
             raise ValueError("attention that cannot be replaced")
         self._base = base
-        self._ops = ops
         self._first_position = first_position
         self._usual_attention = base.config._attn_implementation
         _register()
@@ -47,7 +46,7 @@ class PackedModel(VarlenModel):
         inputs = {"input_ids": pairs.ids[None], "position_ids": pairs.positions[None] + self._first_position}
         if self.template.first_type is not None:
             inputs["token_type_ids"] = pairs.types[None]
-        _running.ops, _running.layout = self._ops, pairs.layout
+        _running.ops, _running.layout = self.ops, pairs.layout
         states = self._base(**inputs).last_hidden_state[0]
         return states if self.head.token is None else states[head_rows(pairs.layout, self.head.token)]
 

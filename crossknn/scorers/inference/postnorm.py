@@ -25,37 +25,33 @@ class PostNormModel(VarlenModel):
     """A padding-free BERT-like encoder; `base` is the model without its head."""
 
     def __init__(self, base: Any, head: VarlenHead, template: PairTemplate, ops: Ops) -> None:
-        super().__init__(template, head)
+        super().__init__(head, template, ops)
         self.capturable = isinstance(ops, TritonOps)
         check_architecture(base)
         self._embeddings = base.embeddings
         self._first_position = find_first_position(base)
-        self._ops = ops
         positions = [relative_positions(base.encoder, layer) for layer in base.encoder.layer]
         layers = list(zip(base.encoder.layer, positions, strict=True))
         cls_only = head.token == "cls"  # noqa: S105
-        self._layers = [PostNormLayer(layer, ops, positions=at) for layer, at in layers[: len(layers) - cls_only]]
+        self._layers = [PostNormLayer(layer, positions=at) for layer, at in layers[: len(layers) - cls_only]]
         if cls_only:
-            self._layers.append(PostNormLayer(layers[-1][0], ops, positions=layers[-1][1], cls_only=True))
+            self._layers.append(PostNormLayer(layers[-1][0], positions=layers[-1][1], cls_only=True))
 
     @property
     def linears(self) -> list[Any]:
         return [linear for layer in self._layers for linear in layer.linears]
 
     def encode(self, pairs: JoinedPairs) -> Any:
-        states = self._ops.embed_norm(pairs.ids, pairs.types, pairs.positions + self._first_position, self._embeddings)
+        states = self.ops.embed_norm(pairs.ids, pairs.types, pairs.positions + self._first_position, self._embeddings)
         for layer in self._layers:
-            states = layer(states, pairs.layout)
+            states = layer(states, pairs.layout, self.ops)
         return states[head_rows(pairs.layout, "lasttoken")] if self.head.token == "lasttoken" else states  # noqa: S105
 
 
 class PostNormLayer:
     """One layer over concatenated sequences; with `cls_only` the other tokens serve as keys and values only."""
 
-    def __init__(
-        self, layer: Any, ops: Ops, *, positions: RelativePositions | None = None, cls_only: bool = False
-    ) -> None:
-        self._ops = ops
+    def __init__(self, layer: Any, *, positions: RelativePositions | None = None, cls_only: bool = False) -> None:
         self._positions = positions
         self._cls_only = cls_only
         attention = layer.attention.self
@@ -71,27 +67,26 @@ class PostNormLayer:
         """The linear layers in use."""
         return [*self._projections, self._attention_output, self._intermediate, self._output]
 
-    def __call__(self, states: Any, layout: Layout) -> Any:
+    def __call__(self, states: Any, layout: Layout, ops: Ops) -> Any:
         """(tokens, dim), or (sequences, dim) with `cls_only`."""
         if not self._cls_only:
             query, key, value = self._split(self._projections[0](states), 3)
-            return self._feed_forward(self._attend(query, key, value, layout, layout), states)
+            return self._feed_forward(ops, self._attend(ops, query, key, value, layout, layout), states)
         cls = states[head_rows(layout, "cls")]
         (query,) = self._split(self._projections[0](cls), 1)
         key, value = self._split(self._projections[1](states), 2)
-        return self._feed_forward(self._attend(query, key, value, layout.single(), layout), cls)
+        return self._feed_forward(ops, self._attend(ops, query, key, value, layout.single(), layout), cls)
 
-    def _attend(self, query: Any, key: Any, value: Any, query_layout: Layout, key_layout: Layout) -> Any:
+    def _attend(self, ops: Ops, query: Any, key: Any, value: Any, query_layout: Layout, key_layout: Layout) -> Any:
         if self._positions is None:
-            return self._ops.attention(query, key, value, query_layout, key_layout)
-        return self._ops.relative_attention(query, key, value, self._positions, query_layout, key_layout)
+            return ops.attention(query, key, value, query_layout, key_layout)
+        return ops.relative_attention(query, key, value, self._positions, query_layout, key_layout)
 
     def _split(self, states: Any, parts: int) -> Any:
         """Each part as (tokens, heads, head dim)."""
         return states.view(len(states), parts, self._heads, -1).unbind(1)
 
-    def _feed_forward(self, attended: Any, states: Any) -> Any:
-        ops = self._ops
+    def _feed_forward(self, ops: Ops, attended: Any, states: Any) -> Any:
         mixed = ops.add_norm(self._attention_output(attended.reshape(states.shape)), states, self._attention_norm)
         hidden = ops.linear_activation(mixed, self._intermediate, self._activation)
         return ops.add_norm(self._output(hidden), mixed, self._output_norm)
@@ -127,7 +122,7 @@ def check_architecture(base: Any) -> None:
         expected = first(states[None], **options)
         expected = (expected[0] if isinstance(expected, tuple) else expected).view_as(states)
         layout = Layout.of(np.array([20]), base.device)
-        found = PostNormLayer(first, TORCH_OPS, positions=positions)(states, layout)
+        found = PostNormLayer(first, positions=positions)(states, layout, TORCH_OPS)
     if not torch.allclose(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max())):
         raise ValueError("a layer with other operations")
 

@@ -64,8 +64,7 @@ class PreNormModel(VarlenModel):
     def __init__(
         self, base: Any, head: VarlenHead, template: PairTemplate, ops: Ops, *, embedding_scale: float = 1.0
     ) -> None:
-        super().__init__(template, head)
-        self._ops = ops
+        super().__init__(head, template, ops)
         self._embed = getattr(base, "embeddings", None) or base.embed_tokens
         weight = base.get_input_embeddings().weight
         self._embedding_scale = float(weight.new_tensor(embedding_scale))  # rounded as in the model
@@ -127,7 +126,7 @@ class PreNormModel(VarlenModel):
 
     def _run(self, pairs: JoinedPairs, prefixes: Prefixes, kept: list[Any] | None = None) -> Any:
         """The states that the head reads; with `kept`, which gets each layer's keys and values, nothing else."""
-        ops, layout, last = self._ops, pairs.layout, self._blocks[-1]
+        ops, layout, last = self.ops, pairs.layout, self._blocks[-1]
         states = self._embed(pairs.ids[None])[0]
         if self._embedding_scale != 1:
             states = states * self._embedding_scale
@@ -161,7 +160,7 @@ class PreNormModel(VarlenModel):
         """Queries, keys and values as (tokens, heads, head dim), with rotary positions."""
         projected = block.project(normed).unflatten(1, (-1, block.head_dim))
         both, value = projected.split([block.heads + block.key_heads, block.key_heads], 1)
-        both = self._ops.rotate(both, angles[0], angles[1], block.heads, block.head_norms)
+        both = self.ops.rotate(both, angles[0], angles[1], block.heads, block.head_norms)
         return *both.split([block.heads, block.key_heads], 1), value
 
 

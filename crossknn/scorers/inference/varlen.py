@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from crossknn._imports import import_extra
-from crossknn.scorers.inference.ops import Layout
+from crossknn.scorers.inference.ops import Layout, Ops
 from crossknn.scorers.inference.pairs import PairTemplate, TokenSpans
 from crossknn.scorers.inference.token_store import Counts
 
@@ -84,9 +84,10 @@ class VarlenHead(Protocol):
 class VarlenModel:
     """A transformer over concatenated pairs, and its head; a subclass runs the layers."""
 
-    def __init__(self, template: PairTemplate, head: VarlenHead) -> None:
-        self.template = template
+    def __init__(self, head: VarlenHead, template: PairTemplate, ops: Ops) -> None:
         self.head = head
+        self.template = template
+        self.ops = ops
         self.shares_queries = False  # whether pairs of one query should be adjacent
         self.capturable = False  # whether a CUDA graph can run it
 
