@@ -221,7 +221,7 @@ class ModelScorer(RankMixin):
         keys, inverse = np.unique(query_rows * len(item_texts) + item_rows, return_inverse=True)
         query_rows, item_rows = np.divmod(keys, len(item_texts))
         scores = np.empty(len(keys), np.float32)
-        if self.device.type == "cpu" and self.dtype in ("bfloat16", "float16"):
+        if not self._pretrained.runs:
             check_half_precision(self.dtype)
         with self._torch.inference_mode(), without_cudnn_attention(self.device):
             texts = TextPairs(query_texts, query_rows, item_texts, item_rows)
@@ -376,7 +376,7 @@ class ModelScorer(RankMixin):
     def _prepare(self, base: Any, head: VarlenHead | None) -> None:
         """Run this model and its head, padding-free if possible and in int8 if wanted; a subclass calls it once."""
         self._base, self._head = base, head
-        if head is not None:
+        if head is not None and self._pretrained.runs:
             self._varlen = make_varlen(base, head, self.template)
         if self._varlen is not None and self._varlen.capturable:
             self._graphs = CudaGraphs(self._varlen, max_length=self.truncation.max_length)

@@ -54,6 +54,17 @@ class Pretrained:
         return min([int(length) for length in known if length and 0 < length < 1_000_000] or [512]), limit
 
     @property
+    def runs(self) -> bool:
+        """Whether this machine can run the model; one that cannot may still open it, for its fingerprint."""
+        if self.device.type != "cpu" or self.dtype not in ("bfloat16", "float16"):
+            return True
+        try:
+            check_half_precision(self.dtype)
+        except InputError:
+            return False
+        return True
+
+    @property
     def pad(self) -> int:
         """A token to pad with: the tokenizer's or the model's; any other would do, because it is masked."""
         known = (self.tokenizer.pad_token_id, self.model.config.pad_token_id, self.tokenizer.eos_token_id, 0)
