@@ -6,7 +6,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -47,6 +46,7 @@ from crossknn.scorers.inference.varlen import (
     VarlenModel,
     head_rows,
 )
+from crossknn.scorers.inference.word_tokens import tokenize_by_words
 from crossknn.types import Rows, Scores
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class ModelScorer(RankMixin):
         )
         self.device, self.dtype = pretrained.device, pretrained.dtype
         self.threads = 2 if self.device.type == "cuda" else 1
-        tokenize = fast_tokenize(pretrained.backend)
+        tokenize = tokenize_by_words(pretrained.backend, fast_tokenize(pretrained.backend))
         pairs = (choose_format or plain_format)(pretrained, tokenize)
         self.template = pairs.template
         longest = pretrained.choose_max_length(max_length, specials=self.template.specials, default=default_length)
@@ -225,10 +225,7 @@ class ModelScorer(RankMixin):
             check_half_precision(self.dtype)
         with self._torch.inference_mode(), without_cudnn_attention(self.device):
             texts = TextPairs(query_texts, query_rows, item_texts, item_rows)
-            chunks = list(self._chunks(len(keys)))
-            tokenized = ((chunk, self._tokenize(texts.take(chunk))) for chunk in chunks)
-            ready = tokenized if len(chunks) == 1 else in_background(tokenized)
-            submitted = ((chunk, self._submit(texts.take(chunk), spans)) for chunk, spans in ready)
+            submitted = ((chunk, self._submit(texts.take(chunk))) for chunk in self._chunks(len(keys)))
             for chunk, finish in _prefetch(submitted):
                 scores[chunk] = finish()
         with self._lock:
@@ -242,15 +239,11 @@ class ModelScorer(RankMixin):
             first, others = VARLEN_FIRST_CHUNK_PAIRS, VARLEN_CHUNK_PAIRS
         return (slice(*bounds) for bounds in pairwise([0, *range(first, pairs, others), pairs]))
 
-    def _tokenize(self, texts: TextPairs) -> TokenSpans:
-        return TokenSpans(
-            _look_up(self._queries, texts.queries, texts.query_rows),
-            _look_up(self._items, texts.items, texts.item_rows),
-        )
-
-    def _submit(self, texts: TextPairs, spans: TokenSpans) -> Callable[[], Scores]:
+    def _submit(self, texts: TextPairs) -> Callable[[], Scores]:
         """Run the pairs on the device; the returned function waits for their scores."""
-        passes = plan_passes(self.template, self.truncation, spans)
+        queries = _look_up(self._queries, texts.queries, texts.query_rows)
+        items = _look_up(self._items, texts.items, texts.item_rows)
+        passes = plan_passes(self.template, self.truncation, TokenSpans(queries, items))
 
         def describe(row: int) -> str:
             pair = passes.pair[row]
@@ -431,16 +424,6 @@ def _look_up(store: TokenStore, texts: list[str], rows: Rows) -> Ragged:
     """The tokens of `texts[rows[i]]`, each text of which is looked up once."""
     used, inverse = np.unique(rows, return_inverse=True)
     return store.lookup([texts[row] for row in used]).take(inverse)
-
-
-def in_background(work: Iterator[Work]) -> Iterator[Work]:
-    """The work, one piece of which is prepared in a thread while the one before it is used."""
-    with ThreadPoolExecutor(1) as thread:
-        current = next(work, None)
-        while current is not None:
-            following = thread.submit(next, work, None)
-            yield current
-            current = following.result()
 
 
 def _prefetch(work: Iterator[Work]) -> Iterator[Work]:
