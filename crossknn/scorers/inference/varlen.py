@@ -70,6 +70,9 @@ class ConcatenatedModel:
         """The linear layers in use, except the head's."""
         raise NotImplementedError
 
+    def use_ops(self, ops: Ops) -> None:
+        """Compute the layers with other operations, if they are computed here."""
+
     def run(self, ids: Any, types: Any, positions: Any, layout: Layout) -> Any:
         """(sequences, labels) of concatenated tokens (tokens,)."""
         raise NotImplementedError
@@ -88,6 +91,10 @@ class VarlenModel(ConcatenatedModel):
     @property
     def linears(self) -> list[Any]:
         return [linear for layer in self._layers for linear in layer.linears]
+
+    def use_ops(self, ops: Ops) -> None:
+        for layer in self._layers:
+            layer.ops = ops
 
     def run(self, ids: Any, types: Any, positions: Any, layout: Layout) -> Any:
         states = self._embed_norm(ids, types, positions + self._first_position, self._base.embeddings)
@@ -133,7 +140,7 @@ class VarlenLayer:
 
     def __init__(self, layer: Any, ops: Ops, *, cls_only: bool = False) -> None:
         self._torch = import_extra("torch", extra="models")
-        self._ops = ops
+        self.ops = ops
         self._cls_only = cls_only
         attention = layer.attention.self
         self._heads = int(attention.num_attention_heads)
@@ -154,20 +161,20 @@ class VarlenLayer:
         """(tokens, dim), or (sequences, dim) with `cls_only`."""
         if not self._cls_only:
             query, key, value = self._split(self._projections[0](states), 3)
-            return self._feed_forward(self._ops.attention(query, key, value, layout, layout), states)
+            return self._feed_forward(self.ops.attention(query, key, value, layout, layout), states)
         cls = states[layout.cu_seqlens[:-1].long()]
         (query,) = self._split(self._projections[0](cls), 1)
         key, value = self._split(self._projections[1](states), 2)
         ones = self._torch.arange(len(layout.cu_seqlens), dtype=self._torch.int32, device=states.device)
         cls_layout = Layout(ones, np.ones_like(layout.lengths), 1)
-        return self._feed_forward(self._ops.attention(query, key, value, cls_layout, layout), cls)
+        return self._feed_forward(self.ops.attention(query, key, value, cls_layout, layout), cls)
 
     def _split(self, states: Any, parts: int) -> Any:
         """Each part as (tokens, heads, head dim)."""
         return states.view(len(states), parts, self._heads, -1).unbind(1)
 
     def _feed_forward(self, attended: Any, states: Any) -> Any:
-        ops = self._ops
+        ops = self.ops
         mixed = ops.add_norm(self._attention_output(attended.reshape(states.shape)), states, self._attention_norm)
         hidden = ops.linear_activation(mixed, self._intermediate, self._activation)
         return ops.add_norm(self._output(hidden), mixed, self._output_norm)
