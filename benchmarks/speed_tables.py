@@ -56,13 +56,23 @@ def _speed(found: dict[str, Any], side: str) -> float:
     return float(found["sides"][side]["pairs_per_s"])
 
 
-def scoring_on_cpu() -> Table:
-    found = read_result("scoring_speed_cpu")
-    base = "sentence-transformers float32"
-    ratios = found["wall_ratio_to_sentence_transformers"]
-    rows = [[base, str(found["sides"][base]["pairs_per_s"]), "1"]]
-    rows += [[name, str(found["sides"][name]["pairs_per_s"]), f"{ratios[name][base]:.2f}"] for name in ratios]
-    return markdown_table(["", "pairs per second", "times sentence-transformers"], rows)
+def int8_on_cpu() -> Table:
+    found = read_result("int8_cpu")
+    header = [
+        "",
+        "pairs per second",
+        "times sentence-transformers",
+        "kept of float32's top 10",
+        "root mean square error",
+    ]
+    return markdown_table(header, (_int8_row(found, name) for name in found["sides"]))
+
+
+def _int8_row(found: dict[str, Any], name: str) -> list[str]:
+    side, ranking = found["sides"][name], found["ranking"].get(name)
+    kept = f"{100 * ranking['in_top_k']['10']:.0f} %" if ranking else "100 %"
+    ratio = f"{side['times_sentence_transformers']['median']:.2f}"
+    return [name, str(side["pairs_per_processor_s"]), ratio, kept, f"{side['rms_difference']:.2f}"]
 
 
 def round_overhead() -> Table:
@@ -256,7 +266,7 @@ def _bold(value: float, best: bool) -> str:
 TABLES = {
     "scoring on a GPU": scoring_on_gpu,
     "scoring of shapes": scoring_of_shapes,
-    "scoring on a CPU": scoring_on_cpu,
+    "int8 on a CPU": int8_on_cpu,
     "round overhead": round_overhead,
     "search steps": search_steps,
     "million steps": million_steps,

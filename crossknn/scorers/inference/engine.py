@@ -24,6 +24,7 @@ from crossknn.models.hub import portable_name
 from crossknn.scorers.base import RankMixin, check_pairs, check_scores, describe_pair
 from crossknn.scorers.inference.cuda_graphs import CudaGraphs
 from crossknn.scorers.inference.int8 import encoder_linears, quantize_linears
+from crossknn.scorers.inference.int8_ops import int8_ops
 from crossknn.scorers.inference.loading import Pretrained, check_half_precision, load_pretrained
 from crossknn.scorers.inference.ops import Layout
 from crossknn.scorers.inference.padding_free import make_varlen
@@ -57,7 +58,7 @@ Describe = Callable[[int], str]  # from a row to its pair, for error messages
 CHUNK_PAIRS = 16_384  # tokenized together; the device works on one chunk while the next is prepared
 VARLEN_CHUNK_PAIRS = 2_048  # the same where pairs need not be sorted by length,
 VARLEN_FIRST_CHUNK_PAIRS = 1_024  # with a smaller first chunk, so that the device starts sooner
-BATCH_TOKENS = {"cpu": 2_048, "int8": 512, "cuda": 131_072}  # measured; see benchmarks/scoring_speed.py
+BATCH_TOKENS = {"cpu": 2_048, "int8": 1_024, "cuda": 131_072}  # measured; see benchmarks/scoring_speed.py
 STORED_TOKENS = 50_000_000  # 200 MB of token ids
 
 
@@ -379,6 +380,8 @@ class ModelScorer(RankMixin):
         linears = varlen.linears if varlen else encoder_linears(model)
         forward = varlen.forward if varlen else lambda encoded: model(**encoded)
         quantize_linears(linears, forward, self._pretrained.tokenizer, max_length=self.truncation.max_length)
+        if varlen:
+            varlen.ops = int8_ops()
 
     def _own_settings(self) -> dict[str, Any]:
         """The arguments that only the subclass takes."""

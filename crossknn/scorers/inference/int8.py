@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
+from crossknn.scorers.inference.loading import check_half_precision
 
-ENGINE = "fbgemm"  # oneDNN, the other one, may use instructions that a virtual machine announces and forbids
-LINEAR_OP = "linear_with_input_q_dq_qweight_dq_output_fp32"  # float inputs and outputs, int8 between
+FBGEMM = "fbgemm"
+FBGEMM_LINEAR = "linear_with_input_q_dq_qweight_dq_output_fp32"  # float inputs and outputs, int8 between
 MIN_SCALE = 1e-6  # in place of a scale or a deviation of zero
 CALIBRATION_PAIRS = (
     ("how do rivers freeze", "Rivers freeze from the top down: ice is lighter than water, so it floats."),
@@ -58,8 +60,8 @@ def encoder_linears(model: Any) -> list[Any]:
 
 def check_int8(torch: Any) -> None:
     """Raise `InputError` for a processor without int8 products, or with 16-bit sums that overflow (older ones)."""
-    if ENGINE not in torch.backends.quantized.supported_engines or not hasattr(torch.ops.quantized, LINEAR_OP):
-        raise InputError(f"`dtype` 'int8' needs torch with {ENGINE}, for x86 processors. Use 'float32' instead.")
+    if product_class(torch) is None:
+        raise InputError(f"`dtype` 'int8' needs torch with {FBGEMM}, for x86 processors. Use 'float32' instead.")
     largest_sums = _nonnegative_linear(torch, torch.ones(16, 64), torch.zeros(16), 0.0)(torch.ones(1, 64))
     if not torch.allclose(largest_sums, torch.full((1, 16), 64.0), rtol=0.01):
         raise InputError("`dtype` 'int8' needs a processor with AVX-512 VNNI. Use 'float32' instead.")
@@ -76,13 +78,15 @@ def int8_linear(torch: Any, weight: Any, bias: Any, calibration: Any) -> Callabl
 
 def _nonnegative_linear(torch: Any, weight: Any, bias: Any, minimum: float) -> Callable[[Any], Any]:
     """For inputs with a lower bound, as after an activation: all 256 levels lie above it."""
-    packed = _pack(torch, weight)
+    product = product_class(torch)(torch, weight)
     shifted_bias = bias + minimum * weight.sum(1)
 
     def forward(inputs: Any) -> Any:
-        scale = (inputs.amax(-1, keepdim=True) - minimum).clamp_(min=MIN_SCALE)
-        shifted = torch.addcmul(-minimum / scale, inputs, 1 / scale)
-        return _multiply(torch, shifted, scale, packed, shifted_bias, levels=255, zero_point=0)
+        step = (inputs.amax(-1, keepdim=True) - minimum).div_(255).clamp_(min=MIN_SCALE)
+        per_step = step.reciprocal()
+        levels = (inputs * per_step).sub_(128 + minimum * per_step)  # `addcmul` is slow with two operands per token
+        products = product(levels.clamp_(min=-128), zero=-128)
+        return torch.addcmul(shifted_bias, products, step, out=products)
 
     return forward
 
@@ -92,37 +96,90 @@ def _symmetric_linear(torch: Any, weight: Any, bias: Any, calibration: Any) -> C
     deviation = calibration.std(0, correction=0).clamp(min=MIN_SCALE)
     size = weight.square().mean(0).sqrt().clamp(min=MIN_SCALE)
     center, factor = calibration.mean(0), torch.sqrt(size / deviation)
-    packed = _pack(torch, weight / factor)
+    product = product_class(torch)(torch, weight / factor)
     centered_bias = bias + weight @ center
     shift = -center * factor
 
     def forward(inputs: Any) -> Any:
         smoothed = torch.addcmul(shift, inputs, factor)
-        scale = torch.maximum(smoothed.amax(-1, keepdim=True), -smoothed.amin(-1, keepdim=True))
-        scale.clamp_(min=MIN_SCALE)
-        return _multiply(torch, smoothed.div_(scale), scale, packed, centered_bias, levels=127, zero_point=128)
+        largest = torch.maximum(smoothed.amax(-1, keepdim=True), -smoothed.amin(-1, keepdim=True))
+        step = largest.div_(127).clamp_(min=MIN_SCALE)
+        products = product(smoothed.mul_(step.reciprocal()), zero=0)
+        return torch.addcmul(centered_bias, products, step, out=products)
 
     return forward
 
 
-def _multiply(torch: Any, inputs: Any, scale: Any, packed: Any, bias: Any, *, levels: int, zero_point: int) -> Any:
-    """(…, outputs) of inputs between -1 and 1, quantized with a step of 1 / `levels`."""
-    products = getattr(torch.ops.quantized, LINEAR_OP)(inputs, 1 / levels, zero_point, packed)
-    return torch.addcmul(bias, products, scale, out=products)
+class OneDnnProduct:
+    """Products with a weight in int8 by oneDNN."""
+
+    def __init__(self, torch: Any, weight: Any) -> None:
+        self._torch = torch
+        scales = _weight_scales(weight)
+        levels = (weight / scales[:, None]).round_().to(torch.int8)
+        zero_points = torch.zeros(len(weight), dtype=torch.int64)
+        self._weight = (torch.ops.onednn.qlinear_prepack(levels, None), scales, zero_points)
+
+    def __call__(self, levels: Any, *, zero: int) -> Any:
+        """(…, outputs) of `levels - zero`; levels are between -128 and 127, and overwritten."""
+        torch = self._torch
+        # torch converts floats to int8 five times as fast as to uint8, and oneDNN is fast for uint8 only.
+        unsigned = levels.round_().to(torch.int8).view(torch.uint8).bitwise_xor_(128)  # adds 128
+        output = (1.0, 0, torch.float32)  # scale and zero point are for int8 outputs
+        multiply = torch.ops.onednn.qlinear_pointwise
+        return multiply(
+            unsigned, 1.0, zero + 128, *self._weight, None, *output, "none", [], ""
+        )  # no bias or activation
 
 
-def _pack(torch: Any, weight: Any) -> Any:
-    scales = (weight.abs().amax(1) / 127).clamp(min=MIN_SCALE).double()
-    zero_points = torch.zeros(len(scales), dtype=torch.int64)
-    engine = torch.backends.quantized.engine
-    torch.backends.quantized.engine = ENGINE
+class FbgemmProduct:
+    """The same by FBGEMM, for processors that announce instructions which oneDNN uses and they forbid."""
+
+    def __init__(self, torch: Any, weight: Any) -> None:
+        self._multiply = getattr(torch.ops.quantized, FBGEMM_LINEAR)
+        zero_points = torch.zeros(len(weight), dtype=torch.int64)
+        engine = torch.backends.quantized.engine
+        torch.backends.quantized.engine = FBGEMM
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch plans to replace its quantized tensors
+                scales = _weight_scales(weight).double()
+                quantized = torch.quantize_per_channel(weight, scales, zero_points, axis=0, dtype=torch.qint8)
+                self._packed = torch.ops.quantized.linear_prepack(quantized, None)
+        finally:
+            torch.backends.quantized.engine = engine
+
+    def __call__(self, levels: Any, *, zero: int) -> Any:
+        """(…, outputs) of `levels - zero`; levels are between -128 and 127, and overwritten."""
+        return self._multiply(levels.sub_(zero), 1.0, zero + 128, self._packed)
+
+
+@cache
+def product_class(torch: Any) -> Any:
+    """The class that multiplies in int8 here; None without one."""
+    if hasattr(torch.ops.onednn, "qlinear_pointwise") and onednn_runs(torch):
+        return OneDnnProduct
+    if FBGEMM in torch.backends.quantized.supported_engines and hasattr(torch.ops.quantized, FBGEMM_LINEAR):
+        return FbgemmProduct
+    return None
+
+
+@cache
+def onednn_runs(torch: Any) -> bool:
+    """Whether oneDNN's products in int8 and bfloat16 run here: a virtual machine may announce AMX and forbid it."""
+    if "onednn" not in torch.backends.quantized.supported_engines:
+        return False
+    if not getattr(torch.cpu, "_is_amx_tile_supported", lambda: True)():
+        return True
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch plans to replace its quantized tensors
-            quantized = torch.quantize_per_channel(weight, scales, zero_points, axis=0, dtype=torch.qint8)
-            return torch.ops.quantized.linear_prepack(quantized, None)
-    finally:
-        torch.backends.quantized.engine = engine
+        check_half_precision("bfloat16")
+    except InputError:
+        return False
+    return True
+
+
+def _weight_scales(weight: Any) -> Any:
+    return (weight.abs().amax(1) / 127).clamp(min=MIN_SCALE)
 
 
 def _encode_calibration_pairs(tokenizer: Any, max_length: int) -> list[Any]:
