@@ -339,6 +339,8 @@ class ModelScorer(RankMixin):
             if len(rows) == 1:
                 raise ScorerError(f"The device has too little memory for {describe(int(rows[0]))}.") from error
         # Outside the handler, whose traceback would hold the failed pass's memory.
+        if self._varlen is not None:
+            self._varlen.clear()
         self._torch.cuda.empty_cache()
         self.batch_tokens = max(1, min(self.batch_tokens, batch.tokens) // 2)
         logger.warning("A batch did not fit in the device's memory; batch_tokens is now %d.", self.batch_tokens)

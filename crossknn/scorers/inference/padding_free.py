@@ -103,3 +103,4 @@ def _check_shared_queries(torch: Any, varlen: VarlenModel, rows: list[Any], tole
     expected = varlen.run(join_pairs(varlen.template, batch))
     found = _attempt(lambda: varlen.logits(batch))
     varlen.shares_queries = found is not None and _close(torch, found, expected, tolerance)
+    varlen.clear()

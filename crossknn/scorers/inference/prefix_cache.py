@@ -40,6 +40,12 @@ class PrefixCache:
                     self._states.move_to_end(key)
             return [self._states.get(key) for key in keys]
 
+    def clear(self) -> None:
+        """Free all states."""
+        with self._lock:
+            self._states.clear()
+            self.tokens = 0
+
     def insert(self, key: bytes, states: Any) -> None:
         """Keep (layers, 2, tokens, key heads, head dim) states, which may evict others."""
         with self._lock:
@@ -52,8 +58,8 @@ class PrefixCache:
 
 def find_prefixes(
     cache: PrefixCache, template: PairTemplate, queries: Ragged, compute: Callable[[list[Tokens]], Any]
-) -> SharedPrefixes:
-    """The prefixes of pairs with these queries.
+) -> SharedPrefixes | None:
+    """The prefixes of pairs with these queries; None where more than half of the pairs would need a new one.
 
     Args:
         cache: Where prefixes are kept.
@@ -68,6 +74,8 @@ def find_prefixes(
     keys = [part.tobytes() for part in tokens]
     states = cache.get(keys)
     missing = [at for at, found in enumerate(states) if found is None]
+    if 2 * len(missing) > len(of_pair):
+        return None
     if missing:
         computed = compute([tokens[at] for at in missing])
         parts = computed.split([len(tokens[at]) for at in missing], 2)

@@ -31,7 +31,8 @@ from crossknn.scorers.inference.varlen import (
 )
 
 Prefixes = Sequence[Prefix | None]  # of each layer
-PREFIX_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}  # of kept keys and values at most
+PREFIX_BYTES = 256 * 2**20  # of kept keys and values on a CPU; on a GPU
+PREFIX_SHARE = 1 / 20  # of its memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,7 @@ class PreNormModel(VarlenModel):
         later = [block.attention_norm for block in self._blocks[1:] if block.attention_norm is not None]
         self._next_norms = [*later, _norm(base.final_norm if hasattr(base, "final_norm") else base.norm)]
         self._single_row = head.token is not None and self._blocks[-1].mask.window is None
-        block = self._blocks[0]
-        per_token = 2 * len(self._blocks) * block.key_heads * block.head_dim * block.project.weight.element_size()
-        device = block.project.weight.device.type
-        self._prefixes = PrefixCache(max_tokens=PREFIX_BYTES.get(device, PREFIX_BYTES["cpu"]) // per_token)
+        self._prefixes = PrefixCache(max_tokens=prefix_tokens(self._blocks))
         self.shares_queries = (
             all(one.mask.causal and one.mask.window is None for one in self._blocks)
             and head.token == "lasttoken"  # noqa: S105
@@ -93,6 +91,8 @@ class PreNormModel(VarlenModel):
         if not self.shares_queries or not rest.all():
             return super().logits(batch)
         prefixes = self._look_up(batch)
+        if prefixes is None:
+            return super().logits(batch)
         nothing = np.zeros_like(rest)
         bounds = np.stack([nothing, nothing, batch.spans.items.starts, batch.spans.items.lengths])
         items_only = replace(self.template, prefix=(), middle=())
@@ -116,7 +116,10 @@ class PreNormModel(VarlenModel):
         self._run(pairs, [None] * len(self._blocks), kept)
         return import_extra("torch", extra="models").stack(kept)
 
-    def _look_up(self, batch: VarlenBatch) -> SharedPrefixes:
+    def clear(self) -> None:
+        self._prefixes.clear()
+
+    def _look_up(self, batch: VarlenBatch) -> SharedPrefixes | None:
         """The keys and values of what comes before the items; those that are not kept are computed."""
 
         def compute(rows: list[Any]) -> Any:
@@ -200,6 +203,17 @@ def read_block(layer: Any, config: Any, at: int) -> Block:
         mask=mask,
         rotary=tuple(rotary),
     )
+
+
+def prefix_tokens(blocks: Sequence[Block]) -> int:
+    """Tokens whose keys and values are kept at most."""
+    weight = blocks[0].project.weight
+    limit = PREFIX_BYTES
+    if weight.device.type == "cuda":
+        memory = import_extra("torch", extra="models").cuda.get_device_properties(weight.device).total_memory
+        limit = int(PREFIX_SHARE * memory)
+    per_token = sum(2 * block.key_heads * block.head_dim for block in blocks) * int(weight.element_size())
+    return limit // per_token
 
 
 def embedding_scales(base: Any) -> list[float]:

@@ -110,6 +110,9 @@ class VarlenModel:
         """The linear layers in use, except the head's."""
         raise NotImplementedError
 
+    def clear(self) -> None:
+        """Free what is kept for later batches."""
+
     def restore(self) -> None:
         """Undo what was changed in the original model, which is to run by itself again."""
 

@@ -94,13 +94,22 @@ def test_decoders_run_padding_free_and_share_queries(decoder_folder: Path) -> No
 def test_what_is_kept_of_queries_is_bounded(tmp_path: Path) -> None:
     scorer = CrossEncoder(save_decoder(tmp_path, "qwen3"), device="cpu")
     queries, items = tiny.pairs(count=20, max_words=12)
+    queries = [queries[at // 4] for at in range(20)]
     expected = scorer.score(queries, items)
     cache = scorer._varlen._prefixes
     kept, cache._max_tokens = cache.tokens, 100
-    np.testing.assert_allclose(scorer.score(queries[:3], items[:3]), expected[:3], atol=1e-5)
-    scorer.score([tiny.words(1, 9)], [tiny.words(2, 9)])
+    np.testing.assert_allclose(scorer.score(queries[:8], items[:8]), expected[:8], atol=1e-5)
+    scorer.score([tiny.words(1, 9)] * 2, [tiny.words(2, 9), tiny.words(3, 9)])
     assert 0 < cache.tokens <= 100 < kept
     np.testing.assert_allclose(scorer.score(queries, items), expected, atol=1e-5)
+
+
+def test_queries_with_one_pair_each_are_not_kept(tmp_path: Path) -> None:
+    folder = save_decoder(tmp_path, "qwen3")
+    scorer = CrossEncoder(folder, device="cpu")
+    queries, items = tiny.pairs(count=12, max_words=12)
+    np.testing.assert_allclose(scorer.score(queries, items), prompt_logits(folder, scorer, queries, items), atol=1e-4)
+    assert scorer._varlen._prefixes.tokens == 0
 
 
 def test_a_layer_that_differs_is_noticed(bert_folder: Path) -> None:
