@@ -26,6 +26,7 @@ from crossknn.scorers.inference.cuda_graphs import CudaGraphs
 from crossknn.scorers.inference.int8 import encoder_linears, quantize_linears
 from crossknn.scorers.inference.int8_ops import int8_ops
 from crossknn.scorers.inference.loading import Pretrained, check_half_precision, load_pretrained
+from crossknn.scorers.inference.onednn import use_onednn
 from crossknn.scorers.inference.ops import Layout
 from crossknn.scorers.inference.padding_free import make_varlen
 from crossknn.scorers.inference.pairs import (
@@ -376,9 +377,11 @@ class ModelScorer(RankMixin):
             self._varlen = make_varlen(base, head, self.template)
         if self._varlen is not None and self._varlen.capturable:
             self._graphs = CudaGraphs(self._varlen, max_length=self.truncation.max_length)
+        model, varlen = self._pretrained.model, self._varlen
+        if varlen and self.device.type == "cpu" and self.dtype == "float32":
+            use_onednn(varlen.linears)
         if self.dtype != "int8":
             return
-        model, varlen = self._pretrained.model, self._varlen
         linears = varlen.linears if varlen else encoder_linears(model)
         forward = varlen.forward if varlen else lambda encoded: model(**encoded)
         quantize_linears(linears, forward, self._pretrained.tokenizer, max_length=self.truncation.max_length)
