@@ -46,7 +46,7 @@ from crossknn.scorers.inference.varlen import (
     VarlenBatch,
     VarlenHead,
     VarlenModel,
-    head_rows,
+    head_states,
 )
 from crossknn.scorers.inference.word_tokens import tokenize_by_words
 from crossknn.types import Rows, Scores
@@ -283,10 +283,10 @@ class ModelScorer(RankMixin):
         order = np.arange(len(lengths))
         if self.device.type != "cuda":
             order = np.lexsort((-lengths, spans.queries.starts)) if varlen.shares_queries else np.lexsort((-lengths,))
-        spans, lengths = spans.take(order), lengths[order]
         on_device = DeviceTokens(spans, self._to_device)
-        for rows in batches_in_order(lengths, self.batch_tokens):
-            yield order[rows], VarlenBatch(spans.take(np.arange(len(order))[rows]), lengths[rows], on_device)
+        for rows in batches_in_order(lengths[order], self.batch_tokens):
+            chosen = order[rows]
+            yield chosen, VarlenBatch(spans.take(chosen), lengths[chosen], on_device)
 
     def _check_vocabulary(self, spans: TokenSpans) -> None:
         """On a GPU an id without an embedding would end the process with a mere assertion."""
@@ -409,8 +409,7 @@ class ModelScorer(RankMixin):
             logits = self._pretrained.model(**batch.inputs).logits
         else:
             states, pairs = batch.join(self._base(**batch.inputs).last_hidden_state)
-            token = self._head.token
-            logits = self._head.logits(states if token is None else states[head_rows(pairs.layout, token)], pairs)
+            logits = self._head.logits(head_states(self._head, states, pairs.layout), pairs)
         return logits[:, self.label].float()
 
 

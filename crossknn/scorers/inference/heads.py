@@ -14,7 +14,7 @@ from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.scorers.inference.loading import Pretrained
 from crossknn.scorers.inference.model_folder import LANGUAGE_MODEL, ModelFolder, make_head
-from crossknn.scorers.inference.varlen import JoinedPairs, VarlenHead, head_rows, one_sequence_each
+from crossknn.scorers.inference.varlen import JoinedPairs, VarlenHead, head_states, one_sequence_each
 
 PROBE_TOKENS = (5, 3, 8, 2, 7, 4, 9, 6)
 
@@ -118,7 +118,7 @@ def _split_logits(torch: Any, model: Any, head: VarlenHead) -> Any:
         ids = _probe_ids(torch, model)
         states = model.base_model(input_ids=ids).last_hidden_state[0]
         pairs = one_sequence_each([ids[0]])
-        return head.logits(states if head.token is None else states[head_rows(pairs.layout, head.token)], pairs)
+        return head.logits(head_states(head, states, pairs.layout), pairs)
 
 
 def _token_head(torch: Any, model: Any, tokens: Sequence[int]) -> Head:

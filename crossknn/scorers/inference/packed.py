@@ -13,7 +13,7 @@ from typing import Any
 from crossknn._imports import import_extra
 from crossknn.scorers.inference.ops import Mask, Ops
 from crossknn.scorers.inference.pairs import PairTemplate
-from crossknn.scorers.inference.varlen import JoinedPairs, VarlenHead, VarlenModel, head_rows
+from crossknn.scorers.inference.varlen import JoinedPairs, VarlenHead, VarlenModel, head_states
 
 ATTENTION = "crossknn_varlen"  # its name in transformers
 _running = threading.local()  # the operations and the layout of the batch that this thread runs
@@ -48,7 +48,7 @@ class PackedModel(VarlenModel):
             inputs["token_type_ids"] = pairs.types[None]
         _running.ops, _running.layout = self.ops, pairs.layout
         states = self._base(**inputs).last_hidden_state[0]
-        return states if self.head.token is None else states[head_rows(pairs.layout, self.head.token)]
+        return head_states(self.head, states, pairs.layout)
 
 
 def _register() -> None:

@@ -20,7 +20,7 @@ from crossknn.scorers.inference.varlen import (
     VarlenBatch,
     VarlenHead,
     VarlenModel,
-    head_rows,
+    head_states,
     join_pairs,
     one_sequence_each,
 )
@@ -82,7 +82,7 @@ def _attempt(run: Callable[[], Any]) -> Any:
 def _expected_states(torch: Any, base: Any, head: VarlenHead, rows: list[Any]) -> Any:
     """The states that the head reads, of one sequence at a time."""
     states = torch.cat([base(input_ids=row[None]).last_hidden_state[0] for row in rows])
-    return states if head.token is None else states[head_rows(one_sequence_each(rows).layout, head.token)]
+    return head_states(head, states, one_sequence_each(rows).layout)
 
 
 def _close(torch: Any, found: Any, expected: Any, tolerance: float) -> bool:

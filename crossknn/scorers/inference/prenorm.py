@@ -26,6 +26,7 @@ from crossknn.scorers.inference.varlen import (
     VarlenModel,
     fuse_linears,
     head_rows,
+    head_states,
     join_tokens,
     one_sequence_each,
 )
@@ -150,9 +151,7 @@ class PreNormModel(VarlenModel):
             states, normed = ops.add_then_norm(states, block.attention_output(attended.flatten(1)), block.feed_norm)
             hidden = ops.gated(block.widen(normed), block.activation)
             states, normed = ops.add_then_norm(states, block.narrow(hidden), next_norm)
-        if self.head.token is None or self._single_row:
-            return normed
-        return normed[head_rows(layout, self.head.token)]
+        return normed if self._single_row else head_states(self.head, normed, layout)
 
     def _angles(self, states: Any, positions: Any) -> dict[tuple[str, ...], list[Any]]:
         """(tokens, head dim) cosine and sine of the rotary positions, for each kind of layer."""

@@ -127,6 +127,11 @@ def head_rows(layout: Layout, token: str) -> Any:
     return bounds[:-1] if token == "cls" else bounds[1:] - 1  # noqa: S105
 
 
+def head_states(head: VarlenHead, states: Any, layout: Layout) -> Any:
+    """Those of the states of all tokens that the head reads."""
+    return states if head.token is None else states[head_rows(layout, head.token)]
+
+
 def join_pairs(template: PairTemplate, batch: VarlenBatch) -> JoinedPairs:
     """The pairs, joined on the device as the template says."""
     spans, tokens = batch.spans, batch.on_device

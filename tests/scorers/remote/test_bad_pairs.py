@@ -6,7 +6,6 @@ import pytest
 import crossknn as ck
 from crossknn.errors import InputError, PartialScores, ScorerError
 from crossknn.scorers.base import describe_pair
-from crossknn.scorers.remote import client
 from crossknn.scorers.remote.request_run import MAX_FIRST_FAILURES
 from crossknn.scorers.remote.scorer import RemoteScorer
 from crossknn.testing import check_scorer
@@ -30,12 +29,6 @@ class PickyServer(RerankServer):
             scores = self.score(body["query"], body["texts"])
             return 200, [{"index": index, "score": score} for index, score in enumerate(scores)]
         return super().answer(body)
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(client, "INITIAL_BACKOFF", 0.01)
-    monkeypatch.delenv("CROSSKNN_API_KEY", raising=False)
 
 
 @pytest.fixture

@@ -5,19 +5,12 @@ import pickle
 import pytest
 
 from crossknn.errors import InputError, PartialScores, ScorerError
-from crossknn.scorers.remote import client
 from crossknn.scorers.remote.scorer import RemoteScorer
 from tests.scorers.remote.rerank_server import hang, refuse, respond, serving
 
 SCORES = [{"index": 0, "score": 1.0}, {"index": 1, "score": 2.0}]
 PAIRS = (["ice", "ice"], ["a" * 100, "雪" * 40])
 ESTIMATE = (3 + 100 + 3 + 120) // 2 + 2 * 16  # a token per two bytes, and 16 around each pair
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(client, "INITIAL_BACKOFF", 0.01)
-    monkeypatch.delenv("CROSSKNN_API_KEY", raising=False)
 
 
 @pytest.fixture

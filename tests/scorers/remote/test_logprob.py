@@ -13,7 +13,6 @@ import pytest
 import crossknn as ck
 from crossknn.errors import InputError, PartialScores, ScorerError
 from crossknn.scorers.inference.prompts import FAMILIES, family_prompt
-from crossknn.scorers.remote import client
 from crossknn.scorers.remote.logprob import LogprobScorer
 from crossknn.scorers.remote.request_run import MAX_FIRST_FAILURES
 from crossknn.testing import check_scorer
@@ -25,12 +24,6 @@ SERVERS = [(COMPLETIONS, "openai"), (COMPLETIONS, "llama.cpp"), (CHAT, "openai")
 TEMPLATE = "Q: {query}\nD: {item}\nRelevant:"
 QUERIES = ["ice", "ice", "bread {item}", "é 雪", "ice"] * 8
 ITEMS = [f"{'x' * number} {{query}} {number}" for number in range(40)]
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(client, "INITIAL_BACKOFF", 0.01)
-    monkeypatch.delenv("CROSSKNN_API_KEY", raising=False)
 
 
 @pytest.fixture(params=SERVERS, ids=["completions", "llama.cpp", "chat"])

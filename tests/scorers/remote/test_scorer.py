@@ -41,13 +41,6 @@ QUERIES = ["ice", "bread and butter", "é 雪"]
 ITEMS = [f"{'x' * number} {number}" for number in range(50)]
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(client, "INITIAL_BACKOFF", 0.01)
-    for name in ("CROSSKNN_API_KEY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def server():
     with serving() as one:
