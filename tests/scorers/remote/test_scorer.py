@@ -1,5 +1,6 @@
 """Remote scores equal the model's own, whatever fails on the way, and no call is paid for twice."""
 
+import gc
 import json
 import logging
 import multiprocessing
@@ -249,7 +250,10 @@ def test_a_forked_process_opens_its_own_connections(server):
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     child = context.Process(target=_score_in_child, args=(scorer, answers))
+    gc.collect()
+    gc.freeze()  # the child must not end what belongs to earlier tests: their threads are not in it
     child.start()
+    gc.unfreeze()
     found = answers.get(timeout=20)
     child.join(20)
     np.testing.assert_allclose(found, known(*every_pair()), rtol=1e-6)
