@@ -24,6 +24,7 @@ DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
 Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "int8"])
 EngineName = StrEnum("EngineName", ["local", "ray"])
+LongItemsName = StrEnum("LongItemsName", ["cut", "max"])
 ItemsArgument = Annotated[
     Path, Argument(metavar="CORPUS", help="Items: .jsonl, .csv, .tsv, .parquet, .txt, or a BEIR folder.")
 ]
@@ -100,6 +101,18 @@ class ScorerOptions:
         float | None, Option(min=0, help="Stop before a server costs more than this; needs a price.")
     ] = None
 
+    long_items: Annotated[
+        LongItemsName | None,
+        Option(help="cut: score the beginning of long items, the default. max: score windows and take the best."),
+    ] = None
+    max_item_chars: Annotated[
+        int | None,
+        Option(min=1, help="Characters of an item, or of a window, to send to a server. Default: all."),
+    ] = None
+    fallback_score: Annotated[
+        float | None, Option(help="Score of a pair that a server refuses. Default: an error that names the pair.")
+    ] = None
+
     def load_scorer(self, *, cache: Path | None = None, work_dir: Path | None = None) -> Scorer:
         """The cross-encoder, with its scores kept in `cache`.
 
@@ -110,12 +123,14 @@ class ScorerOptions:
 
         check_device(self.device)
         prompt = self._given("template", "instruction", "true_token", "false_token")
-        prices = self._given("price_per_1000", "price_per_million_tokens", "spend_limit")
+        requests = self._given(
+            "price_per_1000", "price_per_million_tokens", "spend_limit", "max_item_chars", "fallback_score"
+        )
         if is_url(self.scorer):
-            scorer = self._server_scorer(prompt, prices)
+            scorer = self._server_scorer(prompt, requests)
             cache = cache if work_dir is None else work_dir / "server-scores.db"
         else:
-            self._refuse(prices, f"applies to servers only, and {self.scorer} runs here. Leave it out.")
+            self._refuse(requests, f"applies to servers only, and {self.scorer} runs here. Leave it out.")
             scorer = self._local_scorer(prompt)
         return scorer if cache is None else Cached(scorer, cache)
 
@@ -123,20 +138,25 @@ class ScorerOptions:
         from crossknn.scorers.cross_encoder import CrossEncoder
         from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder, is_emb_cross_encoder
 
+        settings: dict[str, Any] = {"device": self.device, "dtype": str(self.dtype), **self._windows()}
         if prompt or not is_emb_cross_encoder(self.scorer):
-            return CrossEncoder(self.scorer, device=self.device, dtype=str(self.dtype), **prompt)
-        return EmbCrossEncoder(self.scorer, device=self.device, dtype=str(self.dtype))
+            return CrossEncoder(self.scorer, **settings, **prompt)
+        return EmbCrossEncoder(self.scorer, **settings)
 
-    def _server_scorer(self, prompt: dict[str, Any], prices: dict[str, Any]) -> Scorer:
+    def _server_scorer(self, prompt: dict[str, Any], requests: dict[str, Any]) -> Scorer:
         from crossknn.scorers.remote.logprob import LogprobScorer, is_completion_url
         from crossknn.scorers.remote.scorer import RemoteScorer
 
         if self.dtype is not Dtype.auto:
             raise InputError(f"--dtype {self.dtype} applies to local models only: a server chooses its own precision.")
+        requests |= self._windows()
         if is_completion_url(self.scorer):
-            return LogprobScorer(self.scorer, **prompt, **prices)
+            return LogprobScorer(self.scorer, **prompt, **requests)
         self._refuse(prompt, "applies to local models and completion servers only: a rerank server has its own prompt.")
-        return RemoteScorer(self.scorer, **prices)
+        return RemoteScorer(self.scorer, **requests)
+
+    def _windows(self) -> dict[str, str]:
+        return {} if self.long_items is None else {"long_items": str(self.long_items)}
 
     def _refuse(self, options: dict[str, Any], reason: str) -> None:
         if options:

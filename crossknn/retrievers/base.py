@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, Self
 import numpy as np
 
 from crossknn._checks import invalid
+from crossknn._threads import map_in_threads
 from crossknn.errors import InputError
 from crossknn.types import Mask, Proposal, Scores
-from crossknn.vectors.base import map_in_threads
 from crossknn.vectors.ranking import top_rows
 
 if TYPE_CHECKING:

@@ -1,11 +1,10 @@
-"""Base class of vector searches, and what works with any search: appended columns, candidates, threads, recall."""
+"""Base class of vector searches, and what works with any search: appended columns, candidates, recall."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +13,6 @@ from crossknn._checks import check_positive, invalid
 from crossknn.errors import InputError
 from crossknn.types import EMPTY_PROPOSAL, CandidateSearch, Mask, Proposal, Rows, Scores, Vectors, VectorSearch
 from crossknn.vectors.ranking import top_rows
-
-Argument = TypeVar("Argument")
-Result = TypeVar("Result")
 
 RowLists = Sequence[Rows]  # one array of rows per query
 Found = tuple[list[Proposal], list[Scores]]  # of each query: the best rows, and the inner products with its candidates
@@ -126,14 +122,6 @@ def candidate_products(items: VectorSearch, queries: Vectors, candidates: RowLis
         items.take(rows) @ query if len(rows) else EMPTY_PROPOSAL.estimates
         for rows, query in zip(candidates, queries, strict=True)
     ]
-
-
-def map_in_threads(function: Callable[[Argument], Result], values: Sequence[Argument], threads: int) -> list[Result]:
-    """`function` of each value, computed by at most this many threads."""
-    if min(threads, len(values)) < 2:
-        return [function(value) for value in values]
-    with ThreadPoolExecutor(min(threads, len(values))) as pool:
-        return list(pool.map(function, values))
 
 
 def recall_against_exact(

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from crossknn._checks import check_choice, check_number, check_seed
 from crossknn._imports import import_extra
+from crossknn._threads import map_in_threads
 from crossknn.errors import InputError
 from crossknn.storage.atomic import temporary_path
 from crossknn.types import EMPTY_PROPOSAL, Mask, Progress, Proposal, Rows, Scores, Vectors
-from crossknn.vectors.base import BaseSearch, Found, RowLists, map_in_threads
+from crossknn.vectors.base import BaseSearch, Found, RowLists
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.ranking import order_rows
 

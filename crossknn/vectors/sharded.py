@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._checks import check_positive
+from crossknn._threads import map_in_threads
 from crossknn.engines.ray import RayEngine, first_line
 from crossknn.errors import EngineError, InputError
 from crossknn.types import AugmentableSearch, Mask, Proposal, Rows, Scores, Vectors, VectorSearch
-from crossknn.vectors.base import AugmentedSearch, BaseSearch, Found, RowLists, map_in_threads, search_with_candidates
+from crossknn.vectors.base import AugmentedSearch, BaseSearch, Found, RowLists, search_with_candidates
 from crossknn.vectors.exact import BLOCK_ROWS, ExactSearch
 from crossknn.vectors.ranking import order_rows
 

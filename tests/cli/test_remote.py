@@ -118,6 +118,26 @@ def test_a_spend_limit_holds_in_a_command(server, key, monkeypatch, capsys):
     assert "--price-per-1000 applies to servers only, and embedded runs here" in message
 
 
+def test_long_items_and_refused_pairs_are_handled_as_the_options_say(server, key, monkeypatch, capsys):
+    command = ["score", "ice", "snow and water", "--scorer", server.url]
+    invoke(*command, "--max-item-chars", 4)
+    assert server.bodies[-1]["documents"] == ["snow"]
+    invoke(*command, "--max-item-chars", 8, "--long-items", "max")
+    assert server.bodies[-1]["documents"] == ["snow and", " and wat", "nd water"]
+    code, message = fail(monkeypatch, capsys, *command, "--long-items", "max")
+    assert code == 2
+    assert "--long-items 'max' needs --max-item-chars" in message
+    server.faults = [refuse(422), refuse(422)]  # of both items, then of one of them
+    found = as_json(invoke(*command, "lake", "--fallback-score", -9.5, "--json"))
+    assert sorted(line["score"] == -9.5 for line in found) == [False, True]
+    local = ["score", "ice", "snow", "--scorer", "embedded"]
+    invoke(*local, "--long-items", "max")
+    for option in (["--max-item-chars", 9], ["--fallback-score", 1]):
+        code, message = fail(monkeypatch, capsys, *local, *option)
+        assert code == 2
+        assert f"{option[0]} applies to servers only" in message
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_language_model_is_a_judge_with_a_prompt(path, monkeypatch, capsys):
     with running(CompletionServer(path)) as judge:

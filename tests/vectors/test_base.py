@@ -7,7 +7,7 @@ import torch
 from crossknn.errors import InputError
 from crossknn.testing import check_vector_search
 from crossknn.types import CandidateSearch, Proposal, VectorSearch
-from crossknn.vectors.base import AugmentedSearch, map_in_threads, recall_against_exact, search_with_candidates
+from crossknn.vectors.base import AugmentedSearch, recall_against_exact, search_with_candidates
 from crossknn.vectors.device import HostSearchAdapter, as_device_search
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.ranking import top_rows
@@ -104,9 +104,3 @@ def test_recall():
     assert recall_against_exact(exact, exact, query, 2).tolist() == [1.0]
     with pytest.raises(InputError, match="`n` must be a positive integer"):
         recall_against_exact(exact, exact, query, 0)
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_map_in_threads_keeps_the_order(threads):
-    assert map_in_threads(lambda value: value * 2, range(20), threads) == list(range(0, 40, 2))
-    assert map_in_threads(str, [], threads) == []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
-from itertools import count, pairwise
+from itertools import count
 from threading import Lock
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
@@ -57,8 +57,8 @@ Work = TypeVar("Work")
 Describe = Callable[[int], str]  # from a row to its pair, for error messages
 
 CHUNK_PAIRS = 16_384  # tokenized together; the device works on one chunk while the next is prepared
-VARLEN_CHUNK_PAIRS = 2_048  # the same where pairs need not be sorted by length,
-VARLEN_FIRST_CHUNK_PAIRS = 1_024  # with a smaller first chunk, so that the device starts sooner
+VARLEN_CHUNK_PAIRS = 2_048  # the same where pairs need not be sorted by length;
+VARLEN_FIRST_CHUNK_PAIRS = 256  # chunks grow from this, so that the device starts sooner
 BATCH_TOKENS = {"cpu": 2_048, "int8": 1_024, "cuda": 131_072}  # measured; see benchmarks/scoring_speed.py
 STORED_TOKENS = 50_000_000  # 200 MB of token ids
 
@@ -236,10 +236,13 @@ class ModelScorer(RankMixin):
 
     def _chunks(self, pairs: int) -> Iterator[slice]:
         """The pairs that are prepared together."""
-        first, others = CHUNK_PAIRS, CHUNK_PAIRS
+        first, largest = CHUNK_PAIRS, CHUNK_PAIRS
         if self._varlen is not None and self.device.type == "cuda":
-            first, others = VARLEN_FIRST_CHUNK_PAIRS, VARLEN_CHUNK_PAIRS
-        return (slice(*bounds) for bounds in pairwise([0, *range(first, pairs, others), pairs]))
+            first, largest = VARLEN_FIRST_CHUNK_PAIRS, VARLEN_CHUNK_PAIRS
+        start, size = 0, first
+        while start < pairs:
+            yield slice(start, min(start + size, pairs))
+            start, size = start + size, min(2 * size, largest)
 
     def _submit(self, texts: TextPairs) -> Callable[[], Scores]:
         """Run the pairs on the device; the returned function waits for their scores."""
@@ -429,6 +432,8 @@ def _distinct(texts: Sequence[str], name: str) -> tuple[list[str], Rows]:
 
 def _look_up(store: TokenStore, texts: list[str], rows: Rows) -> Ragged:
     """The tokens of `texts[rows[i]]`, each text of which is looked up once."""
+    if len(texts) <= len(rows):  # most of them are used, or all
+        return store.lookup(texts).take(rows)
     used, inverse = np.unique(rows, return_inverse=True)
     return store.lookup([texts[row] for row in used]).take(inverse)
 

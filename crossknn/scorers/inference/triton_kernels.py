@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+GATE_ELEMENTS = 2048  # of one program
+
 
 def embed_norm(ids: Any, types: Any, positions: Any, embeddings: Any) -> Any:
     """(tokens, dim) LayerNorm of the sum of token, type and position embeddings."""
@@ -53,8 +55,12 @@ def gated_activation(states: Any, activation: str) -> Any:
     """(rows, dim) `activation(first half) * second half` of (rows, 2 dim) states: "silu", "gelu" or "gelu_tanh"."""
     rows, dim = states.shape[0], states.shape[1] // 2
     out = torch.empty(rows, dim, dtype=states.dtype, device=states.device)
-    block = next(block for block in (1024, 512, 256) if block == 256 or -dim % block <= dim // 8)  # little is padded
-    _gate[(rows, triton.cdiv(dim, block))](states, out, dim, block=block, kind=activation, num_warps=block // 256)
+    run = next(run for run in (8, 4, 2, 1) if dim % run == 0)  # adjacent elements of one row
+    runs = rows * dim // run
+    block = GATE_ELEMENTS // run
+    _gate[(triton.cdiv(runs, block),)](
+        states, out, runs, runs_per_row=dim // run, run=run, block=block, kind=activation, num_warps=4
+    )
     return out
 
 
@@ -145,15 +151,21 @@ def _rotate(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _gate(states, out, dim, block: tl.constexpr, kind: tl.constexpr):  # type: ignore[no-untyped-def]
-    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * block + tl.arange(0, block)
-    inside = column < dim
-    x = tl.load(states + row * 2 * dim + column, inside, other=0.0).to(tl.float32)
-    gate = tl.load(states + row * 2 * dim + dim + column, inside, other=0.0).to(tl.float32)
+def _gate(  # type: ignore[no-untyped-def]
+    states, out, runs, runs_per_row: tl.constexpr, run: tl.constexpr, block: tl.constexpr, kind: tl.constexpr
+):
+    """A block of short runs of elements, so that rows of any size leave no thread idle."""
+    number = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = (number < runs)[:, None]
+    row, place = number // runs_per_row, number % runs_per_row
+    element = tl.arange(0, run)[None, :]
+    at = states + ((2 * row * runs_per_row + place) * run)[:, None] + element
+    x = tl.load(at, inside, other=0.0).to(tl.float32)
+    gate = tl.load(at + runs_per_row * run, inside, other=0.0).to(tl.float32)
     if kind == "silu":
         activated = x * tl.sigmoid(x)
     elif kind == "gelu":
         activated = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
     else:
         activated = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-    tl.store(out + row * dim + column, (activated * gate).to(out.dtype.element_ty), inside)
+    tl.store(out + (number * run)[:, None] + element, (activated * gate).to(out.dtype.element_ty), inside)

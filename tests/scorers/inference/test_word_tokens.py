@@ -1,6 +1,7 @@
 """The tokens of texts are those of their words, for every tokenizer that splits at spaces."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -35,7 +36,8 @@ def test_tokens_are_those_of_the_tokenizer(name):
     rng = random.Random(3)
     texts = ["".join(rng.choices(ALPHABET, k=rng.randint(0, 40))) for _ in range(3000)]
     texts += [*tiny.SENTENCES, "a [SEP] b", "x <|im_end|> y", "<mask> z", "word " * 50_000, "x" * 500, ""]
-    for chunk in (texts[:7], texts, texts[::-1], [""], []):
+    few = [texts[first : first + 7] for first in range(0, len(texts), 7)]
+    for chunk in (texts, texts[::-1], *few, [""], []):
         for text, found, expected in zip(chunk, by_words(chunk), whole(chunk), strict=True):
             assert np.array_equal(found, expected), text[:80]
 
@@ -51,6 +53,35 @@ def test_words_are_tokenized_once():
     by_words(["rivers freeze", "freeze rivers rivers"])
     by_words(["rivers"])
     assert sorted(calls) == ["freeze", "rivers"]
+
+
+def test_punctuation_is_apart_where_the_tokenizer_splits_there():
+    calls, made = [], backend("bert")
+    whole = fast_tokenize(made)
+
+    def tokenize(texts):
+        calls.extend(texts)
+        return whole(texts)
+
+    by_words = tokenize_by_words(made, tokenize)
+    calls.clear()
+    texts = ["lakes, (lakes)", "lakes\nthaw."]
+    for found, expected in zip(by_words(texts), whole(texts), strict=True):
+        assert np.array_equal(found, expected)
+    assert sorted(set(calls) - set(",().")) == ["lakes", "thaw"]
+
+
+def test_threads_find_the_same_tokens():
+    made = backend("bert")
+    whole = fast_tokenize(made)
+    by_words = tokenize_by_words(made, whole)
+    rng = random.Random(5)
+    texts = [" ".join(f"w{rng.randrange(40_000)}" for _ in range(150)) for _ in range(600)]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(by_words, [texts[first:] + texts[:first] for first in (0, 150, 300, 450)]))
+    for first, found in zip((0, 150, 300, 450), results, strict=True):
+        for one, other in zip(found, whole(texts[first:] + texts[:first]), strict=True):
+            assert np.array_equal(one, other)
 
 
 def test_many_words_and_a_full_table(monkeypatch):
