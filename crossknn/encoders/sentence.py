@@ -93,6 +93,21 @@ class SentenceEncoder:
         return partial(type(self), name, dtype=self._dtype, max_tokens=self.max_tokens, **self._settings), ()
 
     @property
+    def model(self) -> Any:
+        """The `SentenceTransformer`."""
+        return self._model
+
+    def copy(self, *, device: str | None, dtype: str) -> Self:
+        """The same model, loaded again, elsewhere or in another precision."""
+        settings = {**self._settings, "device": device or "cpu", "dtype": dtype, "max_tokens": self.max_tokens}
+        return type(self)(self.folder, **settings)
+
+    def prompt(self, side: str) -> str | None:
+        """What is put before the texts of a side, "query" or "document"."""
+        own: str | None = self._model.prompts.get(side, self._model.prompts.get(self._model.default_prompt_name))
+        return own if self._prompts[side] is None else self._prompts[side]
+
+    @property
     def _dtype(self) -> str:
         return str(next(self._model.parameters()).dtype).removeprefix("torch.")
 

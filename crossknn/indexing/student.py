@@ -85,16 +85,8 @@ class Student(Checkpointed):
     def __init__(self, encoder: SentenceEncoder, *, device: str | None, texts_at_once: int | None) -> None:
         self._torch = import_extra("torch", extra="models")
         self._checkpointed = import_extra("torch.utils.checkpoint", extra="models").checkpoint
-        self._encoder = SentenceEncoder(
-            encoder.folder,
-            device=device or "cpu",
-            dtype="float32",
-            normalize=encoder.normalize,
-            query_prompt=encoder._prompts[QUERY],
-            item_prompt=encoder._prompts[ITEM],
-            max_tokens=encoder.max_tokens,
-        )
-        self._model = self._encoder._model
+        self._encoder = encoder.copy(device=device, dtype="float32")
+        self._model = self._encoder.model
         given_prompts = {side: prompt for side, prompt in encoder._prompts.items() if prompt is not None}
         self._model.prompts = {**self._model.prompts, **given_prompts}
         self.device = self._model.device

@@ -8,10 +8,12 @@ prenorm.py.)
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from crossknn._imports import import_extra
-from crossknn.scorers.inference.ops import Mask, Ops
+from crossknn.scorers.inference.ops import Layout, Mask, Ops
 from crossknn.scorers.inference.pairs import PairTemplate
 from crossknn.scorers.inference.varlen import JoinedPairs, VarlenHead, VarlenModel, head_states
 
@@ -26,13 +28,12 @@ class PackedModel(VarlenModel):
         self, base: Any, head: VarlenHead, template: PairTemplate, ops: Ops, *, first_position: int = 0
     ) -> None:
         super().__init__(head, template, ops)
-        if not getattr(base, "_supports_attention_backend", False):
+        restore = replace_attention(base)
+        if restore is None:
             raise ValueError("attention that cannot be replaced")
         self._base = base
         self._first_position = first_position
-        self._usual_attention = base.config._attn_implementation
-        _register()
-        base.set_attn_implementation(ATTENTION)
+        self._restore = restore
 
     @property
     def linears(self) -> list[Any]:
@@ -40,22 +41,31 @@ class PackedModel(VarlenModel):
         return [module for module in self._base.modules() if isinstance(module, linear)]
 
     def restore(self) -> None:
-        self._base.set_attn_implementation(self._usual_attention)
+        self._restore()
 
     def encode(self, pairs: JoinedPairs) -> Any:
-        inputs = {"input_ids": pairs.ids[None], "position_ids": pairs.positions[None] + self._first_position}
-        if self.template.first_type is not None:
-            inputs["token_type_ids"] = pairs.types[None]
-        _running.ops, _running.layout = self.ops, pairs.layout
-        states = self._base(**inputs).last_hidden_state[0]
+        types = {} if self.template.first_type is None else {"token_type_ids": pairs.types[None]}
+        positions = pairs.positions + self._first_position
+        states = run_packed(self._base, self.ops, pairs.ids, positions, pairs.layout, **types)
         return head_states(self.head, states, pairs.layout)
 
 
-def _register() -> None:
-    """Make the attention known to transformers; it needs no mask."""
+def replace_attention(base: Any) -> Callable[[], None] | None:
+    """Prepare a model for `run_packed`; the returned function undoes it. None if its attention cannot be replaced."""
+    if not getattr(base, "_supports_attention_backend", False):
+        return None
     transformers = import_extra("transformers", extra="models")
     transformers.AttentionInterface.register(ATTENTION, _attend)
-    transformers.AttentionMaskInterface.register(ATTENTION, lambda *_, **__: None)
+    transformers.AttentionMaskInterface.register(ATTENTION, lambda *_, **__: None)  # it needs no mask
+    usual = base.config._attn_implementation
+    base.set_attn_implementation(ATTENTION)
+    return partial(base.set_attn_implementation, usual)
+
+
+def run_packed(base: Any, ops: Ops, ids: Any, positions: Any, layout: Layout, **inputs: Any) -> Any:
+    """(tokens, dim) the states of concatenated sequences."""
+    _running.ops, _running.layout = ops, layout
+    return base(input_ids=ids[None], position_ids=positions[None], **inputs).last_hidden_state[0]
 
 
 def _attend(

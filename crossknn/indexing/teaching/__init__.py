@@ -1,0 +1,1 @@
+"""Teaching: knowledge distillation of the cross-encoder into the dual encoder, on lists of scored items."""

@@ -1,0 +1,445 @@
+"""Teaching of a dual encoder by the cross-encoder: mine lists, score them, train, mine again, and check the result."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crossknn._checks import check_number, check_positive, check_seed, invalid
+from crossknn._imports import import_extra
+from crossknn.encoders.sentence import SentenceEncoder
+from crossknn.engines.local import LOCAL
+from crossknn.indexing.factorization.trainer import batches
+from crossknn.indexing.pair_scoring import CHUNK, open_score_log, score_pairs_into
+from crossknn.indexing.sampling import cut_queries
+from crossknn.indexing.score_matrix import Pairs, SparseScores
+from crossknn.indexing.teaching.lists import DEPTH, ScoredLists, choose_items
+from crossknn.indexing.teaching.losses import ListLoss
+from crossknn.indexing.teaching.student import ITEM, QUERY, Student
+from crossknn.indexing.teaching.trainer import Trainer
+from crossknn.items.items import Items
+from crossknn.storage.atomic import temporary_path
+from crossknn.storage.safetensors import read_arrays, write_arrays
+from crossknn.types import Engine, Progress, Scorer
+
+if TYPE_CHECKING:
+    pass
+
+logger = logging.getLogger(__name__)
+
+STEP: Final = "teaching"
+HELD_OUT_SHARE, MAX_HELD_OUT = 0.05, 200  # of the lists
+POOL_DEPTH, POOL_BEST = 50, 10  # of the check: items of each encoder that are pooled, and the best of them
+MINED_PRODUCTS: Final = 1 << 26  # inner products held at once
+START_SLOPE: Final = 8.0  # of standardized scores on inner products
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teaching:
+    """Settings of a teaching: knowledge distillation of the cross-encoder into the dual encoder.
+
+    Each list is a query with the items that the cross-encoder scored for it. Lists are mined with the encoder, and
+    again with the half-taught one. The encoder learns to give inner products that order a list as its scores do, and
+    vectors from which some scores of a list predict the others.
+
+    Args:
+        lists: Queries to train on. Pseudo-queries cut from the items make up for missing train queries.
+        items_per_list: Items that are scored for each query in each round.
+        rounds: How often lists are mined and scored; calls = `lists` × `items_per_list` × `rounds`.
+        epochs: Passes over the lists, over all rounds.
+        batch: Lists per step.
+        items_per_step: Items of each list in a step: its `best_items`, and others at random.
+        best_items: The best items of a list, which are part of every step.
+        learning_rate: The maximum, after a linear warm-up; then a cosine to zero.
+        temperature: Of the softmax of the scores, in units of their standard deviation within lists.
+        squared_error: The weight of the squared error, beside the cross-entropy.
+        evidence: The weight of the evidence of a Bayesian linear model.
+        time_limit: Seconds of training after which no further step is made. None is unlimited.
+        seed: Of everything random. On a CPU the same seed gives the same encoder.
+        device: Of torch; None is the CPU.
+    """
+
+    lists: int = 12_000
+    items_per_list: int = 96
+    rounds: int = 2
+    epochs: float = 6.0
+    batch: int = 48
+    items_per_step: int = 40
+    best_items: int = 8
+    learning_rate: float = 1.2e-4
+    temperature: float = 0.5
+    squared_error: float = 0.5
+    evidence: float = 1.0
+    time_limit: float | None = None
+    seed: int = 0
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lists", "items_per_list", "rounds", "batch", "items_per_step", "best_items"):
+            check_positive(name, getattr(self, name))
+        if self.items_per_list < 4:
+            raise invalid("items_per_list", "at least 4", self.items_per_list)
+        if self.items_per_step < 2:
+            raise invalid("items_per_step", "at least 2", self.items_per_step)
+        for name in ("epochs", "learning_rate", "temperature"):
+            check_number(name, getattr(self, name))
+        for name in ("squared_error", "evidence"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise invalid(name, "a nonnegative number", getattr(self, name))
+        if self.time_limit is not None:
+            check_number("time_limit", self.time_limit)
+        check_seed(self.seed)
+
+    @property
+    def calls(self) -> int:
+        """Calls of the scorer, at most."""
+        return self.lists * self.items_per_list * self.rounds + MAX_HELD_OUT * 2 * POOL_DEPTH
+
+
+@dataclass(frozen=True)
+class TeachReport:
+    """What a teaching did, and what it brought.
+
+    Attributes:
+        lists: Trained on.
+        pseudo_queries: Lists whose query was cut from an item.
+        calls: Scores that it used.
+        steps: Of training.
+        pairs: Query–item pairs that passed through the encoder in training.
+        seconds: Of each part, in this run.
+        held_out_lists: Not trained on.
+        recall_before: Share of the best 10 of held-out pools that the encoder finds among its own nearest 50. A pool is
+            the nearest 50 of the encoder before and after.
+        recall: The same after the teaching.
+        helped: Whether the taught encoder is used: it finds more than before.
+    """
+
+    lists: int
+    pseudo_queries: int
+    calls: int
+    steps: int
+    pairs: int
+    seconds: Mapping[str, float]
+    held_out_lists: int
+    recall_before: float | None
+    recall: float | None
+    helped: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON-compatible values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        return cls(**values)
+
+    def __str__(self) -> str:
+        kept = "" if self.helped else ": the encoder stays as it was"
+        recall = "nothing held out to check it"
+        if self.recall is not None and self.recall_before is not None:
+            recall = f"dense recall on held-out pools {self.recall_before:.1%} before, {self.recall:.1%} after{kept}"
+        return f"taught by {self.lists:,} lists, {self.calls:,} calls, {self.steps:,} steps; {recall}"
+
+
+@dataclass(frozen=True)
+class Taught:
+    """The result of a teaching.
+
+    Attributes:
+        encoder: The taught encoder, opened from its folder; the given one if teaching did not help.
+        entries: All scores, of `queries` × items.
+    """
+
+    encoder: SentenceEncoder
+    report: TeachReport
+    queries: list[str]
+    entries: SparseScores
+
+
+def teach(
+    items: Items,
+    folder: str | Path,
+    *,
+    scorer: Scorer,
+    encoder: SentenceEncoder,
+    queries: Sequence[str] = (),
+    settings: Teaching | None = None,
+    work_dir: str | Path | None = None,
+    chunk: int = CHUNK,
+    engine: Engine = LOCAL,
+    on_calls: Callable[[int], None] = lambda _: None,
+    progress: Progress | None = None,
+) -> Taught:
+    """Teach a copy of the encoder, and save it to `folder` if that helped.
+
+    With a `work_dir`, an interrupted teaching resumes from its last checkpoint, at most a minute back.
+    """
+    settings = settings or Teaching()
+    run = _Run(items, scorer, encoder, queries, settings, chunk, engine, on_calls, progress)
+    with _state_folder(None if work_dir is None else Path(work_dir), run.key) as state:
+        return run.teach(Path(folder), state, None if work_dir is None else Path(work_dir))
+
+
+@contextmanager
+def _state_folder(work_dir: Path | None, key: str) -> Iterator[Path]:
+    """A folder for checkpoints and lists: kept in the work folder, or temporary."""
+    if work_dir is None:
+        with TemporaryDirectory() as temporary:
+            yield Path(temporary)
+        return
+    folder = work_dir / f"teaching-{key}"
+    folder.mkdir(parents=True, exist_ok=True)
+    yield folder
+
+
+@dataclass(eq=False)
+class _Run:
+    """One teaching."""
+
+    items: Items
+    scorer: Scorer
+    encoder: SentenceEncoder
+    train_queries: Sequence[str]
+    settings: Teaching
+    chunk: int
+    engine: Engine
+    on_calls: Callable[[int], None]
+    progress: Progress | None
+
+    def __post_init__(self) -> None:
+        self._torch = import_extra("torch", extra="models")
+        self.seconds: dict[str, float] = {}
+
+    @property
+    def key(self) -> str:
+        """A hash of everything that determines the result."""
+        settings = {**asdict(self.settings), "time_limit": None}
+        parts = [self.items.fingerprint, self.scorer.fingerprint, self.encoder.fingerprint, json.dumps(settings)]
+        digest = blake2b(json.dumps(parts).encode(), digest_size=6)
+        for query in self.queries:
+            digest.update(query.encode("utf-8", "surrogatepass") + b"\0")
+        return digest.hexdigest()
+
+    @cached_property
+    def queries(self) -> list[str]:
+        """Train queries in random order, then pseudo-queries, as many as there are lists."""
+        rng = np.random.default_rng((self.settings.seed, 3))
+        distinct = list(dict.fromkeys(self.train_queries))
+        real = [distinct[at] for at in rng.permutation(len(distinct))[: self.settings.lists]]
+        missing = self.settings.lists - len(real)
+        cut = cut_queries(self.items, missing, seed=self.settings.seed) if missing else []
+        return list(dict.fromkeys([*real, *cut]))
+
+    @property
+    def real_queries(self) -> int:
+        return min(len(set(self.train_queries)), self.settings.lists)
+
+    def teach(self, folder: Path, state: Path, work_dir: Path | None) -> Taught:
+        """Run all rounds, and check what came of it."""
+        self._work_dir, settings = work_dir, self.settings
+        with self._timing("load"):
+            student = Student(self.encoder, device=settings.device)
+        with self._timing("tokenize"):
+            self._tokens = (student.tokenize(QUERY, self.queries), student.tokenize(ITEM, self.items.texts))
+        held_out = self._hold_out()
+        fitted = np.setdiff1d(np.arange(len(self.queries)), held_out)
+        steps = max(1, math.ceil(settings.epochs * len(fitted) / settings.batch))
+        with self._timing("mine"):
+            near_before = self._nearest(student, held_out, POOL_DEPTH)
+        entries = self._mine(student, fitted, None, state / "lists-1.safetensors")
+        lists = ScoredLists.of(entries)
+        loss = self._loss(student, lists)
+        checkpoint = state / "checkpoint.safetensors"
+        trainer = Trainer(student, loss, self._tokens, settings, total_steps=steps, checkpoint=checkpoint)
+        resumed = trainer.load()
+        for number in range(1, settings.rounds + 1):
+            until = round(steps * number / settings.rounds)
+            if number > 1:
+                entries = self._mine(student, fitted, entries, state / f"lists-{number}.safetensors")
+                lists = ScoredLists.of(entries)
+            with self._timing("train"):
+                trainer.run(lists, until, lambda step: self._report(step, steps))
+            if work_dir is not None and not (resumed and trainer.progress.step > until):
+                trainer.save()
+        self._report(steps, steps)
+        return self._finish(student, trainer, folder, held_out, near_before, entries)
+
+    def _finish(
+        self,
+        student: Student,
+        trainer: Trainer,
+        folder: Path,
+        held_out: NDArray[np.int64],
+        near_before: NDArray[np.int64],
+        entries: SparseScores,
+    ) -> Taught:
+        with self._timing("check"):
+            near = self._nearest(student, held_out, POOL_DEPTH)
+            recall = self._pooled_recall(held_out, near_before, near)
+        helped = recall is None or recall[1] > recall[0]
+        if helped:
+            with self._timing("save"):
+                student.save(folder)
+        encoder = SentenceEncoder(folder, device=self.settings.device, normalize=self.encoder.normalize)
+        report = TeachReport(
+            lists=len(self.queries) - len(held_out),
+            pseudo_queries=len(self.queries) - self.real_queries,
+            calls=len(entries),
+            steps=trainer.progress.step,
+            pairs=trainer.progress.pairs,
+            seconds=self.seconds,
+            held_out_lists=len(held_out),
+            recall_before=None if recall is None else recall[0],
+            recall=None if recall is None else recall[1],
+            helped=helped,
+        )
+        return Taught(encoder if helped else self.encoder, report, self.queries, entries)
+
+    def _hold_out(self) -> NDArray[np.int64]:
+        """Numbers of the held-out queries: real ones where there are enough."""
+        rng = np.random.default_rng((self.settings.seed, 4))
+        count = min(MAX_HELD_OUT, round(HELD_OUT_SHARE * len(self.queries)))
+        real = self.real_queries
+        source = real if real >= 4 * count else len(self.queries)
+        return np.sort(rng.permutation(source)[:count])
+
+    def _loss(self, student: Student, lists: ScoredLists) -> ListLoss:
+        settings = self.settings
+        return ListLoss(
+            student.device,
+            deviation=lists.deviation(),
+            slope=START_SLOPE,
+            temperature=settings.temperature,
+            squared_error=settings.squared_error,
+            evidence=settings.evidence,
+        )
+
+    def _mine(
+        self, student: Student, queries: NDArray[np.int64], known: SparseScores | None, path: Path
+    ) -> SparseScores:
+        """The known scores and those of new items, mined with the student as it is; kept in a file."""
+        if path.exists():
+            return self._read_entries(path)
+        with self._timing("mine"):
+            nearest = self._nearest(student, queries, DEPTH, known)
+        rng = np.random.default_rng((self.settings.seed, 5, 0 if known is None else len(known)))
+        chosen = choose_items(nearest, self.settings.items_per_list, n_items=len(self.items), rng=rng)
+        numbers = queries[chosen.queries].astype(np.int32)
+        entries = self._score(Pairs(numbers, chosen.rows, len(self.queries), len(self.items)))
+        if known is not None:
+            entries = _merge(known, entries)
+        self._write_entries(path, entries)
+        return entries
+
+    def _score(self, pairs: Pairs) -> SparseScores:
+        with self._timing("score"):
+            return score_pairs_into(
+                open_score_log(self._work_dir, self.scorer),
+                pairs,
+                self.queries,
+                self.items,
+                self.scorer,
+                chunk=self.chunk,
+                engine=self.engine,
+                on_calls=self.on_calls,
+                progress=self.progress,
+            )
+
+    def _nearest(
+        self, student: Student, queries: NDArray[np.int64], depth: int, known: SparseScores | None = None
+    ) -> NDArray[np.int64]:
+        """(queries, depth) the nearest items of each query that have no known score, nearest first."""
+        torch = self._torch
+        query_tokens, item_tokens = self._tokens
+        if not len(queries):
+            return np.empty((0, 0), np.int64)
+        items, vectors = student.encode_all(item_tokens), student.encode_all(query_tokens, queries)
+        depth = min(depth, len(items))
+        found = np.empty((len(queries), depth), np.int64)
+        for part in batches(len(queries), max(1, MINED_PRODUCTS // len(items))):
+            products = vectors[part] @ items.T
+            if known is not None:
+                places, rows = _places_of(known, queries[part], len(self.queries))
+                products[torch.from_numpy(places), torch.from_numpy(rows)] = -torch.inf
+            found[part] = products.topk(depth, dim=1).indices.cpu().numpy()
+        return found
+
+    def _pooled_recall(
+        self, queries: NDArray[np.int64], before: NDArray[np.int64], after: NDArray[np.int64]
+    ) -> tuple[float, float] | None:
+        """(before, after): of the best of each query's pool, the share that an encoder's nearest items hold."""
+        if not len(queries):
+            return None
+        near = np.concatenate([before, after], 1)
+        numbers = np.repeat(queries, near.shape[1])
+        keys = np.unique(numbers * len(self.items) + near.ravel())
+        numbers, rows = np.divmod(keys, len(self.items))
+        pool = self._score(Pairs(numbers.astype(np.int32), rows.astype(np.int32), len(self.queries), len(self.items)))
+        best = ScoredLists.of(pool, min_items=1)
+        shares: list[tuple[float, float]] = []
+        for rows_of_pool, one, other in zip(best.rows[:, :POOL_BEST], before, after, strict=True):
+            shares.append((float(np.isin(rows_of_pool, one).mean()), float(np.isin(rows_of_pool, other).mean())))
+        mean_before, mean_after = np.mean(shares, axis=0).tolist()
+        return mean_before, mean_after
+
+    def _read_entries(self, path: Path) -> SparseScores:
+        arrays = read_arrays(path)
+        queries, rows, scores = (np.array(arrays[name]) for name in ("queries", "rows", "scores"))
+        return SparseScores(Pairs(queries, rows, len(self.queries), len(self.items)), scores)
+
+    def _write_entries(self, path: Path, entries: SparseScores) -> None:
+        temporary = temporary_path(path)
+        arrays = {"queries": entries.pairs.queries, "rows": entries.pairs.rows, "scores": entries.scores}
+        try:
+            write_arrays(temporary, arrays)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _report(self, step: int, steps: int) -> None:
+        if self.progress is not None:
+            self.progress(STEP, step, steps)
+
+    @contextmanager
+    def _timing(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def _places_of(
+    known: SparseScores, queries: NDArray[np.int64], n_queries: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(places in `queries`, rows) of the known scores of these queries."""
+    place = np.full(n_queries, -1)
+    place[queries] = np.arange(len(queries))
+    places = place[known.pairs.queries]
+    return places[places >= 0], known.pairs.rows[places >= 0].astype(np.int64)
+
+
+def _merge(first: SparseScores, second: SparseScores) -> SparseScores:
+    """The entries of both; of a pair in both, the first score."""
+    keys = np.concatenate([first.pairs.keys(), second.pairs.keys()])
+    _, places = np.unique(keys, return_index=True)
+    joined = Pairs(
+        np.concatenate([first.pairs.queries, second.pairs.queries]),
+        np.concatenate([first.pairs.rows, second.pairs.rows]),
+        first.pairs.n_queries,
+        first.pairs.n_items,
+    )
+    return SparseScores(joined.take(places), np.concatenate([first.scores, second.scores])[places])

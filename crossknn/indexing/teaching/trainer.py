@@ -1,0 +1,211 @@
+"""Training loop of a teaching: steps over lists, learning-rate schedule, held-out loss, checkpoints on disk."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crossknn._imports import import_extra
+from crossknn.errors import InputError
+from crossknn.indexing.teaching.lists import ScoredLists
+from crossknn.indexing.teaching.losses import ListLoss
+from crossknn.indexing.teaching.student import Student, TextTokens
+from crossknn.models.batching import batches_in_order
+from crossknn.storage.atomic import temporary_path
+from crossknn.storage.safetensors import read_arrays, write_arrays
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from crossknn.indexing.teaching.teach import Teaching
+
+STEP_TOKENS: Final = {"cpu": 16_384, "cuda": 393_216}  # whose activations are in memory together
+CHECK_STEPS: Final = 20  # between looks at the clock and the loss, which wait for the device
+CHECKPOINT_SECONDS: Final = 45.0
+WARM_UP: Final = 0.06  # share of all steps
+MAX_NORM: Final = 1.0  # of the gradient
+WEIGHT_DECAY: Final = 0.01
+
+
+@dataclass
+class Progress:
+    """Where a training stands; saved with each checkpoint."""
+
+    step: int = 0
+    seconds: float = 0.0  # of training, over all runs
+    pairs: int = 0  # that passed through the encoder
+    losses: list[float] = field(default_factory=list)  # training loss, every `CHECK_STEPS` steps
+
+
+class Trainer:
+    """AdamW over lists of scored items."""
+
+    def __init__(
+        self,
+        student: Student,
+        loss: ListLoss,
+        tokens: tuple[TextTokens, TextTokens],
+        settings: Teaching,
+        *,
+        total_steps: int,
+        checkpoint: Path | None,
+    ) -> None:
+        self._torch = torch = import_extra("torch", extra="models")
+        self._student, self._loss, self._settings = student, loss, settings
+        self._query_tokens, self._item_tokens = tokens
+        self._total = total_steps
+        self._checkpoint = checkpoint
+        groups = [
+            {"params": student.parameters, "lr": settings.learning_rate, "base": settings.learning_rate},
+            {"params": loss.parameters, "lr": 0.01, "base": 0.01, "weight_decay": 0.0},
+        ]
+        fused = student.device.type == "cuda"
+        self._optimizer = torch.optim.AdamW(groups, weight_decay=WEIGHT_DECAY, fused=fused)
+        self.progress = Progress()
+
+    def run(self, lists: ScoredLists, until_step: int, tick: Callable[[int], None]) -> None:
+        """Train on these lists up to a step; `tick(step)` is called now and then."""
+        settings, began, before = self._settings, time.perf_counter(), self.progress.seconds
+        saved = began
+        recent: list[Tensor] = []
+        while self.progress.step < until_step and not self.is_out_of_time():
+            step = self.progress.step
+            rng = np.random.default_rng((settings.seed, 1, step))
+            chosen = _lists_of_step(len(lists), settings.batch, step, settings.seed)
+            batch = lists.take(chosen).sample(settings.items_per_step, best=settings.best_items, rng=rng)
+            self._set_learning_rate()
+            recent.append(self._step(batch))
+            self.progress.step += 1
+            self.progress.pairs += int(np.isfinite(batch.scores).sum())
+            if self.progress.step % CHECK_STEPS == 0 or self.progress.step == until_step:
+                self._note(recent)
+                now = time.perf_counter()
+                self.progress.seconds = before + now - began
+                tick(self.progress.step)
+                if now - saved > CHECKPOINT_SECONDS:
+                    self.save()
+                    saved = time.perf_counter()
+        self.progress.seconds = before + time.perf_counter() - began
+
+    def is_out_of_time(self) -> bool:
+        """Whether the time limit is reached."""
+        return self.progress.seconds > (self._settings.time_limit or math.inf)
+
+    def mean_loss(self, lists: ScoredLists) -> float:
+        """The mean loss of these lists."""
+        with self._torch.no_grad():
+            return sum(float(self._losses(part).sum()) for part in self._parts(lists)) / len(lists)
+
+    def _step(self, batch: ScoredLists) -> Tensor:
+        """One step of AdamW; the mean loss, on the device."""
+        torch = self._torch
+        total: Tensor = torch.zeros((), device=self._student.device)
+        self._optimizer.zero_grad(set_to_none=True)
+        for part in self._parts(batch):
+            loss = self._losses(part).sum() / len(batch)
+            torch.autograd.backward(loss)
+            total += loss.detach()
+        self._student.take_gradients()
+        torch.nn.utils.clip_grad_norm_(self._student.parameters, MAX_NORM)
+        self._optimizer.step()
+        self._student.update_working_copy()
+        return total
+
+    def _parts(self, lists: ScoredLists) -> Iterator[ScoredLists]:
+        """Lists whose activations fit into memory together."""
+        lengths = np.where(np.isfinite(lists.scores), self._item_tokens.lengths[lists.rows], 0).sum(1)
+        device = self._student.device.type
+        for part in batches_in_order(lengths, STEP_TOKENS.get(device, STEP_TOKENS["cpu"])):
+            yield lists.take(np.arange(part.start, part.stop))
+
+    def _losses(self, lists: ScoredLists) -> Tensor:
+        torch, device = self._torch, self._student.device
+        rows, places = np.unique(lists.rows, return_inverse=True)
+        order = np.argsort(-self._item_tokens.lengths[rows], kind="stable")  # equal lengths together, for a CPU
+        place_of = np.empty(len(rows), np.int64)
+        place_of[order] = np.arange(len(rows))
+        items = self._student.encode(self._item_tokens, rows[order].astype(np.int64))
+        queries = self._student.encode(self._query_tokens, lists.queries.astype(np.int64))
+        moved = torch.from_numpy(place_of[places.reshape(lists.rows.shape)]).to(device, non_blocking=True)
+        scores = torch.from_numpy(lists.scores).to(device, non_blocking=True)
+        return self._loss(queries, items[moved], scores)
+
+    def _set_learning_rate(self) -> None:
+        """Linear warm-up, then a cosine to zero at the last step or the time limit, whichever comes first."""
+        done = self.progress.step / self._total
+        rate = min(1.0, (self.progress.step + 1) / max(1, round(WARM_UP * self._total)))
+        if self._settings.time_limit is not None:
+            done = max(done, self.progress.seconds / self._settings.time_limit)
+        rate *= 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["base"] * rate
+
+    def _note(self, recent: list[Tensor]) -> None:
+        mean = float(self._torch.stack(recent).mean())
+        recent.clear()
+        if not math.isfinite(mean):
+            raise InputError(
+                f"The teaching diverged at step {self.progress.step}: NaN or infinity in the loss. "
+                "Lower `learning_rate`."
+            )
+        self.progress.losses.append(mean)
+
+    def save(self) -> None:
+        """Write weights, moments and progress to the checkpoint, if there is one."""
+        if self._checkpoint is None:
+            return
+        progress = self.progress
+        arrays: dict[str, NDArray[Any]] = {
+            "progress": np.array([progress.step, progress.seconds, progress.pairs], np.float64),
+            "losses": np.array(progress.losses, np.float64),
+        }
+        for number, (value, moments) in enumerate(self._state()):
+            arrays |= {f"{number}.{name}": one.detach().cpu().numpy() for name, one in moments.items()}
+            arrays[f"{number}.value"] = value.detach().cpu().numpy()
+        temporary = temporary_path(self._checkpoint)
+        try:
+            write_arrays(temporary, arrays)
+            temporary.replace(self._checkpoint)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def load(self) -> bool:
+        """Continue from the checkpoint; False if there is none."""
+        if self._checkpoint is None or not self._checkpoint.exists():
+            return False
+        torch, arrays = self._torch, read_arrays(self._checkpoint)
+        step, seconds, pairs = arrays["progress"].tolist()
+        self.progress = Progress(int(step), seconds, int(pairs), arrays["losses"].tolist())
+        with torch.no_grad():
+            for number, value in enumerate(self._values()):
+                value.copy_(torch.from_numpy(np.array(arrays[f"{number}.value"])))
+                prefix = f"{number}."
+                self._optimizer.state[value] = {
+                    name.removeprefix(prefix): torch.from_numpy(np.array(array)).to(value.device)
+                    for name, array in arrays.items()
+                    if name.startswith(prefix) and name != f"{number}.value"
+                }
+        self._student.update_working_copy()
+        return True
+
+    def _values(self) -> list[Tensor]:
+        return [*self._student.parameters, *self._loss.parameters]
+
+    def _state(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        for value in self._values():
+            yield value, self._optimizer.state.get(value, {})
+
+
+def _lists_of_step(count: int, size: int, step: int, seed: int) -> NDArray[np.int64]:
+    """The lists of a step: each epoch is a new random order of all."""
+    first = step * size
+    epochs = range(first // count, (first + size - 1) // count + 1)
+    order = np.concatenate([np.random.default_rng((seed, 2, epoch)).permutation(count) for epoch in epochs])
+    return order[first % count :][:size]
