@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.table import Column, Table
 from rich.text import Text
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from crossknn.indexing.planner import BuildPlan
     from crossknn.indexing.sampling import Sampling
     from crossknn.items.items import Items
+    from crossknn.types import Encoder
 
 
 FactorsName = StrEnum("FactorsName", ["transductive", "inductive", "cur", "none"])
@@ -37,9 +38,28 @@ class BuildOptions:
     queries: Annotated[
         Path | None, Option(help="File of train queries, one per line or jsonl. Default: generated from the items.")
     ] = None
+    teach: Annotated[
+        bool | None,
+        Option(
+            "--teach/--no-teach",
+            help="Teach the encoder by the cross-encoder: more recall, for minutes of a GPU or hours of a CPU. "
+            "Default: on a GPU, unless --factors or a sampling is given.",
+        ),
+    ] = None
+    teach_lists: Annotated[
+        int | None,
+        Option(min=1, help="Queries to teach with, each with 192 scored items. Default: 12,000; cpu: 2,000."),
+    ] = None
+    teach_seconds: Annotated[
+        float | None, Option(min=1, help="End the training of the encoder after this time. Default: no limit.")
+    ] = None
     factors: Annotated[
-        FactorsName, Option(help="Factorization of the scores. none: the encoder's vectors, scaled by α and β.")
-    ] = FactorsName.transductive
+        FactorsName | None,
+        Option(
+            help="Factorization of the scores. none: the encoder's vectors, scaled by α and β. Default: none with a "
+            "taught encoder, else transductive."
+        ),
+    ] = None
     sampling: Annotated[
         SamplingName | None, Option(help="Which pairs to score. Default: per-item for transductive, else per-query.")
     ] = None
@@ -63,15 +83,32 @@ class BuildOptions:
         """The arguments of `Build` that these options name."""
         queries = None if self.queries is None else options.read_texts(self.queries)
         chosen = {"factors": self._choose_factorization(), "sampling": self._choose_sampling()}
-        return {"queries": queries, **chosen, "prior": self.prior, "seed": self.seed}
+        return {"queries": queries, **chosen, "prior": self.prior, "teach": self.teach, "seed": self.seed}
 
-    def _choose_factorization(self) -> Method | None:
+    def teaching(self, items: Items, encoder: Encoder) -> dict[str, Any]:
+        """The argument `teach` of `Build`, where options set more than yes or no."""
+        from crossknn.encoders.sentence import SentenceEncoder
+        from crossknn.indexing.teaching.teach import Teaching
+
+        changes: dict[str, Any] = {"lists": self.teach_lists, "time_limit": self.teach_seconds}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        if not changes:
+            return {}
+        if self.teach is False:
+            raise InputError("--teach-lists and --teach-seconds apply to --teach only. Leave them or --no-teach out.")
+        device = str(encoder.model.device) if isinstance(encoder, SentenceEncoder) else None
+        return {"teach": replace(Teaching.default(len(items), device=device, seed=self.seed), **changes)}
+
+    def _choose_factorization(self) -> Method | Literal["default"] | None:
+        from crossknn.indexing.builder import DEFAULT_FACTORS
         from crossknn.indexing.factorization.factors import Cur
         from crossknn.indexing.factorization.inductive import Inductive
         from crossknn.indexing.factorization.transductive import Transductive
-        from crossknn.indexing.index import DEFAULT_FACTORS
 
         name, seed = self.factors, self.seed
+        if name is None and self.anchors is None and self.preset is None:
+            return "default"
+        name = name or FactorsName.transductive
         if self.anchors is not None and name is not FactorsName.cur:
             raise InputError(f"--anchors applies to --factors cur only, got --factors {name}.")
         if name in (FactorsName.cur, FactorsName.none):
@@ -149,10 +186,11 @@ def build(
         items = item_fields.read(corpus, progress)
     with ProgressBars(keep=True, log=True) as bars, resumable():
         settings |= {"scorer": models.load_scorer(work_dir=work), "encoder": models.load_encoder()}
-        settings["progress"] = bars.from_zero
+        settings |= {"progress": bars.from_zero, **chosen.teaching(items, settings["encoder"])}
         if part is not None:
             _score_part(items, part, settings, as_json=as_json)
             return
+        _mention_teaching(items, settings)
         index = Index.build(items, **settings)
         index.save(folder)
     if as_json:
@@ -183,10 +221,12 @@ def plan(
 
     settings = chosen.settings()
     with ProgressBars() as progress:
+        items, encoder = item_fields.read(corpus, progress), models.load_encoder()
+        settings |= chosen.teaching(items, encoder)
         planned = plan_build(
-            item_fields.read(corpus, progress),
+            items,
             scorer=models.load_scorer(),
-            encoder=models.load_encoder(),
+            encoder=encoder,
             work_dir=chosen.work_dir or options.default_work_dir(folder or corpus),
             device=models.device,
             progress=progress,
@@ -244,7 +284,7 @@ def add(
         changed = index.add(
             items,
             scorer=models.load_scorer(work_dir=work),
-            encoder=models.load_encoder(),
+            encoder=models.encoder_for(index),
             queries_per_item=queries_per_item,
             work_dir=work,
             check_models=not any_model,
@@ -296,6 +336,26 @@ def _parse_worker(text: str) -> tuple[int, int]:
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise InputError(f"--worker must be I/N with I between 1 and N, such as 2/4, got {text!r}.")
     return int(found[1]) - 1, int(found[2])
+
+
+def _mention_teaching(items: Items, settings: dict[str, Any]) -> None:
+    """What a teaching takes here, where one is wanted on a CPU or could be."""
+    from crossknn.encoders.sentence import SentenceEncoder
+    from crossknn.indexing.planner import estimate_teaching
+
+    teach, encoder = settings["teach"], settings["encoder"]
+    default = settings["factors"] == "default" and settings["sampling"] is None
+    on_cpu = isinstance(encoder, SentenceEncoder) and encoder.model.device.type == "cpu"
+    if not on_cpu or not (teach is True or (teach is None and default)):
+        return
+    hours = estimate_teaching(items, scorer=settings["scorer"], encoder=encoder) / 3600
+    if teach:
+        say(f"Teaching the encoder takes about {hours:.1f} hours on this CPU.")
+    else:
+        say(
+            "The encoder stays as it came. --teach would train it on cross-encoder scores, so that searches find as "
+            f"much with a fraction of the calls: in about {hours:.1f} hours on this CPU, or in minutes on a GPU."
+        )
 
 
 def _score_part(items: Items, part: tuple[int, int], settings: dict[str, Any], *, as_json: bool) -> None:
@@ -354,6 +414,7 @@ def _describe_index(index: Index, folder: Path) -> dict[str, Any]:
         "queries": len(index.queries),
         "scorer": index.scorer,
         "encoder": index.encoder,
+        "taught": index.is_taught,
         **asdict(index.normalization),
         "bytes": _count_bytes(folder),
         "report": index.report.as_dict(),

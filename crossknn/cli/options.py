@@ -15,6 +15,7 @@ from typer import Argument, Option
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
+    from crossknn.indexing.index import Index
     from crossknn.items.items import Items
     from crossknn.strategies.base import Strategy
     from crossknn.types import Encoder, Engine, Progress, Scorer
@@ -171,9 +172,13 @@ class ScorerOptions:
 class ModelOptions(ScorerOptions):
     """The cross-encoder and the dual encoder."""
 
-    encoder: Annotated[str, Option(help="Dual encoder: a hub name, a local folder, or 'embedded' (needs no hub).")] = (
-        DEFAULT_ENCODER
-    )
+    encoder: Annotated[
+        str | None,
+        Option(
+            help="Dual encoder: a hub name, a local folder, or 'embedded' (needs no hub). Default: the one taught for "
+            f"the index, else {DEFAULT_ENCODER}."
+        ),
+    ] = None
 
     def load_encoder(self) -> Encoder:
         """The dual encoder."""
@@ -181,7 +186,15 @@ class ModelOptions(ScorerOptions):
 
         if self.encoder == "none":
             raise InputError("--encoder must be a hub name, a local folder or 'embedded' for an index, got 'none'.")
-        return SentenceEncoder(self.encoder, device=self.device)
+        return SentenceEncoder(self.encoder or DEFAULT_ENCODER, device=self.device)
+
+    def encoder_for(self, source: Path | Index | Items) -> Encoder | None:
+        """The encoder that is named, or None where an index, or one in a folder, has its own."""
+        if not is_taught(source):
+            return self.load_encoder()
+        if self.encoder == "none":
+            raise InputError("--encoder none does not apply to an index with an encoder of its own. Leave it out.")
+        return None if self.encoder is None else self.load_encoder()
 
 
 @dataclass(frozen=True)
@@ -208,8 +221,12 @@ class SourceOptions(ModelOptions, FieldOptions):
     """How items or an index are opened for search."""
 
     encoder: Annotated[
-        str, Option(help="Dual encoder: a hub name, a local folder, 'embedded' (needs no hub), or 'none'.")
-    ] = DEFAULT_ENCODER
+        str | None,
+        Option(
+            help="Dual encoder: a hub name, a local folder, 'embedded' (needs no hub), or 'none'. Default: the one "
+            f"taught for the index, else {DEFAULT_ENCODER}."
+        ),
+    ] = None
     vectors: Annotated[
         Path | None, Option(help="File (.npy) of item vectors: read if it exists, else written for next time.")
     ] = None
@@ -233,7 +250,8 @@ class SourceOptions(ModelOptions, FieldOptions):
         from crossknn.encoders.item_encoding import encode_items
 
         scorer = self.load_scorer(cache=self.cache)
-        encoder = None if self.encoder == "none" else self.load_encoder()
+        without = self.encoder == "none" and not is_taught(source)
+        encoder = None if without else self.encoder_for(source)
         vectors = None
         if self.vectors is not None:
             if encoder is None:
@@ -297,6 +315,15 @@ def check_device(device: str | None) -> None:
 
 def is_index(corpus: Path) -> bool:
     return (corpus / "index.json").is_file()
+
+
+def is_taught(source: Any) -> bool:
+    """Whether an index, or one in a folder, has an encoder of its own."""
+    from crossknn.storage.atomic_dir import read_folder
+
+    if isinstance(source, Path):
+        return is_index(source) and read_folder(source).facts.get("taught") is not None
+    return bool(getattr(source, "is_taught", False))
 
 
 def default_work_dir(folder: Path) -> Path:

@@ -230,17 +230,21 @@ def _full_name(name: str | Path) -> str | Path:
 
 def _load(library: Any, folder: Path, device: str | None, dtype: str) -> Any:
     broken_weights = import_extra("safetensors", extra="models").SafetensorError
+    torch = import_extra("torch", extra="models")
+    if dtype == "auto" and (device == "cpu" or (device is None and not torch.cuda.is_available())):
+        dtype = "float32"
+    precision = {} if dtype == "auto" else {"model_kwargs": {"dtype": getattr(torch, dtype)}}
     try:
         with no_progress_bars():
             model = library.SentenceTransformer(
-                str(folder), device=device, trust_remote_code=False, local_files_only=True
+                str(folder), device=device, trust_remote_code=False, local_files_only=True, **precision
             )
     except (OSError, ValueError, KeyError, broken_weights) as error:
         raise ModelNotFound(f"{folder}: sentence-transformers could not load the model ({error}).") from error
     if dtype == "auto" and model.device.type == "cpu":
         dtype = "float32"
     if dtype != "auto":
-        model = model.to(getattr(import_extra("torch", extra="models"), dtype))
+        model = model.to(getattr(torch, dtype))
     return model.eval()
 
 

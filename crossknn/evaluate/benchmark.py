@@ -19,9 +19,9 @@ from crossknn.evaluate.contenders import AvailableData, ResolvedStrategy, Vector
 from crossknn.evaluate.ground_truth import truth_hits, truth_rows
 from crossknn.evaluate.measures import measure_quality, top_k_recall
 from crossknn.evaluate.tasks import Task
-from crossknn.indexing.builder import PSEUDO_QUERIES
+from crossknn.indexing.builder import DEFAULT_FACTORS, PSEUDO_QUERIES
 from crossknn.indexing.factorization.factors import Cur, Method
-from crossknn.indexing.index import DEFAULT_FACTORS, Index
+from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerItem, Sampling, prior_sampling
 from crossknn.items.items import Items
 from crossknn.search.results import Hits

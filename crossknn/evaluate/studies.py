@@ -16,8 +16,8 @@ from crossknn.evaluate.benchmark import Bench, RecallTrial
 from crossknn.evaluate.comparison import Comparison, Quality
 from crossknn.evaluate.contenders import VectorSource
 from crossknn.evaluate.measures import bootstrap_interval
-from crossknn.indexing.builder import PSEUDO_QUERIES
-from crossknn.indexing.index import DEFAULT_FACTORS, Index
+from crossknn.indexing.builder import DEFAULT_FACTORS, PSEUDO_QUERIES
+from crossknn.indexing.index import Index
 from crossknn.indexing.pair_scoring import STEP as SCORE_STEP
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling
 from crossknn.search.searcher import Searcher

@@ -9,7 +9,8 @@ from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Self
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,13 @@ from numpy.typing import NDArray
 from crossknn._checks import check_choice, check_engine, check_positive, check_seed, check_signals, invalid
 from crossknn.encoders.base import check_vectors
 from crossknn.encoders.item_encoding import encode_items
+from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError
 from crossknn.indexing.factorization.factors import Cur, Factors, Method, fit_factors
 from crossknn.indexing.factorization.inductive import Inductive
 from crossknn.indexing.factorization.trainer import FitReport, batches
+from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.pair_scoring import CHUNK, open_score_log, score_pairs_into
 from crossknn.indexing.prior_fit import fit_prior
 from crossknn.indexing.sampling import (
@@ -35,6 +38,8 @@ from crossknn.indexing.sampling import (
     sample_per_query,
 )
 from crossknn.indexing.score_matrix import Pairs, SparseScores, all_pairs
+from crossknn.indexing.teaching.stored_encoder import StoredEncoder
+from crossknn.indexing.teaching.teach import Taught, Teaching, TeachReport, teach
 from crossknn.items.items import Items
 from crossknn.models.fingerprints import is_unnamed
 from crossknn.retrievers.bm25 import Bm25
@@ -49,6 +54,8 @@ PSEUDO_QUERIES = 500
 NORMALIZATION_QUERIES = 100  # the paper's, for α and β
 RETRIEVERS = tuple(name for name in BUILT_IN if name != "random")  # that samplings and signals may name
 CALLS_PER_ITEM = 8  # of a build with a prior
+TAUGHT_QUERIES = 1_000  # of a teaching, whose scores α, β and the prior are fitted to
+DEFAULT_FACTORS = Transductive(method="als", ridge=3.0, epochs=5)  # without teaching; see benchmarks/README.md
 QUERY_BATCH = 1024  # queries encoded or retrieved for together
 
 
@@ -94,6 +101,7 @@ class BuildReport:
         factors: The kind of the fitted vectors, or None for the encoder's.
         fit: None where nothing was trained.
         seconds: Of each step, in this run.
+        teaching: None where the encoder is as it came.
     """
 
     items: int
@@ -105,6 +113,7 @@ class BuildReport:
     factors: str | None
     fit: FitReport | None
     seconds: Mapping[str, float] = field(default_factory=dict)
+    teaching: TeachReport | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON-compatible values, as an index saves it."""
@@ -112,7 +121,9 @@ class BuildReport:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        return cls(**{**values, "coverage": Coverage(**values["coverage"])})
+        teaching = values.get("teaching")
+        parts = {"coverage": Coverage(**values["coverage"]), "teaching": teaching and TeachReport.from_dict(teaching)}
+        return cls(**{**values, **parts})
 
     def __str__(self) -> str:
         coverage, fit = self.coverage, self.fit
@@ -122,6 +133,8 @@ class BuildReport:
             f"({coverage.fewest} to {coverage.most}), {coverage.never_scored:,} items never scored",
             f"item vectors: {'the encoder’s' if self.factors is None else self.factors}",
         ]
+        if self.teaching is not None:
+            lines.append(f"encoder: {self.teaching}")
         if fit is not None and fit["held_out_error"] is not None:
             r2 = "" if fit["held_out_r2"] is None else f"; R² {fit['held_out_r2']:.2f}"
             lines.append(
@@ -137,6 +150,8 @@ class Build:
     """One build, whose steps run when they are first needed. The settings are those of `Index.build`.
 
     Attributes:
+        method: Of the factorization; None for the encoder's vectors.
+        teaching: Settings of the teaching; None for the encoder as it came.
         train_queries: Distinct; cut from the items if no `queries` were given.
         samplings: The given ones, or the default.
         calls_made: So far.
@@ -149,8 +164,9 @@ class Build:
     encoder: Encoder
     queries: Sequence[str] | None = None
     sampling: Sampling | Sequence[Sampling] | None = None
-    factors: Method | None = None
+    factors: Method | Literal["default"] | None = None
     prior: bool = False
+    teach: Teaching | bool | None = False
     signals: Sequence[str] = SIGNALS
     retrievers: Sequence[Retriever] = ()
     work_dir: str | Path | None = None
@@ -168,19 +184,23 @@ class Build:
         check_seed(self.seed)
         check_engine(self.engine)
         self._check_models()
+        self.teaching = self._choose_teaching()
+        self.method = self._choose_method()
         self._registry = RetrieverRegistry(self.items, own=self.retrievers, fitted={"dense": self._fit_dense})
         self.signals = check_signals(self.signals, {*RETRIEVERS, *self._registry.own_names})
         if not self.prior and self.signals != SIGNALS:
             raise InputError(f"`signals` are what a prior is fitted to: pass prior=True, got {self.signals!r} without.")
         self.train_queries = self._choose_queries()
         self.samplings = self._check_samplings() or self._default_samplings()
-        if isinstance(self.factors, Cur) and (self.prior or self.sampling is not None):
+        if isinstance(self.method, Cur) and (self.prior or self.sampling is not None):
             raise InputError("CUR scores every item for every anchor: leave out `sampling` and `prior`.")
         self._work_dir = None if self.work_dir is None else Path(self.work_dir)
+        self._temporary: TemporaryDirectory[str] | None = None  # of a taught encoder
         self.engine.check(self.scorer, self.encoder)
 
     def run(self) -> BuildReport:
         """Run all steps."""
+        taught = self.taught
         entries = self.entries
         _ = self.vectors, self.query_vectors, self.normalization  # timed as steps of their own
         factors, fit = self.fitted
@@ -189,16 +209,56 @@ class Build:
             items=len(self.items),
             queries=len(self.train_queries),
             cut_from_items=self.queries is None,
-            calls=len(entries),
+            calls=len(entries) if taught is None else taught.report.calls,
             calls_made=self.calls_made,
-            coverage=Coverage.of(entries.pairs),
+            coverage=Coverage.of(entries.pairs if taught is None else taught.entries.pairs),
             factors=None if factors is None else factors.kind,
             fit=fit,
             seconds=self.seconds,
+            teaching=None if taught is None else taught.report,
         )
+
+    @cached_property
+    def taught(self) -> Taught | None:
+        """The result of the teaching, whose encoder and queries the other steps use from then on."""
+        if self.teaching is None:
+            return None
+        assert isinstance(self.encoder, SentenceEncoder)
+        if self._work_dir is None:
+            self._temporary = TemporaryDirectory(prefix="crossknn-teaching-")
+            folder = Path(self._temporary.name) / "encoder"
+        else:
+            self._work_dir.mkdir(parents=True, exist_ok=True)
+            folder = self._work_dir / "taught-encoder"
+        with self._timing("teach"):
+            taught = teach(
+                self.items,
+                folder,
+                scorer=self.scorer,
+                encoder=self.encoder,
+                queries=self.queries or (),
+                settings=self.teaching,
+                work_dir=self._work_dir,
+                chunk=self.chunk,
+                engine=self.engine,
+                on_calls=self._count_calls,
+                progress=self.progress,
+            )
+        self.encoder = taught.encoder
+        self.train_queries, self.entries = taught.some_entries(TAUGHT_QUERIES)
+        return taught
+
+    @property
+    def stored_encoder(self) -> StoredEncoder | None:
+        """The taught encoder as an index holds it; None if there is none, or it did not help."""
+        if self.taught is None or not self.taught.report.helped or not isinstance(self.encoder, SentenceEncoder):
+            return None
+        return StoredEncoder.of(self.encoder, self._temporary)
 
     def score(self, part: tuple[int, int] = (0, 1)) -> SparseScores:
         """Sample the pairs and score them: all of them, or as worker `i` of `n` its part."""
+        if self.teaching is not None:
+            raise InputError("a build with teaching chooses its pairs as it goes: score it as a whole.")
         log = open_score_log(self._work_dir, self.scorer)  # one that cannot be used raises before anything is encoded
         pairs = self.pairs
         with self._timing("score"):
@@ -256,7 +316,7 @@ class Build:
     @cached_property
     def pairs(self) -> Pairs:
         """The pairs to score."""
-        if isinstance(self.factors, Cur):
+        if isinstance(self.method, Cur):
             return all_pairs(len(self.train_queries), len(self.items))
         nearest = any(isinstance(plan, PerItem) and plan.nearest for plan in self.samplings)
         if nearest or any(isinstance(plan, PerQuery) and plan.retriever for plan in self.samplings):
@@ -290,7 +350,7 @@ class Build:
     @cached_property
     def fitted(self) -> tuple[Factors | None, FitReport | None]:
         """The factors and their training statistics."""
-        method = self.factors
+        method = self.method
         if method is None:
             return None, None
         with self._timing("factorize"):
@@ -328,15 +388,15 @@ class Build:
         return [proposal for part in parts for proposal in retriever.retrieve(self.train_queries[part], n)]
 
     def _choose_queries(self) -> list[str]:
-        only_normalizes = self.factors is None and not self.prior
+        only_normalizes = self.method is None and not self.prior
         if self.queries is None:
             count = NORMALIZATION_QUERIES if only_normalizes else PSEUDO_QUERIES
-            count = self.factors.anchors if isinstance(self.factors, Cur) else count
+            count = self.method.anchors if isinstance(self.method, Cur) else count
             return cut_queries(self.items, count, seed=self.seed)
         _check_queries(self.queries)
         distinct = list(dict.fromkeys(self.queries))
-        if isinstance(self.factors, Cur):
-            return self.factors.choose_anchors(distinct)
+        if isinstance(self.method, Cur):
+            return self.method.choose_anchors(distinct)
         if only_normalizes and len(distinct) > NORMALIZATION_QUERIES:
             chosen = np.random.default_rng(self.seed).choice(len(distinct), NORMALIZATION_QUERIES, replace=False)
             return [distinct[number] for number in np.sort(chosen)]
@@ -347,7 +407,7 @@ class Build:
         if self.prior:
             sizes = {"n_queries": len(self.train_queries), "n_items": len(self.items)}
             return prior_sampling(CALLS_PER_ITEM, **sizes, seed=self.seed)
-        if self.factors is None or isinstance(self.factors, Inductive):
+        if self.method is None or isinstance(self.method, Inductive):
             return [PerQuery(seed=self.seed)]
         return [PerItem(seed=self.seed)]
 
@@ -367,12 +427,35 @@ class Build:
             raise invalid("scorer", "a Scorer", self.scorer, "See function_scorer.")
         if not isinstance(self.encoder, Encoder):
             raise invalid("encoder", "an Encoder", self.encoder, "See function_encoder.")
-        if not isinstance(self.factors, Method | None):
+        if self.factors != "default" and not isinstance(self.factors, Method | None):
             raise invalid("factors", "Transductive(…), Inductive(…), Cur(…) or None", self.factors)
         if self.work_dir is not None and is_unnamed(self.encoder.fingerprint):
             raise InputError(
                 "`work_dir` needs an encoder with a name to store vectors under: give function_encoder a fingerprint."
             )
+
+    def _choose_method(self) -> Method | None:
+        if self.factors != "default":
+            return self.factors
+        return replace(DEFAULT_FACTORS, seed=self.seed) if self.teaching is None else None
+
+    def _choose_teaching(self) -> Teaching | None:
+        """The settings of the teaching, if there is to be one: by default where the encoder runs on a GPU."""
+        wanted, encoder = self.teach, self.encoder
+        on_gpu = isinstance(encoder, SentenceEncoder) and encoder.model.device.type == "cuda"
+        if wanted is None:
+            wanted = on_gpu and self.sampling is None and self.factors == "default"
+        if wanted is False:
+            return None
+        if wanted is not True and not isinstance(wanted, Teaching):
+            raise invalid("teach", "True, False, None or Teaching(…)", wanted)
+        if not isinstance(encoder, SentenceEncoder):
+            raise InputError("`teach` needs a SentenceEncoder, whose weights can be trained. Leave it out.")
+        if self.sampling is not None or isinstance(self.factors, Cur):
+            raise InputError("`teach` chooses the pairs to score: leave out `sampling` and CUR.")
+        if isinstance(wanted, Teaching):
+            return wanted
+        return Teaching.default(len(self.items), device=str(encoder.model.device), seed=self.seed)
 
     @contextmanager
     def _timing(self, step: str) -> Iterator[None]:

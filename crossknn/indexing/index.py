@@ -7,21 +7,23 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._checks import check_positive
 from crossknn.encoders.item_encoding import encode_items
+from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError, MissingExtra
 from crossknn.indexing.builder import Build, BuildReport, check_items
 from crossknn.indexing.factorization.factors import Factors, Method
-from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.pair_scoring import CHUNK, open_score_log, score_pairs_into
 from crossknn.indexing.sampling import PerItem, Sampling, sample_per_item
 from crossknn.indexing.score_matrix import all_pairs
+from crossknn.indexing.teaching.stored_encoder import StoredEncoder
+from crossknn.indexing.teaching.teach import Teaching
 from crossknn.items.items import Items
 from crossknn.models.fingerprints import is_unnamed
 from crossknn.retrievers.bm25 import Bm25, StoredBm25
@@ -34,7 +36,6 @@ from crossknn.types import Encoder, Engine, Progress, Retriever, Scorer
 
 VECTORS, BIAS, LATENT_FACTORS = "vectors", "bias", "latent_factors"  # names of the arrays on disk, never to change
 LOAD_ATTEMPTS = 20  # while the folder is being replaced
-DEFAULT_FACTORS = Transductive(method="als", ridge=3.0, epochs=5)  # see benchmarks/README.md
 
 
 @dataclass(eq=False, repr=False)
@@ -63,6 +64,7 @@ class Index:
     encoder: str
     report: BuildReport
     _bm25: Bm25 | StoredBm25 | None = None
+    _taught: StoredEncoder | None = None
     _folder: Folder | None = None
 
     def __post_init__(self) -> None:
@@ -87,8 +89,9 @@ class Index:
         encoder: Encoder,
         queries: Sequence[str] | None = None,
         sampling: Sampling | Sequence[Sampling] | None = None,
-        factors: Method | None = DEFAULT_FACTORS,
+        factors: Method | Literal["default"] | None = "default",
         prior: bool = False,
+        teach: Teaching | bool | None = None,
         signals: Sequence[str] = SIGNALS,
         retrievers: Sequence[Retriever] = (),
         work_dir: str | Path | None = None,
@@ -106,8 +109,11 @@ class Index:
                 merged. By default the first for `Transductive`, the second for `Inductive`, and with a prior 7
                 random queries per item plus top items of the fused retriever, together about 8 calls per item.
             factors: `Transductive(…)`, `Inductive(…)`, `Cur(…)`, or None for the encoder's vectors, with α and β
-                from 100 queries.
+                from 100 queries. By default None with teaching, else `Transductive`.
             prior: Whether to fit the prior of `Posterior`: the mean given by retrievers, item biases, latent factors.
+            teach: Whether to teach a copy of the encoder by the cross-encoder, or how: `Teaching(…)`. The index holds
+                it and encodes queries with it. None, the default, is True where the encoder is a `SentenceEncoder` on a
+                GPU, and neither `sampling` nor `factors` are given.
             signals: The retrievers the prior is fitted to: "dense", "bm25", "tfidf", "fused", or names of `retrievers`.
             retrievers: Your own; one with the name of a built-in retriever replaces it.
             work_dir: A folder for scores and vectors. An interrupted build resumes from it, repeats at most `chunk`
@@ -126,6 +132,7 @@ class Index:
             sampling=sampling,
             factors=factors,
             prior=prior,
+            teach=teach,
             signals=signals,
             retrievers=retrievers,
             work_dir=work_dir,
@@ -152,7 +159,19 @@ class Index:
             encoder=build.encoder.fingerprint,
             report=report,
             _bm25=build.bm25,
+            _taught=build.stored_encoder,
         )
+
+    @property
+    def is_taught(self) -> bool:
+        """Whether the index has an encoder of its own, taught by the cross-encoder."""
+        return self._taught is not None
+
+    def open_encoder(self, *, device: str | None = None) -> SentenceEncoder:
+        """The taught encoder of the index; `InputError` if it has none."""
+        if self._taught is None:
+            raise InputError("the index has no encoder of its own: give the one that it was built with.")
+        return self._taught.open(device=device)
 
     @property
     def bm25(self) -> Bm25:
@@ -182,6 +201,7 @@ class Index:
             "factors": None if self.factors is None else self.factors.facts(),
             "prior": None if self.prior is None else self.prior.to_dict(),
             "bm25": None if bm25 is None else bm25.settings,
+            "taught": None if self._taught is None else self._taught.facts,
             "report": self.report.as_dict(),
         }
         arrays = self._arrays()
@@ -190,7 +210,9 @@ class Index:
             "queries.arrow": Items(self.queries).to_arrow,
             "vectors.safetensors": lambda file: write_arrays(file, arrays),
         }
-        self._folder = write_folder(path, facts, files | ({} if bm25 is None else bm25.files()))
+        for stored in (bm25, self._taught):
+            files |= {} if stored is None else stored.files()
+        self._folder = write_folder(path, facts, files)
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         arrays = {VECTORS: self.vectors, **({} if self.factors is None else self.factors.arrays())}
@@ -219,7 +241,7 @@ class Index:
             files = [folder.files[name] for name in ("vectors.safetensors", "items.arrow", "queries.arrow")]
         arrays, items, queries = read_arrays(files[0]), Items.from_arrow(files[1]), Items.from_arrow(files[2])
         with _naming(folder):
-            factors, prior, bm25 = facts["factors"], facts.get("prior"), facts.get("bm25")
+            factors, prior, bm25, taught = facts["factors"], *map(facts.get, ("prior", "bm25", "taught"))
             if prior is not None:
                 prior = Prior.from_dict(prior, bias=arrays[BIAS], latent_factors=arrays[LATENT_FACTORS])
             return cls(
@@ -233,6 +255,7 @@ class Index:
                 encoder=facts["encoder"],
                 report=BuildReport.from_dict(facts["report"]),
                 _bm25=None if bm25 is None else StoredBm25.load(folder.files, bm25, len(items)),
+                _taught=None if taught is None else StoredEncoder.load(folder.files, taught),
                 _folder=folder,
             )
 
@@ -261,9 +284,11 @@ class Index:
             if given is None or given.fingerprint == built:
                 continue
             unnamed = ", an unnamed function" if is_unnamed(built) else ""
+            own = "Leave it out: the index has its own, taught by the cross-encoder." if self.is_taught else ""
+            hint = "Give that one, build the index again, or pass check_models=False if they are the same."
             raise InputError(
                 f"the index was built with another {name} (fingerprint {built!r}{unnamed}), got {given.fingerprint!r}. "
-                "Give that one, build the index again, or pass check_models=False if they are the same."
+                f"{own if name == 'encoder' and own else hint}"
             )
 
     def add(
@@ -271,7 +296,7 @@ class Index:
         items: Items,
         *,
         scorer: Scorer,
-        encoder: Encoder,
+        encoder: Encoder | None = None,
         queries_per_item: int = 8,
         work_dir: str | Path | None = None,
         check_models: bool = True,
@@ -280,12 +305,14 @@ class Index:
         """An index that has these items, too; the vectors of the others do not change.
 
         Each new item is scored against `queries_per_item` train queries (all anchors with CUR, none with inductive
-        vectors) and gets the vector that fits its scores. Its bias in a prior is predicted from its vector.
+        vectors) and gets the vector that fits its scores. Its bias in a prior is predicted from its vector. Without an
+        `encoder` the index's own is used.
         """
         check_items(items)
         check_positive("queries_per_item", queries_per_item)
         if check_models:
             self.check_models(scorer=scorer, encoder=encoder)
+        encoder = self.open_encoder() if encoder is None else encoder
         duplicate = next((id_ for id_ in items.ids if id_ in self.items), None)
         if duplicate is not None:
             raise InputError(f"the index has an item {duplicate!r} already. Remove it first, or use another id.")

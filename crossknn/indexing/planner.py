@@ -7,21 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from crossknn.encoders.base import check_vectors
 from crossknn.encoders.item_encoding import count_encoded
-from crossknn.indexing.builder import Build
+from crossknn.encoders.sentence import SentenceEncoder
+from crossknn.indexing.builder import DEFAULT_FACTORS, Build
 from crossknn.indexing.factorization.factors import Cur, Method
 from crossknn.indexing.factorization.inductive import Inductive
 from crossknn.indexing.factorization.transductive import Transductive
-from crossknn.indexing.index import DEFAULT_FACTORS
 from crossknn.indexing.pair_scoring import PairScores, TextCodes
 from crossknn.indexing.prior_fit import PCA_ITEMS
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling, sample_per_item
 from crossknn.indexing.score_matrix import SparseScores
+from crossknn.indexing.teaching.teach import Teaching
 from crossknn.items.items import Items
 from crossknn.retrievers.bm25 import estimate_bytes
 from crossknn.scorers.timing import measure_speed
@@ -31,6 +32,8 @@ from crossknn.types import Encoder, Progress, Rows, Scorer, Vectors
 
 MEASURED_CALLS, MEASURED_ITEMS, MEASURED_QUERIES = 512, 256, 64  # to time the models
 WARM_UP_TEXTS = 16
+TEACHING_PROBE = 32  # texts to estimate the time of a teaching with
+TRAINING_COST = 3.0  # of a forward and a backward pass, in forward passes
 PROBE_QUERIES, PROBE_ITEMS, PROBE_PER_ITEM = 256, 2048, 2  # of the synthetic scores that a fit is timed on
 ALS_READ_COST = 256  # reading an entry takes ALS as long as this many more entries in its linear system
 MAX_PAIRS_LOOKED_UP = 20_000_000  # in the score log
@@ -102,8 +105,9 @@ def plan_build(
     encoder: Encoder,
     queries: Sequence[str] | None = None,
     sampling: Sampling | Sequence[Sampling] | None = None,
-    factors: Method | None = DEFAULT_FACTORS,
+    factors: Method | Literal["default"] | None = "default",
     prior: bool = False,
+    teach: Teaching | bool | None = None,
     work_dir: str | Path | None = None,
     seed: int = 0,
     device: str | None = None,
@@ -116,7 +120,11 @@ def plan_build(
     """
     prepare = partial(Build, items, scorer=scorer, encoder=encoder, queries=queries, work_dir=work_dir, seed=seed)
     ways: dict[str, Build] = {}  # never run: builds check the settings and choose train queries and pairs
-    for settings in ({"factors": factors, "sampling": sampling, "prior": prior}, *usual_ways(seed)):
+    wanted: dict[str, Any] = {"factors": factors, "sampling": sampling, "prior": prior, "teach": teach}
+    taught: list[dict[str, Any]] = (
+        [{"factors": "default", "teach": True}] if isinstance(encoder, SentenceEncoder) else []
+    )
+    for settings in (wanted, *taught, *usual_ways(seed)):
         build = prepare(**settings)
         ways.setdefault(_describe(build), build)
     counter = _CallCounter(items, None if work_dir is None else Path(work_dir), scorer)
@@ -138,8 +146,8 @@ def plan_build(
             to_make,
             at_most,
             scoring=to_make * per_call,
-            encoding=to_encode * per_item + len(build.train_queries) * per_query,
-            factorizing=_fit_seconds(build, pairs, dim, device, time_fit),
+            encoding=_encoding_passes(build) * to_encode * per_item + len(build.train_queries) * per_query,
+            factorizing=_fit_seconds(build, pairs, dim, device, time_fit) + _training_seconds(build, per_item),
             disk=text_bytes + Items(build.train_queries).stored_bytes + _array_bytes(build, dim),
             memory=_memory_bytes(build, dim, pairs),
         )
@@ -161,10 +169,12 @@ def usual_ways(seed: int = 0) -> list[dict[str, Any]]:
 
 
 def _describe(build: Build) -> str:
-    if isinstance(build.factors, Cur):
-        return f"cur, {build.factors.anchors:,} anchors"
-    kind = "encoder’s vectors" if build.factors is None else type(build.factors).__name__.lower()
-    kind += " and prior" if build.prior else " only" * (build.factors is None)
+    if isinstance(build.method, Cur):
+        return f"cur, {build.method.anchors:,} anchors"
+    if build.teaching is not None:
+        return f"taught encoder{' and prior' * build.prior}, {build.teaching.lists:,} lists"
+    kind = "encoder’s vectors" if build.method is None else type(build.method).__name__.lower()
+    kind += " and prior" if build.prior else " only" * (build.method is None)
     parts = [kind]
     for plan in build.samplings:
         if isinstance(plan, PerItem):
@@ -189,7 +199,9 @@ class _CallCounter:
     def count(self, build: Build) -> tuple[int, int, bool]:
         """The number of scores, of calls left to make for them, and whether these are upper bounds."""
         queries, items = len(build.train_queries), len(build.items)
-        samplings = [] if isinstance(build.factors, Cur) else build.samplings
+        if build.teaching is not None:
+            return build.teaching.calls, build.teaching.calls, True
+        samplings = [] if isinstance(build.method, Cur) else build.samplings
         counts = [
             queries * min(plan.items, items) if isinstance(plan, PerQuery) else items * min(plan.queries, queries)
             for plan in samplings
@@ -243,8 +255,10 @@ def _spread(count: int, size: int) -> Rows:
 
 def _array_bytes(build: Build, dim: int) -> int:
     """On disk: the encoder's vectors, the factors, and the prior."""
-    queries, items, factors = len(build.train_queries), len(build.items), build.factors
+    queries, items, factors = len(build.train_queries), len(build.items), build.method
     vectors, prior = 2 * dim * items, STORED_PRIOR_BYTES * items if build.prior else 0
+    if build.teaching is not None and isinstance(build.encoder, SentenceEncoder):
+        prior += 2 * sum(int(value.numel()) for value in build.encoder.model.parameters())  # of the encoder
     if factors is None:
         return vectors + prior
     if isinstance(factors, Cur):
@@ -257,7 +271,7 @@ def _array_bytes(build: Build, dim: int) -> int:
 
 def _memory_bytes(build: Build, dim: int, pairs: int) -> int:
     """The peak: while pairs are scored, factors fitted, or the prior fitted."""
-    queries, items, factors = len(build.train_queries), len(build.items), build.factors
+    queries, items, factors = len(build.train_queries), len(build.items), build.method
     texts = int(build.items.texts.array.nbytes + build.items.ids.array.nbytes) + 16 * items
     always = FIXED_BYTES + texts + 2 * dim * items + 4 * dim * queries
     scoring = SCORING_BYTES * pairs + 36 * (queries + items)
@@ -278,10 +292,30 @@ def _memory_bytes(build: Build, dim: int, pairs: int) -> int:
 def _fit_seconds(
     build: Build, pairs: int, dim: int, device: str | None, seconds_per_work: Callable[[Method], float]
 ) -> float:
-    if build.factors is None or isinstance(build.factors, Cur):
+    if build.method is None or isinstance(build.method, Cur):
         return 0.0  # nothing is trained
-    method = replace(build.factors, device=build.factors.device or device)
+    method = replace(build.method, device=build.method.device or device)
     return seconds_per_work(method) * _fit_work(method, len(build.train_queries), len(build.items), pairs, dim)
+
+
+def _encoding_passes(build: Build) -> int:
+    """How often the items are encoded: to mine each round's lists, to check a teaching, and in the end."""
+    return 1 if build.teaching is None else build.teaching.rounds + 3
+
+
+def _training_seconds(build: Build, per_item: float) -> float:
+    """Of a teaching, from the time of forward passes."""
+    return 0.0 if build.teaching is None else TRAINING_COST * build.teaching.passes * per_item
+
+
+def estimate_teaching(items: Items, *, scorer: Scorer, encoder: SentenceEncoder) -> float:
+    """Seconds that a teaching with the default settings would take here, from a few calls and items."""
+    settings = Teaching.default(len(items), device=str(encoder.model.device))
+    texts = items.texts_of(_spread(len(items), TEACHING_PROBE))
+    per_item = _time_encoder(encoder.encode_items, list(texts), encoder.dim, lambda *_: None)
+    per_call = measure_speed(scorer, texts[:1] * len(texts), texts).per_call
+    passes = TRAINING_COST * settings.passes + (settings.rounds + 3) * len(items)
+    return settings.calls * per_call + passes * per_item
 
 
 def _seconds_per_work(method: Transductive | Inductive, dim: int) -> float:

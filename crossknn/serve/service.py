@@ -152,7 +152,7 @@ class Service:
                 "calls": None if index is None else index.report.calls,
             },
             "scorer": self.scorer.fingerprint,
-            "encoder": None if self._encoder is None else self._encoder.fingerprint,
+            "encoder": None if searcher.encoder is None else searcher.encoder.fingerprint,
             "strategies": _offered_strategies(searcher, self.settings.limits.budget),
             "limits": asdict(self.settings.limits),
             "defaults": {"k": k, "budget": budget, "strategy": default},

@@ -135,7 +135,7 @@ class Student:
                 self._torch._foreach_copy_(self._working, self.parameters)
 
     def save(self, folder: Path) -> None:
-        """Write the model in float32 to `folder` atomically."""
+        """Write the model in float16 to `folder` atomically."""
         write_error = import_extra("safetensors", extra="models").SafetensorError
         fresh = temporary_path(folder)
         names = [name for name, value in self._model.named_parameters() if value.requires_grad]
@@ -143,6 +143,7 @@ class Student:
         whole = self._encoder.copy(device="cpu", dtype="float32").model
         try:
             whole.load_state_dict({name: value.float().cpu() for name, value in state.items()})
+            whole.half()
             whole.prompts = self._model.prompts
             whole.max_seq_length = self._model.max_seq_length
             with no_progress_bars():

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -44,6 +44,8 @@ STEP: Final = "teaching"
 HELD_OUT_SHARE, MAX_HELD_OUT = 0.05, 200  # of the lists
 POOL_DEPTH, POOL_BEST = 50, 10  # of the check: items of each encoder that are pooled, and the best of them
 MINED_PRODUCTS: Final = 1 << 26  # inner products held at once
+MIN_LISTS, LISTS_PER_ITEM = 200, 2  # of the default
+CPU_SETTINGS: Final[Mapping[str, Any]] = {"lists": 2_000, "items_per_list": 48, "epochs": 3.0, "items_per_step": 24}
 START_SLOPE: Final = 8.0  # of standardized scores on inner products
 
 
@@ -103,6 +105,19 @@ class Teaching:
             check_number("time_limit", self.time_limit)
         check_seed(self.seed)
 
+    @classmethod
+    def default(cls, items: int, *, device: str | None = None, seed: int = 0) -> Self:
+        """The default for this many items: a smaller one on a CPU, where it takes hours."""
+        small = {} if (device or "cpu").startswith("cuda") else CPU_SETTINGS
+        settings = cls(**small, device=device, seed=seed)
+        lists = min(settings.lists, max(MIN_LISTS, LISTS_PER_ITEM * items))
+        return replace(settings, lists=lists, items_per_list=max(4, min(settings.items_per_list, items)))
+
+    @property
+    def passes(self) -> int:
+        """Query–item pairs that pass through the encoder in training, at most."""
+        return round(self.epochs * self.lists * min(self.items_per_step, self.items_per_list * self.rounds))
+
     @property
     def calls(self) -> int:
         """Calls of the scorer, at most."""
@@ -119,6 +134,7 @@ class TeachReport:
         calls: Scores that it used.
         steps: Of training.
         pairs: Query–item pairs that passed through the encoder in training.
+        training_seconds: Of these steps, over all runs.
         seconds: Of each part, in this run.
         held_out_lists: Not trained on.
         recall_before: Share of the best 10 of held-out pools that the encoder finds among its own nearest 50. A pool is
@@ -132,6 +148,7 @@ class TeachReport:
     calls: int
     steps: int
     pairs: int
+    training_seconds: float
     seconds: Mapping[str, float]
     held_out_lists: int
     recall_before: float | None
@@ -167,6 +184,15 @@ class Taught:
     report: TeachReport
     queries: list[str]
     entries: SparseScores
+
+    def some_entries(self, count: int) -> tuple[list[str], SparseScores]:
+        """The first `count` queries that have scores, real ones first, and their entries, numbered anew."""
+        pairs = self.entries.pairs
+        numbers = np.unique(pairs.queries)[:count]
+        chosen = self.entries.take(pairs.queries <= numbers[-1])
+        renumbered = np.searchsorted(numbers, chosen.pairs.queries).astype(np.int32)
+        kept = Pairs(renumbered, chosen.pairs.rows, len(numbers), pairs.n_items)
+        return [self.queries[number] for number in numbers], SparseScores(kept, chosen.scores)
 
 
 def teach(
@@ -222,6 +248,7 @@ class _Run:
     def __post_init__(self) -> None:
         self._torch = import_extra("torch", extra="models")
         self.seconds: dict[str, float] = {}
+        self._pooled = 0  # calls of the check
 
     @property
     def key(self) -> str:
@@ -289,24 +316,25 @@ class _Run:
         with self._timing("check"):
             near = self._nearest(student, held_out, POOL_DEPTH)
             recall = self._pooled_recall(held_out, near_before, near)
-        helped = recall is None or recall[1] > recall[0]
+        helped, encoder = recall is None or recall[1] > recall[0], self.encoder
         if helped:
             with self._timing("save"):
                 student.save(folder)
-        encoder = SentenceEncoder(folder, device=self.settings.device, normalize=self.encoder.normalize)
+                encoder = SentenceEncoder(folder, device=self.settings.device, normalize=self.encoder.normalize)
         report = TeachReport(
             lists=len(self.queries) - len(held_out),
             pseudo_queries=len(self.queries) - self.real_queries,
-            calls=len(entries),
+            calls=len(entries) + self._pooled,
             steps=trainer.progress.step,
             pairs=trainer.progress.pairs,
+            training_seconds=trainer.progress.seconds,
             seconds=self.seconds,
             held_out_lists=len(held_out),
             recall_before=None if recall is None else recall[0],
             recall=None if recall is None else recall[1],
             helped=helped,
         )
-        return Taught(encoder if helped else self.encoder, report, self.queries, entries)
+        return Taught(encoder, report, self.queries, entries)
 
     def _hold_out(self) -> NDArray[np.int64]:
         """Numbers of the held-out queries: real ones where there are enough."""
@@ -388,6 +416,7 @@ class _Run:
         keys = np.unique(numbers * len(self.items) + near.ravel())
         numbers, rows = np.divmod(keys, len(self.items))
         pool = self._score(Pairs(numbers.astype(np.int32), rows.astype(np.int32), len(self.queries), len(self.items)))
+        self._pooled = len(pool)
         best = ScoredLists.of(pool, min_items=1)
         shares: list[tuple[float, float]] = []
         for rows_of_pool, one, other in zip(best.rows[:, :POOL_BEST], before, after, strict=True):
