@@ -10,3 +10,5 @@ from crossknn.indexing.planner import Cost as Cost
 from crossknn.indexing.planner import plan_build as plan_build
 from crossknn.indexing.sampling import PerItem as PerItem
 from crossknn.indexing.sampling import PerQuery as PerQuery
+from crossknn.indexing.teaching.teach import Teaching as Teaching
+from crossknn.indexing.teaching.teach import teach as teach

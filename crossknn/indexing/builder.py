@@ -224,6 +224,7 @@ class Build:
         if self.teaching is None:
             return None
         assert isinstance(self.encoder, SentenceEncoder)
+        self._base_encoder = self.encoder.fingerprint
         if self._work_dir is None:
             self._temporary = TemporaryDirectory(prefix="crossknn-teaching-")
             folder = Path(self._temporary.name) / "encoder"
@@ -253,7 +254,7 @@ class Build:
         """The taught encoder as an index holds it; None if there is none, or it did not help."""
         if self.taught is None or not self.taught.report.helped or not isinstance(self.encoder, SentenceEncoder):
             return None
-        return StoredEncoder.of(self.encoder, self._temporary)
+        return StoredEncoder.of(self.encoder, base=self._base_encoder, owner=self._temporary)
 
     def score(self, part: tuple[int, int] = (0, 1)) -> SparseScores:
         """Sample the pairs and score them: all of them, or as worker `i` of `n` its part."""

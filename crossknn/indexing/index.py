@@ -173,6 +173,15 @@ class Index:
             raise InputError("the index has no encoder of its own: give the one that it was built with.")
         return self._taught.open(device=device)
 
+    def choose_encoder(self, given: Encoder | None, *, device: str | None = None) -> Encoder | None:
+        """The taught encoder in place of none, or of the one that was taught; else the given one."""
+        taught = self._taught
+        if taught is None or (given is not None and given.fingerprint != taught.base):
+            return given
+        if device is None and isinstance(given, SentenceEncoder):
+            device = str(given.model.device)
+        return self.open_encoder(device=device)
+
     @property
     def bm25(self) -> Bm25:
         """BM25 with default settings, from the folder or fitted on first use."""
@@ -283,12 +292,15 @@ class Index:
         for name, given, built in (("scorer", scorer, self.scorer), ("encoder", encoder, self.encoder)):
             if given is None or given.fingerprint == built:
                 continue
+            if name == "encoder" and self._taught is not None and given.fingerprint == self._taught.base:
+                continue
             unnamed = ", an unnamed function" if is_unnamed(built) else ""
-            own = "Leave it out: the index has its own, taught by the cross-encoder." if self.is_taught else ""
             hint = "Give that one, build the index again, or pass check_models=False if they are the same."
+            if name == "encoder" and self.is_taught:
+                hint = "Leave it out: the index has its own, taught by the cross-encoder."
             raise InputError(
                 f"the index was built with another {name} (fingerprint {built!r}{unnamed}), got {given.fingerprint!r}. "
-                f"{own if name == 'encoder' and own else hint}"
+                f"{hint}"
             )
 
     def add(
@@ -312,7 +324,7 @@ class Index:
         check_positive("queries_per_item", queries_per_item)
         if check_models:
             self.check_models(scorer=scorer, encoder=encoder)
-        encoder = self.open_encoder() if encoder is None else encoder
+        encoder = self.choose_encoder(encoder) or self.open_encoder()
         duplicate = next((id_ for id_ in items.ids if id_ in self.items), None)
         if duplicate is not None:
             raise InputError(f"the index has an item {duplicate!r} already. Remove it first, or use another id.")

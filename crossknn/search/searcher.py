@@ -58,8 +58,8 @@ class Searcher:
     Args:
         items: An `Index`, which brings vectors, α and β, and maybe a prior; or `Items`.
         scorer: Any `Scorer`; called once per round for all queries of a search.
-        encoder: Any `Encoder`. Default: that of the index, if it was taught; without one there are no query vectors
-            and no "dense" retriever.
+        encoder: Any `Encoder`. An index with a taught encoder uses that in place of none, and of the one that was
+            taught. Without any there are no query vectors and no "dense" retriever.
         vectors: The item vectors, if you have them: an array, a tensor or a `VectorSearch`. Without them the items are
             encoded on first use.
         retrievers: Your own, in addition to "dense", "bm25", "tfidf", "random", "fused" (reciprocal rank fusion of
@@ -98,8 +98,7 @@ class Searcher:
             if check_models:
                 items.check_models(scorer=scorer, encoder=encoder)
             normalization = normalization or items.normalization
-            if encoder is None and items.is_taught:
-                encoder = items.open_encoder(device=device)
+            encoder = items.choose_encoder(encoder, device=device)
             items = items.items
         if not isinstance(items, Items):
             raise invalid("items", "an Index or Items, as from Items.from_path(…)", items)

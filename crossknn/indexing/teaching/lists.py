@@ -73,9 +73,10 @@ def choose_items(nearest: NDArray[np.integer], size: int, *, n_items: int, rng: 
     queries, depth = nearest.shape
     near = min(round(NEAREST_SHARE * size), depth)
     far = min(round(FARTHER_SHARE * size), depth - near)
-    ranks = near + np.argpartition(rng.random((queries, depth - near)), far, axis=1)[:, :far] if far else None
     parts = [nearest[:, :near]]
-    parts += [] if ranks is None else [np.take_along_axis(nearest, ranks, 1)]
+    if far:
+        drawn = np.argpartition(rng.random((queries, depth - near)), far - 1, axis=1)[:, :far]
+        parts.append(np.take_along_axis(nearest, near + drawn, 1))
     parts.append(rng.integers(n_items, size=(queries, max(0, size - near - far))))
     rows = np.concatenate([part.astype(np.int64) for part in parts], axis=1)
     keys = np.unique(np.arange(queries)[:, None] * n_items + rows)

@@ -28,15 +28,17 @@ class StoredEncoder:
         weights: The file of weights.
         texts: The other files of the model's folder by name, such as `1_Pooling/config.json`.
         normalize: Whether vectors have length 1.
+        base: Fingerprint of the encoder that was taught.
     """
 
     weights: Path
     texts: Mapping[str, str]
     normalize: bool
+    base: str
     _owner: TemporaryDirectory[str] | None = field(default=None, repr=False)  # of the weights' folder
 
     @classmethod
-    def of(cls, encoder: SentenceEncoder, owner: TemporaryDirectory[str] | None = None) -> Self:
+    def of(cls, encoder: SentenceEncoder, *, base: str, owner: TemporaryDirectory[str] | None = None) -> Self:
         """The files of an encoder's folder, which is deleted with its `owner`."""
         folder, texts = encoder.folder, {}
         for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MODEL_WEIGHTS):
@@ -44,7 +46,7 @@ class StoredEncoder:
             if not SAFE_NAME.match(name):
                 raise InputError(f"{path}: a file that an index cannot hold. Teach an encoder without it.")
             texts[name] = path.read_text(encoding="utf-8")
-        return cls(folder / MODEL_WEIGHTS, texts, encoder.normalize, owner)
+        return cls(folder / MODEL_WEIGHTS, texts, encoder.normalize, base, owner)
 
     @classmethod
     def load(cls, files: Mapping[str, Path], facts: Mapping[str, Any]) -> Self:
@@ -53,12 +55,12 @@ class StoredEncoder:
         for name, text in texts.items():
             if not SAFE_NAME.match(name) or not isinstance(text, str):
                 raise InputError(f"{files[FILES]}: damaged: it lists {name!r}, which is not a file of an encoder.")
-        return cls(files[WEIGHTS], texts, bool(facts["normalize"]))
+        return cls(files[WEIGHTS], texts, bool(facts["normalize"]), str(facts["base"]))
 
     @property
     def facts(self) -> dict[str, Any]:
         """What `load` needs besides the files."""
-        return {"normalize": self.normalize}
+        return {"normalize": self.normalize, "base": self.base}
 
     def files(self) -> dict[str, Write]:
         """The files to write to an index folder."""

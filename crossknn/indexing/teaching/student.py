@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,16 @@ class TextTokens:
     starts: Tensor  # (texts,) int64
     lengths: Counts  # (texts,) on the host
 
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @classmethod
+    def join(cls, first: TextTokens, second: TextTokens) -> Self:
+        """The texts of both; those of the second are numbered behind those of the first."""
+        torch = import_extra("torch", extra="models")
+        starts = torch.cat([first.starts, second.starts + len(first.flat)])
+        return cls(torch.cat([first.flat, second.flat]), starts, np.concatenate([first.lengths, second.lengths]))
+
     def pack(self, numbers: Rows) -> tuple[Tensor, Tensor, Layout]:
         """The ids and positions of these texts, end to end, and where each begins."""
         torch = import_extra("torch", extra="models")
@@ -67,6 +77,7 @@ class Student:
 
     def __init__(self, encoder: SentenceEncoder, *, device: str | None = None) -> None:
         self._torch = torch = import_extra("torch", extra="models")
+        _check_modules(encoder)
         self._encoder = encoder.copy(device=device, dtype="float32")
         self._model = self._encoder.model
         self._base, self._pooling = _check_modules(self._encoder)
@@ -144,7 +155,8 @@ class Student:
         try:
             whole.load_state_dict({name: value.float().cpu() for name, value in state.items()})
             whole.half()
-            whole.prompts = self._model.prompts
+            own = {side: self._encoder.prompt(side) for side in (QUERY, ITEM)}
+            whole.prompts = {**whole.prompts, **{side: prompt for side, prompt in own.items() if prompt is not None}}
             whole.max_seq_length = self._model.max_seq_length
             with no_progress_bars():
                 whole.save_pretrained(str(fresh), create_model_card=False)
@@ -227,6 +239,8 @@ def _check_modules(encoder: SentenceEncoder) -> tuple[Any, str]:
         raise EncoderError(
             f"{encoder.name} cannot be taught: it is no transformer with one pooling of {', '.join(POOLINGS)}."
         )
+    if not getattr(modules[1], "include_prompt", True) and any(encoder.prompt(side) for side in (QUERY, ITEM)):
+        raise EncoderError(f"{encoder.name} cannot be taught: its pooling leaves out the tokens of a prompt.")
     return base, str(pooling)
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,7 +140,7 @@ class TeachReport:
         recall_before: Share of the best 10 of held-out pools that the encoder finds among its own nearest 50. A pool is
             the nearest 50 of the encoder before and after.
         recall: The same after the teaching.
-        helped: Whether the taught encoder is used: it finds more than before.
+        helped: Whether the taught encoder is used: it finds more than before, by more than one standard error.
     """
 
     lists: int
@@ -169,6 +169,22 @@ class TeachReport:
         if self.recall is not None and self.recall_before is not None:
             recall = f"dense recall on held-out pools {self.recall_before:.1%} before, {self.recall:.1%} after{kept}"
         return f"taught by {self.lists:,} lists, {self.calls:,} calls, {self.steps:,} steps; {recall}"
+
+
+class PooledRecall(NamedTuple):
+    """Recall of two encoders on the same pools."""
+
+    before: float
+    after: float
+    rose: bool  # by more than one standard error of the difference
+
+    @classmethod
+    def of(cls, shares: NDArray[np.float64]) -> Self:
+        """From (queries, 2) the recall of each encoder for each query."""
+        before, after = shares.mean(0).tolist()
+        differences = shares[:, 1] - shares[:, 0]
+        error = float(differences.std() / math.sqrt(len(shares)))
+        return cls(before, after, after - before > error)
 
 
 @dataclass(frozen=True)
@@ -271,6 +287,11 @@ class _Run:
         return list(dict.fromkeys([*real, *cut]))
 
     @property
+    def _pool_depth(self) -> int:
+        """Fewer where there are few items, so that a pool is never all of them."""
+        return max(1, min(POOL_DEPTH, len(self.items) // 4))
+
+    @property
     def real_queries(self) -> int:
         return min(len(set(self.train_queries)), self.settings.lists)
 
@@ -285,7 +306,7 @@ class _Run:
         fitted = np.setdiff1d(np.arange(len(self.queries)), held_out)
         steps = max(1, math.ceil(settings.epochs * len(fitted) / settings.batch))
         with self._timing("mine"):
-            near_before = self._nearest(student, held_out, POOL_DEPTH)
+            near_before = self._nearest(student, held_out, self._pool_depth)
         entries = self._mine(student, fitted, None, state / "lists-1.safetensors")
         lists = ScoredLists.of(entries)
         loss = self._loss(student, lists)
@@ -294,6 +315,8 @@ class _Run:
         resumed = trainer.load()
         for number in range(1, settings.rounds + 1):
             until = round(steps * number / settings.rounds)
+            if trainer.is_out_of_time():
+                break
             if number > 1:
                 entries = self._mine(student, fitted, entries, state / f"lists-{number}.safetensors")
                 lists = ScoredLists.of(entries)
@@ -314,9 +337,9 @@ class _Run:
         entries: SparseScores,
     ) -> Taught:
         with self._timing("check"):
-            near = self._nearest(student, held_out, POOL_DEPTH)
+            near = self._nearest(student, held_out, self._pool_depth)
             recall = self._pooled_recall(held_out, near_before, near)
-        helped, encoder = recall is None or recall[1] > recall[0], self.encoder
+        helped, encoder = recall is None or recall.rose, self.encoder
         if helped:
             with self._timing("save"):
                 student.save(folder)
@@ -330,8 +353,8 @@ class _Run:
             training_seconds=trainer.progress.seconds,
             seconds=self.seconds,
             held_out_lists=len(held_out),
-            recall_before=None if recall is None else recall[0],
-            recall=None if recall is None else recall[1],
+            recall_before=None if recall is None else recall.before,
+            recall=None if recall is None else recall.after,
             helped=helped,
         )
         return Taught(encoder, report, self.queries, entries)
@@ -407,8 +430,8 @@ class _Run:
 
     def _pooled_recall(
         self, queries: NDArray[np.int64], before: NDArray[np.int64], after: NDArray[np.int64]
-    ) -> tuple[float, float] | None:
-        """(before, after): of the best of each query's pool, the share that an encoder's nearest items hold."""
+    ) -> PooledRecall | None:
+        """Of the best of each query's pool, the share that the nearest items of each encoder hold."""
         if not len(queries):
             return None
         near = np.concatenate([before, after], 1)
@@ -418,11 +441,11 @@ class _Run:
         pool = self._score(Pairs(numbers.astype(np.int32), rows.astype(np.int32), len(self.queries), len(self.items)))
         self._pooled = len(pool)
         best = ScoredLists.of(pool, min_items=1)
-        shares: list[tuple[float, float]] = []
-        for rows_of_pool, one, other in zip(best.rows[:, :POOL_BEST], before, after, strict=True):
-            shares.append((float(np.isin(rows_of_pool, one).mean()), float(np.isin(rows_of_pool, other).mean())))
-        mean_before, mean_after = np.mean(shares, axis=0).tolist()
-        return mean_before, mean_after
+        shares = [
+            [np.isin(pool_rows, near).mean() for near in both]
+            for pool_rows, *both in zip(best.rows[:, :POOL_BEST], before, after, strict=True)
+        ]
+        return PooledRecall.of(np.array(shares))
 
     def _read_entries(self, path: Path) -> SparseScores:
         arrays = read_arrays(path)

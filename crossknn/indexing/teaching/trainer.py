@@ -59,7 +59,8 @@ class Trainer:
     ) -> None:
         self._torch = torch = import_extra("torch", extra="models")
         self._student, self._loss, self._settings = student, loss, settings
-        self._query_tokens, self._item_tokens = tokens
+        self._queries = len(tokens[0])
+        self._tokens = TextTokens.join(*tokens)
         self._total = total_steps
         self._checkpoint = checkpoint
         groups = [
@@ -81,7 +82,10 @@ class Trainer:
             chosen = _lists_of_step(len(lists), settings.batch, step, settings.seed)
             batch = lists.take(chosen).sample(settings.items_per_step, best=settings.best_items, rng=rng)
             self._set_learning_rate()
-            recent.append(self._step(batch))
+            try:
+                recent.append(self._step(batch))
+            except self._torch.linalg.LinAlgError as error:
+                raise self._diverged() from error
             self.progress.step += 1
             self.progress.pairs += int(np.isfinite(batch.scores).sum())
             if self.progress.step % CHECK_STEPS == 0 or self.progress.step == until_step:
@@ -120,22 +124,24 @@ class Trainer:
 
     def _parts(self, lists: ScoredLists) -> Iterator[ScoredLists]:
         """Lists whose activations fit into memory together."""
-        lengths = np.where(np.isfinite(lists.scores), self._item_tokens.lengths[lists.rows], 0).sum(1)
+        lengths = np.where(np.isfinite(lists.scores), self._tokens.lengths[self._queries + lists.rows], 0).sum(1)
         device = self._student.device.type
         for part in batches_in_order(lengths, STEP_TOKENS.get(device, STEP_TOKENS["cpu"])):
             yield lists.take(np.arange(part.start, part.stop))
 
     def _losses(self, lists: ScoredLists) -> Tensor:
+        """(lists,) the loss of each; queries and items pass through the encoder together, each item once."""
         torch, device = self._torch, self._student.device
         rows, places = np.unique(lists.rows, return_inverse=True)
-        order = np.argsort(-self._item_tokens.lengths[rows], kind="stable")  # equal lengths together, for a CPU
-        place_of = np.empty(len(rows), np.int64)
-        place_of[order] = np.arange(len(rows))
-        items = self._student.encode(self._item_tokens, rows[order].astype(np.int64))
-        queries = self._student.encode(self._query_tokens, lists.queries.astype(np.int64))
-        moved = torch.from_numpy(place_of[places.reshape(lists.rows.shape)]).to(device, non_blocking=True)
+        numbers = np.concatenate([lists.queries.astype(np.int64), self._queries + rows])
+        order = np.argsort(-self._tokens.lengths[numbers], kind="stable")  # equal lengths together, for a CPU
+        place_of = np.empty(len(numbers), np.int64)
+        place_of[order] = np.arange(len(numbers))
+        wanted = np.concatenate([place_of[: len(lists)], place_of[len(lists) + places.ravel()]])
+        vectors = self._student.encode(self._tokens, numbers[order])
+        moved = vectors[torch.from_numpy(wanted).to(device, non_blocking=True)]
         scores = torch.from_numpy(lists.scores).to(device, non_blocking=True)
-        return self._loss(queries, items[moved], scores)
+        return self._loss(moved[: len(lists)], moved[len(lists) :].view(*lists.rows.shape, -1), scores)
 
     def _set_learning_rate(self) -> None:
         """Linear warm-up, then a cosine to zero at the last step or the time limit, whichever comes first."""
@@ -151,11 +157,13 @@ class Trainer:
         mean = float(self._torch.stack(recent).mean())
         recent.clear()
         if not math.isfinite(mean):
-            raise InputError(
-                f"The teaching diverged at step {self.progress.step}: NaN or infinity in the loss. "
-                "Lower `learning_rate`."
-            )
+            raise self._diverged()
         self.progress.losses.append(mean)
+
+    def _diverged(self) -> InputError:
+        return InputError(
+            f"The teaching diverged at step {self.progress.step}: NaN or infinity in the loss. Lower `learning_rate`."
+        )
 
     def save(self) -> None:
         """Write weights, moments and progress to the checkpoint, if there is one."""

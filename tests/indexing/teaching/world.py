@@ -14,6 +14,18 @@ _known = {word for sentence in tiny.SENTENCES for word in sentence.lower().split
 FILLERS = sorted(_known.difference(TOPICS))
 
 
+def bert_tokenizer() -> Any:
+    """The same in every run, unlike one that is trained: all words of the sentences, and letters for others."""
+    from transformers import BertTokenizerFast
+
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    words = sorted(_known.difference(letters))
+    return BertTokenizerFast(
+        vocab={piece: number for number, piece in enumerate([*pieces, *words])}, model_max_length=tiny.LENGTH
+    )
+
+
 def save_encoder(
     folder: Path,
     family: str = "bert",
@@ -29,7 +41,8 @@ def save_encoder(
     from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
     from transformers import AutoModel
 
-    tokenizer, base = tiny.FAMILIES[family](), folder.with_name(f"{folder.name}-base")
+    tokenizer = bert_tokenizer() if family == "bert" else tiny.FAMILIES[family]()
+    base = folder.with_name(f"{folder.name}-base")
     torch.manual_seed(4)
     AutoModel.from_config(tiny._config(family, tokenizer)).save_pretrained(base)
     tokenizer.save_pretrained(base)
