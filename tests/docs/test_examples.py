@@ -49,7 +49,8 @@ def test_the_readmes_code(bert_folder, tmp_path):
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     code += "\nassert hits.calls == 100 and searcher.search(train[0], k=10).expected_recall is not None"
     output = run(sys.executable, "-c", code, cwd=tmp_path)
-    assert len(output.splitlines()) == 10
+    assert len(re.findall(r"^d\d+ -?\d", output, re.M)) == 10  # hits
+    assert "120 items, 2 train queries" in output  # the index's report
 
 
 def test_the_demo_pages_code():

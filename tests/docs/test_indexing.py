@@ -6,7 +6,9 @@ import crossknn as ck
 from tests.docs.doc_pages import blocks
 
 BLOCKS = [text for language, text in blocks("docs/indexing.md") if language == "python"]
-(DISTILLING,) = [block for block in BLOCKS if "ck.distill(" in block]  # needs a real encoder
+# These need a real encoder:
+(DISTILLING,) = [block for block in BLOCKS if "ck.distill(" in block]
+(TEACHING,) = [block for block in BLOCKS if "Teaching(" in block]
 WORDS = ["river", "ice", "snow", "lake", "bread", "oven", "freeze", "top", "water", "cold", "winter", "flour"]
 
 
@@ -30,7 +32,7 @@ def test_the_code_of_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
 
     names = {}
     for block in BLOCKS:
-        if block != DISTILLING:
+        if block not in (DISTILLING, TEACHING):
             exec(block, names)
 
     assert "items never scored" in capsys.readouterr().out
@@ -38,15 +40,27 @@ def test_the_code_of_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     assert len(ck.Index.load("corpus.ck")) == len(texts)
 
 
-def test_distilling_runs_on_a_cpu_too(encoder_folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    names = {
+def given_names(encoder_folder):
+    return {
         "ck": ck,
         "items": ck.Items([f"{word} and {other}" for word in WORDS for other in WORDS[:4]]),
         "scorer": ck.function_scorer(count_words, fingerprint="words"),
         "encoder": ck.SentenceEncoder(encoder_folder, device="cpu"),
         "train": WORDS,
     }
+
+
+def test_teaching_runs_on_a_cpu_too(encoder_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = given_names(encoder_folder)
+    exec(TEACHING, names)
+    assert "taught by 8 lists" in capsys.readouterr().out
+    assert len(names["hits"]) == 10
+
+
+def test_distilling_runs_on_a_cpu_too(encoder_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = given_names(encoder_folder)
     exec(DISTILLING.replace("cuda", "cpu"), names)
     before, after = map(float, capsys.readouterr().out.split())
     assert after <= before  # the best epoch is kept, and the first may be it
