@@ -55,6 +55,7 @@ for command in (
     serve.serve,
     index.info,
     index.add,
+    index.learn,
     index.remove,
     index.verify,
     demo.demo,

@@ -17,6 +17,7 @@ from crossknn.cli.console import ProgressBars, out, print_json, resumable, say
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
+    from crossknn.indexing.builder import Build
     from crossknn.indexing.factorization.factors import Method
     from crossknn.indexing.index import Index
     from crossknn.indexing.planner import BuildPlan
@@ -166,7 +167,9 @@ def build(
     Without a cluster, several processes can score at once, each with its own --worker; when they are done, run the
     command once more without --worker.
     """
+    from crossknn.indexing.builder import Build
     from crossknn.indexing.index import Index
+    from crossknn.scorers.remote.http_scorer import is_url
     from crossknn.storage.atomic_dir import check_target
 
     check_target(folder)
@@ -190,8 +193,9 @@ def build(
         if part is not None:
             _score_part(items, part, settings, as_json=as_json)
             return
-        _mention_teaching(items, settings)
-        index = Index.build(items, **settings)
+        prepared = Build(items, **settings)
+        _mention_teaching(prepared, measure=not is_url(models.scorer))
+        index = Index.from_build(prepared)
         index.save(folder)
     if as_json:
         print_json([{**_describe_index(index, folder), "work_dir": str(work)}])
@@ -252,7 +256,7 @@ def info(folder: FolderArgument, as_json: options.JsonOption = False) -> None:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        shown = str(index.report) if name == "report" else f"{value:,}" if isinstance(value, int) else str(value)
+        shown = str(index.report) if name == "report" else f"{value:,}" if type(value) is int else str(value)
         table.add_row(name, Text(shown))
     out.print(table)
 
@@ -293,6 +297,48 @@ def add(
         changed.save(folder)
     calls = f" with {changed.report.calls_made:,} calls"
     _print_change(changed, folder, "added", len(items), calls, as_json=as_json)
+
+
+@options.with_groups
+def learn(
+    *,
+    folder: FolderArgument,
+    searches: Annotated[Path, Option(metavar="LOG", help="Folder that `crossknn serve --learn LOG` has written.")],
+    output: Annotated[
+        Path | None, Option("-o", "--output", metavar="NEW", help="Folder of the new index. Default: FOLDER.")
+    ] = None,
+    work_dir: Annotated[
+        Path | None, Option(help="Folder that keeps scores and checkpoints. Default: FOLDER.work, next to the index.")
+    ] = None,
+    any_model: options.AnyModelOption = False,
+    models: options.ModelOptions,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Teach the encoder of an index further, by what its searches have scored.
+
+    A service that has the index open swaps the new one in. Run an interrupted learning again to resume it.
+    """
+    from crossknn.indexing.index import Index
+    from crossknn.storage.search_log import read_searches
+
+    index, target = Index.load(folder), output or folder
+    with ProgressBars(keep=True, log=True) as bars, resumable():
+        work = work_dir or options.default_work_dir(folder)
+        scorer = models.load_scorer(work_dir=work)
+        learned = index.learn(
+            read_searches(searches, scorer=scorer.fingerprint),
+            scorer=scorer,
+            encoder=models.encoder_for(index),
+            work_dir=work,
+            device=models.device,
+            check_models=not any_model,
+            progress=bars.from_zero,
+        )
+        learned.save(target)
+    if as_json:
+        print_json([_describe_index(learned, target)])
+    else:
+        out.print(Text(str(learned.report)), soft_wrap=True)
 
 
 def remove(
@@ -338,23 +384,29 @@ def _parse_worker(text: str) -> tuple[int, int]:
     return int(found[1]) - 1, int(found[2])
 
 
-def _mention_teaching(items: Items, settings: dict[str, Any]) -> None:
-    """What a teaching takes here, where one is wanted on a CPU or could be."""
+def _mention_teaching(build: Build, *, measure: bool) -> None:
+    """Say what a teaching takes on a CPU, where there will be one or could be; a server is not called to measure it."""
     from crossknn.encoders.sentence import SentenceEncoder
     from crossknn.indexing.planner import estimate_teaching
+    from crossknn.indexing.teaching.teach import Teaching
 
-    teach, encoder = settings["teach"], settings["encoder"]
-    default = settings["factors"] == "default" and settings["sampling"] is None
-    on_cpu = isinstance(encoder, SentenceEncoder) and encoder.model.device.type == "cpu"
-    if not on_cpu or not (teach is True or (teach is None and default)):
+    encoder, settings = build.encoder, build.teaching
+    if not isinstance(encoder, SentenceEncoder) or encoder.model.device.type != "cpu":
         return
-    hours = estimate_teaching(items, scorer=settings["scorer"], encoder=encoder) / 3600
-    if teach:
-        say(f"Teaching the encoder takes about {hours:.1f} hours on this CPU.")
+    if settings is None:
+        if build.teach is False or build.sampling is not None or build.factors != "default":
+            return
+        settings = Teaching.default(len(build.items))
+    cost = f"{settings.calls:,} calls and hours"
+    if measure:
+        minutes = estimate_teaching(build.items, settings, scorer=build.scorer, encoder=encoder) / 60
+        cost = f"{minutes:.1f} minutes" if minutes < 60 else f"{minutes / 60:.1f} hours"
+    if build.teaching is not None:
+        say(f"Teaching the encoder takes about {cost} on this CPU.")
     else:
         say(
             "The encoder stays as it came. --teach would train it on cross-encoder scores, so that searches find as "
-            f"much with a fraction of the calls: in about {hours:.1f} hours on this CPU, or in minutes on a GPU."
+            f"much with a fraction of the calls: in about {cost} on this CPU, or in minutes on a GPU."
         )
 
 
@@ -362,6 +414,8 @@ def _score_part(items: Items, part: tuple[int, int], settings: dict[str, Any], *
     from crossknn.indexing.builder import Build
 
     build = Build(items, **settings)
+    if build.teaching is not None:
+        raise InputError("--worker splits builds without teaching. Leave it out, or give --no-teach.")
     build.score(part)
     calls, work, worker = build.calls_made, settings["work_dir"], f"{part[0] + 1} of {part[1]}"
     if as_json:

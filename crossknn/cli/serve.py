@@ -55,6 +55,11 @@ class ServerOptions:
     poll: Annotated[float, Option(help="Seconds between two checks for a newer index.")] = 2.0
     grace: Annotated[float, Option(help="Seconds for running requests to end after SIGTERM.")] = 30.0
     log_queries: Annotated[bool, Option("--log-queries", help="Also log the queries.")] = False
+    learn: Annotated[
+        Path | None,
+        Option(metavar="FOLDER", help="Keep the queries, ids and scores of searches here, for `crossknn learn`."),
+    ] = None
+    learn_mb: Annotated[int, Option(min=1, help="Limit of that folder's size, in MB; the oldest searches go.")] = 1_024
 
 
 @options.with_groups

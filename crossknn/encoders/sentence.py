@@ -53,7 +53,10 @@ class SentenceEncoder:
     Attributes:
         at_once: The number of texts that it is best called with,
         threads: and by how many threads.
+        folder_owner: Of a temporary folder, which lives as long as the encoder and its copies.
     """
+
+    folder_owner: Any = None
 
     def __init__(
         self,
@@ -100,7 +103,9 @@ class SentenceEncoder:
     def copy(self, *, device: str | None, dtype: str) -> Self:
         """The same model, loaded again, elsewhere or in another precision."""
         settings = {**self._settings, "device": device or "cpu", "dtype": dtype, "max_tokens": self.max_tokens}
-        return type(self)(self.folder, **settings)
+        made = type(self)(self.folder, **settings)
+        made.folder_owner = self.folder_owner
+        return made
 
     def prompt(self, side: str) -> str | None:
         """What is put before the texts of a side, "query" or "document"."""

@@ -39,7 +39,7 @@ from crossknn.indexing.sampling import (
 )
 from crossknn.indexing.score_matrix import Pairs, SparseScores, all_pairs
 from crossknn.indexing.teaching.stored_encoder import StoredEncoder
-from crossknn.indexing.teaching.teach import Taught, Teaching, TeachReport, teach
+from crossknn.indexing.teaching.teach import KnownList, Taught, Teaching, TeachReport, teach
 from crossknn.items.items import Items
 from crossknn.models.fingerprints import is_unnamed
 from crossknn.retrievers.bm25 import Bm25
@@ -167,6 +167,7 @@ class Build:
     factors: Method | Literal["default"] | None = None
     prior: bool = False
     teach: Teaching | bool | None = False
+    searches: Sequence[KnownList] = ()
     signals: Sequence[str] = SIGNALS
     retrievers: Sequence[Retriever] = ()
     work_dir: str | Path | None = None
@@ -225,12 +226,10 @@ class Build:
             return None
         assert isinstance(self.encoder, SentenceEncoder)
         self._base_encoder = self.encoder.fingerprint
+        folder = None
         if self._work_dir is None:
             self._temporary = TemporaryDirectory(prefix="crossknn-teaching-")
             folder = Path(self._temporary.name) / "encoder"
-        else:
-            self._work_dir.mkdir(parents=True, exist_ok=True)
-            folder = self._work_dir / "taught-encoder"
         with self._timing("teach"):
             taught = teach(
                 self.items,
@@ -238,6 +237,7 @@ class Build:
                 scorer=self.scorer,
                 encoder=self.encoder,
                 queries=self.queries or (),
+                searches=self.searches,
                 settings=self.teaching,
                 work_dir=self._work_dir,
                 chunk=self.chunk,
@@ -254,7 +254,7 @@ class Build:
         """The taught encoder as an index holds it; None if there is none, or it did not help."""
         if self.taught is None or not self.taught.report.helped or not isinstance(self.encoder, SentenceEncoder):
             return None
-        return StoredEncoder.of(self.encoder, base=self._base_encoder, owner=self._temporary)
+        return StoredEncoder.of(self.encoder, base=self._base_encoder)
 
     def score(self, part: tuple[int, int] = (0, 1)) -> SparseScores:
         """Sample the pairs and score them: all of them, or as worker `i` of `n` its part."""

@@ -23,19 +23,21 @@ from crossknn.indexing.pair_scoring import CHUNK, open_score_log, score_pairs_in
 from crossknn.indexing.sampling import PerItem, Sampling, sample_per_item
 from crossknn.indexing.score_matrix import all_pairs
 from crossknn.indexing.teaching.stored_encoder import StoredEncoder
-from crossknn.indexing.teaching.teach import Teaching
+from crossknn.indexing.teaching.teach import KnownList, Teaching
 from crossknn.items.items import Items
 from crossknn.models.fingerprints import is_unnamed
 from crossknn.retrievers.bm25 import Bm25, StoredBm25
 from crossknn.scorers.timing import Timed
 from crossknn.storage.atomic_dir import Folder, Write, read_folder, write_folder
 from crossknn.storage.safetensors import read_arrays, write_arrays
+from crossknn.storage.search_log import LoggedSearch
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.prior import SIGNALS, Prior
 from crossknn.types import Encoder, Engine, Progress, Retriever, Scorer
 
 VECTORS, BIAS, LATENT_FACTORS = "vectors", "bias", "latent_factors"  # names of the arrays on disk, never to change
 LOAD_ATTEMPTS = 20  # while the folder is being replaced
+LEARNED_ITEMS = 24  # mined for each search that `learn` is given
 
 
 @dataclass(eq=False, repr=False)
@@ -357,6 +359,55 @@ class Index:
             report=replace(self.report, items=len(together), calls=calls, calls_made=timed.calls),
         )
 
+    def learn(
+        self,
+        searches: Iterable[LoggedSearch],
+        *,
+        scorer: Scorer,
+        encoder: Encoder | None = None,
+        teach: Teaching | None = None,
+        work_dir: str | Path | None = None,
+        device: str | None = None,
+        check_models: bool = True,
+        progress: Progress | None = None,
+    ) -> Self:
+        """An index of the same items whose encoder has learned from searches: what they scored, plus mined items.
+
+        The prior, if the index has one, is fitted again to the same scores. Items that the index no longer has are left
+        out. If the learning does not help on held-out searches, the encoder stays as it is.
+
+        Args:
+            searches: As from `read_searches`.
+            encoder: Not needed by an index that was taught.
+            teach: By default one round over all searches, with 24 more calls for each.
+            device: Of the training, by default that of the encoder.
+        """
+        if check_models:
+            self.check_models(scorer=scorer, encoder=encoder)
+        chosen = self.choose_encoder(encoder, device=device)
+        if not isinstance(chosen, SentenceEncoder):
+            raise InputError("`learn` trains an encoder: give the SentenceEncoder that the index was built with.")
+        known = _known_lists(searches, self.items)
+        settings = teach or _learning(len({one.query for one in known}), len(self.items), chosen)
+        build = Build(
+            self.items,
+            scorer=scorer,
+            encoder=chosen,
+            teach=settings,
+            searches=known,
+            prior=self.prior is not None,
+            signals=SIGNALS if self.prior is None else self.prior.signals,
+            work_dir=work_dir,
+            seed=settings.seed,
+            device=device,
+            progress=progress,
+        )
+        learned = self.from_build(build)
+        base, taught = self._taught, learned._taught
+        if base is not None:  # it was taught before
+            learned._taught = base if taught is None else replace(taught, base=base.base)
+        return learned
+
     def remove(self, ids: Iterable[str | int]) -> Self:
         """An index without the items of these ids."""
         keep = np.ones(len(self.items), np.bool_)
@@ -383,6 +434,25 @@ class Index:
     def __repr__(self) -> str:
         kind = "encoder" if self.factors is None else self.factors.kind
         return f"Index({len(self.items)} items, {self.vectors.shape[1]} dimensions, {kind} vectors)"
+
+
+def _known_lists(searches: Iterable[LoggedSearch], items: Items) -> list[KnownList]:
+    """The searches with the rows of their items; `InputError` if none is of these items."""
+    known = []
+    for search in searches:
+        held = [place for place, id_ in enumerate(search.ids) if id_ in items]
+        if len(held) > 1:
+            rows = np.asarray(items.rows_of([search.ids[place] for place in held]), np.int64)
+            known.append(KnownList(search.query, rows, search.scores[held]))
+    if not known:
+        raise InputError("there must be searches that scored at least two of the index's items, got none.")
+    return known
+
+
+def _learning(queries: int, items: int, encoder: SentenceEncoder) -> Teaching:
+    """The default settings for lists that are scored already."""
+    settings = Teaching.default(items, device=str(encoder.model.device))
+    return replace(settings, lists=queries, rounds=1, items_per_list=min(LEARNED_ITEMS, settings.items_per_list))
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from crossknn.types import Encoder, Progress, Rows, Scorer, Vectors
 
 MEASURED_CALLS, MEASURED_ITEMS, MEASURED_QUERIES = 512, 256, 64  # to time the models
 WARM_UP_TEXTS = 16
-TEACHING_PROBE = 32  # texts to estimate the time of a teaching with
+TEACHING_PROBE = 256  # pairs to estimate the time of a teaching with
 TRAINING_COST = 3.0  # of a forward and a backward pass, in forward passes
 PROBE_QUERIES, PROBE_ITEMS, PROBE_PER_ITEM = 256, 2048, 2  # of the synthetic scores that a fit is timed on
 ALS_READ_COST = 256  # reading an entry takes ALS as long as this many more entries in its linear system
@@ -308,11 +308,10 @@ def _training_seconds(build: Build, per_item: float) -> float:
     return 0.0 if build.teaching is None else TRAINING_COST * build.teaching.passes * per_item
 
 
-def estimate_teaching(items: Items, *, scorer: Scorer, encoder: SentenceEncoder) -> float:
-    """Seconds that a teaching with the default settings would take here, from a few calls and items."""
-    settings = Teaching.default(len(items), device=str(encoder.model.device))
+def estimate_teaching(items: Items, settings: Teaching, *, scorer: Scorer, encoder: SentenceEncoder) -> float:
+    """Seconds that a teaching would take here, from a few calls and items."""
     texts = items.texts_of(_spread(len(items), TEACHING_PROBE))
-    per_item = _time_encoder(encoder.encode_items, list(texts), encoder.dim, lambda *_: None)
+    per_item = _time_encoder(encoder.encode_items, texts[:WARM_UP_TEXTS], encoder.dim, lambda *_: None)
     per_call = measure_speed(scorer, texts[:1] * len(texts), texts).per_call
     passes = TRAINING_COST * settings.passes + (settings.rounds + 3) * len(items)
     return settings.calls * per_call + passes * per_item

@@ -123,6 +123,12 @@ class Hits(Sequence[Hit]):
     estimates: Scores | None = field(default=None, repr=False, compare=False)
     trace: Sequence[Hit] = field(default=(), repr=False, compare=False)
 
+    def scored(self) -> tuple[list[str], list[float]]:
+        """Ids and scores of every scored item, in the order of the calls; of exact search those of the hits."""
+        if isinstance(self.trace, Trace):
+            return list(self.trace.ids), self.trace.scores.tolist()
+        return [hit.id for hit in self.trace], [hit.score for hit in self.trace]
+
     @property
     def complete(self) -> bool:
         """Whether the search ran to its end."""

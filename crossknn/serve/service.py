@@ -25,6 +25,7 @@ from crossknn.serve.live_index import IndexWatcher, LiveIndex
 from crossknn.serve.monitoring import Metrics
 from crossknn.serve.schemas import Info, SearchRequest, SearchResponse, query_response
 from crossknn.serve.settings import Settings
+from crossknn.storage.search_log import SearchLog
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.registry import (
     STRATEGIES,
@@ -83,6 +84,8 @@ class Service:
             check_models=check_models,
             progress=progress,
         )
+        learn, size = self.settings.learn, self.settings.learn_mb << 20
+        self._search_log = None if learn is None else SearchLog(learn, scorer=scorer.fingerprint, max_bytes=size)
         self.live_index = LiveIndex(Path(source) if isinstance(source, str) else source, open_searcher)
         self.watcher = IndexWatcher(self.live_index, self.settings.poll)
         self.queue = RequestQueue(max_running=self.settings.running, max_queued=self.settings.waiting)
@@ -121,6 +124,9 @@ class Service:
             cancelled=cancelled,
         )
         self.metrics.count_search(found)
+        if self._search_log is not None:
+            for hits in found:
+                self._search_log.append(hits.query, *hits.scored())
         items = index.searcher.items
         results = [query_response(hits, items, explain=request.explain, texts=request.texts) for hits in found]
         return {"results": results, "strategy": repr(strategy), "index": index.identity, "request_id": request_id}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from crossknn._checks import check_number, check_positive, invalid
 from crossknn.errors import InputError
@@ -45,10 +46,13 @@ class Settings:
     public_info: bool = False  # whether /info and /metrics need no key
     hosts: tuple[str, ...] | None = None
     log_queries: bool = False  # whether logs may contain queries and error messages, which may quote texts
+    learn: Path | None = None  # a folder that keeps the queries, ids and scores of searches, for `crossknn learn`
+    learn_mb: int = 1_024  # its maximum size
 
     def __post_init__(self) -> None:
         check_positive("running", self.running)
         check_positive("batch_pairs", self.batch_pairs)
+        check_positive("learn_mb", self.learn_mb)
         if not isinstance(self.waiting, int) or self.waiting < 0:
             raise invalid("waiting", "a nonnegative integer", self.waiting)
         for name in ("scorer_timeout", "poll", "grace"):

@@ -4,58 +4,77 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError
-from crossknn.storage.atomic_dir import Write
+from crossknn.storage.atomic_dir import RESTORE, Write
 
-WEIGHTS, FILES = "encoder.safetensors", "encoder.json"  # in the index folder
-MODEL_WEIGHTS: Final = "model.safetensors"  # in a model's folder
-SAFE_NAME: Final = re.compile(r"^(?:[A-Za-z0-9_]+/)?[A-Za-z0-9_]+\.(?:json|txt|model)$")
+FILES: Final = "encoder.json"  # in the index folder: the model's other files, and the names of its weights
+WEIGHTS: Final = ("encoder.safetensors", *(f"encoder_{letter}.safetensors" for letter in "abcdefgh"))
+SAFE_NAME: Final = re.compile(r"^(?:[A-Za-z0-9_]+/)?[A-Za-z0-9_]+(?:\.bpe)?\.(?:json|txt|model|safetensors)$")
+SUFFIX: Final = ".safetensors"
+BYTES: Final = "latin-1"  # stands for bytes that are no UTF-8
 
 
 @dataclass(frozen=True)
 class StoredEncoder:
-    """A sentence-transformers model with one file of weights and some small text files.
+    """A sentence-transformers model as files of weights, one or a few, and small files.
 
     Attributes:
-        weights: The file of weights.
-        texts: The other files of the model's folder by name, such as `1_Pooling/config.json`.
+        weights: The bytes of the files of weights by name in the model's folder, such as `model.safetensors`. They are
+            memory-mapped, and stay readable when their files are deleted.
+        contents: The other files by name, such as `1_Pooling/config.json`.
         normalize: Whether vectors have length 1.
         base: Fingerprint of the encoder that was taught.
     """
 
-    weights: Path
-    texts: Mapping[str, str]
+    weights: Mapping[str, NDArray[np.uint8]]
+    contents: Mapping[str, bytes]
     normalize: bool
     base: str
-    _owner: TemporaryDirectory[str] | None = field(default=None, repr=False)  # of the weights' folder
 
     @classmethod
-    def of(cls, encoder: SentenceEncoder, *, base: str, owner: TemporaryDirectory[str] | None = None) -> Self:
-        """The files of an encoder's folder, which is deleted with its `owner`."""
-        folder, texts = encoder.folder, {}
-        for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MODEL_WEIGHTS):
+    def of(cls, encoder: SentenceEncoder, *, base: str) -> Self:
+        """The files of an encoder's folder."""
+        folder, weights, contents = encoder.folder, dict[str, NDArray[np.uint8]](), dict[str, bytes]()
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             name = path.relative_to(folder).as_posix()
             if not SAFE_NAME.match(name):
                 raise InputError(f"{path}: a file that an index cannot hold. Teach an encoder without it.")
-            texts[name] = path.read_text(encoding="utf-8")
-        return cls(folder / MODEL_WEIGHTS, texts, encoder.normalize, base, owner)
+            if path.suffix == SUFFIX:
+                weights[name] = np.memmap(path, np.uint8, mode="r")
+            else:
+                contents[name] = path.read_bytes()
+        if len(weights) > len(WEIGHTS):
+            raise InputError(f"{folder}: an index holds an encoder of at most {len(WEIGHTS)} files of weights.")
+        return cls(weights, contents, encoder.normalize, base)
 
     @classmethod
     def load(cls, files: Mapping[str, Path], facts: Mapping[str, Any]) -> Self:
         """The encoder in an index folder."""
-        texts = json.loads(files[FILES].read_text(encoding="utf-8"))
-        for name, text in texts.items():
-            if not SAFE_NAME.match(name) or not isinstance(text, str):
-                raise InputError(f"{files[FILES]}: damaged: it lists {name!r}, which is not a file of an encoder.")
-        return cls(files[WEIGHTS], texts, bool(facts["normalize"]), str(facts["base"]))
+        path = files[FILES]
+        try:
+            listed = json.loads(path.read_bytes())
+            stored = {str(name): files[stored] for name, stored in listed["weights"].items()}
+            contents = {str(name): _from_json(content) for name, content in listed["contents"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{path}: damaged ({error!r}). {RESTORE}") from error
+        for names, are_weights in ((stored, True), (contents, False)):
+            for name in names:
+                if not SAFE_NAME.match(name) or name.endswith(SUFFIX) != are_weights:
+                    raise InputError(
+                        f"{path}: damaged: it lists {name!r}, which is not a file of an encoder. {RESTORE}"
+                    )
+        weights = {name: np.memmap(path, np.uint8, mode="r") for name, path in stored.items()}
+        return cls(weights, contents, bool(facts["normalize"]), str(facts["base"]))
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -64,39 +83,37 @@ class StoredEncoder:
 
     def files(self) -> dict[str, Write]:
         """The files to write to an index folder."""
-        content = json.dumps(self.texts, ensure_ascii=False)
-        return {
-            WEIGHTS: lambda path: _copy(self.weights, path),
-            FILES: lambda path: _write(path, content),
-        }
+        stored = dict(zip(self.weights, WEIGHTS, strict=False))
+        contents = {name: _to_json(content) for name, content in self.contents.items()}
+        listed = json.dumps({"weights": stored, "contents": contents}).encode()
+        copies: dict[str, Write] = {stored[name]: array.tofile for name, array in self.weights.items()}
+        return {**copies, FILES: lambda path: _write(path, listed)}
 
     def open(self, *, device: str | None = None) -> SentenceEncoder:
         """The encoder, from a temporary folder that lives as long as it."""
         owner = TemporaryDirectory(prefix="crossknn-encoder-")
         folder = Path(owner.name)
-        for name, text in self.texts.items():
+        for name, content in self.contents.items():
             (folder / name).parent.mkdir(exist_ok=True)
-            _write(folder / name, text)
-        for entry in json.loads(self.texts.get("modules.json", "[]")):
-            (folder / Path(str(entry["path"])).name).mkdir(exist_ok=True)  # of modules without settings
-        try:
-            (folder / MODEL_WEIGHTS).symlink_to(self.weights.resolve())
-        except OSError:  # a system without links
-            _copy(self.weights, folder / MODEL_WEIGHTS)
-        return OwnedEncoder(folder, owner, device=device, normalize=self.normalize)
+            _write(folder / name, content)
+        for name, array in self.weights.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            array.tofile(folder / name)
+        encoder = SentenceEncoder(folder, device=device, normalize=self.normalize)
+        encoder.folder_owner = owner
+        return encoder
 
 
-class OwnedEncoder(SentenceEncoder):
-    """A sentence encoder whose folder is deleted with it."""
-
-    def __init__(self, folder: Path, owner: TemporaryDirectory[str], **settings: Any) -> None:
-        super().__init__(folder, **settings)
-        self._owner = owner
-
-
-def _copy(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)
+def _to_json(content: bytes) -> str | dict[str, str]:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return {BYTES: content.decode(BYTES)}
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def _from_json(content: Any) -> bytes:
+    return content.encode() if isinstance(content, str) else str(content[BYTES]).encode(BYTES)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

@@ -22,6 +22,7 @@ from crossknn._checks import check_number, check_positive, check_seed, invalid
 from crossknn._imports import import_extra
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.engines.local import LOCAL
+from crossknn.errors import InputError
 from crossknn.indexing.factorization.trainer import batches
 from crossknn.indexing.pair_scoring import CHUNK, open_score_log, score_pairs_into
 from crossknn.indexing.sampling import cut_queries
@@ -33,7 +34,7 @@ from crossknn.indexing.teaching.trainer import Trainer
 from crossknn.items.items import Items
 from crossknn.storage.atomic import temporary_path
 from crossknn.storage.safetensors import read_arrays, write_arrays
-from crossknn.types import Engine, Progress, Scorer
+from crossknn.types import Engine, Progress, Scorer, Scores
 
 if TYPE_CHECKING:
     pass
@@ -122,6 +123,14 @@ class Teaching:
     def calls(self) -> int:
         """Calls of the scorer, at most."""
         return self.lists * self.items_per_list * self.rounds + MAX_HELD_OUT * 2 * POOL_DEPTH
+
+
+class KnownList(NamedTuple):
+    """A query with items that the cross-encoder has scored, as a search has them."""
+
+    query: str
+    rows: NDArray[np.int64]
+    scores: Scores
 
 
 @dataclass(frozen=True)
@@ -213,11 +222,12 @@ class Taught:
 
 def teach(
     items: Items,
-    folder: str | Path,
+    folder: str | Path | None = None,
     *,
     scorer: Scorer,
     encoder: SentenceEncoder,
     queries: Sequence[str] = (),
+    searches: Sequence[KnownList] = (),
     settings: Teaching | None = None,
     work_dir: str | Path | None = None,
     chunk: int = CHUNK,
@@ -225,14 +235,20 @@ def teach(
     on_calls: Callable[[int], None] = lambda _: None,
     progress: Progress | None = None,
 ) -> Taught:
-    """Teach a copy of the encoder, and save it to `folder` if that helped.
+    """Teach a copy of the encoder, and save it to `folder`, by default one in the work folder, if that helped.
+
+    `searches` are lists that are scored already. Their queries come before the train queries, and their lists get mined
+    and random items as all others do: what a search chose to score alone would be a biased sample.
 
     With a `work_dir`, an interrupted teaching resumes from its last checkpoint, at most a minute back.
     """
     settings = settings or Teaching()
-    run = _Run(items, scorer, encoder, queries, settings, chunk, engine, on_calls, progress)
+    run = _Run(items, scorer, encoder, queries, searches, settings, chunk, engine, on_calls, progress)
+    if folder is None and work_dir is None:
+        raise InputError("`folder` or `work_dir` must say where the taught encoder is saved.")
     with _state_folder(None if work_dir is None else Path(work_dir), run.key) as state:
-        return run.teach(Path(folder), state, None if work_dir is None else Path(work_dir))
+        target = state / "encoder" if folder is None else Path(folder)
+        return run.teach(target, state, None if work_dir is None else Path(work_dir))
 
 
 @contextmanager
@@ -255,6 +271,7 @@ class _Run:
     scorer: Scorer
     encoder: SentenceEncoder
     train_queries: Sequence[str]
+    searches: Sequence[KnownList]
     settings: Teaching
     chunk: int
     engine: Engine
@@ -274,14 +291,18 @@ class _Run:
         digest = blake2b(json.dumps(parts).encode(), digest_size=6)
         for query in self.queries:
             digest.update(query.encode("utf-8", "surrogatepass") + b"\0")
+        for search in self.searches:
+            digest.update(search.rows.tobytes() + search.scores.tobytes())
         return digest.hexdigest()
 
     @cached_property
     def queries(self) -> list[str]:
-        """Train queries in random order, then pseudo-queries, as many as there are lists."""
+        """Queries of searches, then train queries, each in random order, then pseudo-queries, as many as lists."""
         rng = np.random.default_rng((self.settings.seed, 3))
-        distinct = list(dict.fromkeys(self.train_queries))
-        real = [distinct[at] for at in rng.permutation(len(distinct))[: self.settings.lists]]
+        searched = list(dict.fromkeys(search.query for search in self.searches))
+        others = [query for query in dict.fromkeys(self.train_queries) if query not in set(searched)]
+        ordered = [texts[at] for texts in (searched, others) for at in rng.permutation(len(texts))]
+        real = ordered[: self.settings.lists]
         missing = self.settings.lists - len(real)
         cut = cut_queries(self.items, missing, seed=self.settings.seed) if missing else []
         return list(dict.fromkeys([*real, *cut]))
@@ -293,7 +314,8 @@ class _Run:
 
     @property
     def real_queries(self) -> int:
-        return min(len(set(self.train_queries)), self.settings.lists)
+        real = {search.query for search in self.searches} | set(self.train_queries)
+        return min(len(real), self.settings.lists)
 
     def teach(self, folder: Path, state: Path, work_dir: Path | None) -> Taught:
         """Run all rounds, and check what came of it."""
@@ -307,7 +329,7 @@ class _Run:
         steps = max(1, math.ceil(settings.epochs * len(fitted) / settings.batch))
         with self._timing("mine"):
             near_before = self._nearest(student, held_out, self._pool_depth)
-        entries = self._mine(student, fitted, None, state / "lists-1.safetensors")
+        entries = self._mine(student, fitted, self._known(fitted), state / "lists-1.safetensors")
         lists = ScoredLists.of(entries)
         loss = self._loss(student, lists)
         checkpoint = state / "checkpoint.safetensors"
@@ -367,6 +389,19 @@ class _Run:
         source = real if real >= 4 * count else len(self.queries)
         return np.sort(rng.permutation(source)[:count])
 
+    def _known(self, fitted: NDArray[np.int64]) -> SparseScores | None:
+        """The scores of searches whose queries are trained on; of a pair that was scored twice, the first."""
+        numbers = {self.queries[number]: number for number in fitted.tolist()}
+        chosen = [(numbers[search.query], search) for search in self.searches if search.query in numbers]
+        if not chosen:
+            return None
+        queries = np.concatenate([np.full(len(search.rows), number, np.int32) for number, search in chosen])
+        rows = np.concatenate([search.rows for _, search in chosen]).astype(np.int32)
+        pairs = Pairs(queries, rows, len(self.queries), len(self.items))
+        _, first = np.unique(pairs.keys(), return_index=True)
+        scores = np.concatenate([search.scores for _, search in chosen]).astype(np.float32)
+        return SparseScores(pairs.take(first), scores[first])
+
     def _loss(self, student: Student, lists: ScoredLists) -> ListLoss:
         settings = self.settings
         return ListLoss(
@@ -389,7 +424,10 @@ class _Run:
         rng = np.random.default_rng((self.settings.seed, 5, 0 if known is None else len(known)))
         chosen = choose_items(nearest, self.settings.items_per_list, n_items=len(self.items), rng=rng)
         numbers = queries[chosen.queries].astype(np.int32)
-        entries = self._score(Pairs(numbers, chosen.rows, len(self.queries), len(self.items)))
+        pairs = Pairs(numbers, chosen.rows, len(self.queries), len(self.items))
+        if known is not None:
+            pairs = pairs.take(~np.isin(pairs.keys(), known.pairs.keys()))  # a random item may have a score
+        entries = self._score(pairs)
         if known is not None:
             entries = _merge(known, entries)
         self._write_entries(path, entries)
