@@ -443,7 +443,7 @@ def _known_lists(searches: Iterable[LoggedSearch], items: Items) -> list[KnownLi
         held = [place for place, id_ in enumerate(search.ids) if id_ in items]
         if len(held) > 1:
             rows = np.asarray(items.rows_of([search.ids[place] for place in held]), np.int64)
-            known.append(KnownList(search.query, rows, search.scores[held]))
+            known.append(KnownList(search.query, rows, np.asarray(search.scores, np.float32)[held]))
     if not known:
         raise InputError("there must be searches that scored at least two of the index's items, got none.")
     return known

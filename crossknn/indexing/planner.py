@@ -200,7 +200,8 @@ class _CallCounter:
         """The number of scores, of calls left to make for them, and whether these are upper bounds."""
         queries, items = len(build.train_queries), len(build.items)
         if build.teaching is not None:
-            return build.teaching.calls, build.teaching.calls, True
+            calls = min(build.teaching.calls, build.teaching.lists * items)
+            return calls, calls, True
         samplings = [] if isinstance(build.method, Cur) else build.samplings
         counts = [
             queries * min(plan.items, items) if isinstance(plan, PerQuery) else items * min(plan.queries, queries)

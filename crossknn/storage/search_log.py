@@ -37,7 +37,7 @@ class LoggedSearch(NamedTuple):
 
     query: str
     ids: list[str]
-    scores: Scores
+    scores: Scores | list[float]
 
 
 class SearchLog:

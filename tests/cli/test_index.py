@@ -144,6 +144,7 @@ def test_the_plan_is_what_the_build_makes(built, files, models):
     fresh = as_json(invoke("plan", *corpus, "--json"))
     assert [(line["way"], line["calls"]) for line in fresh] == [
         ("transductive, 8 queries per item", 240),
+        ("taught encoder, 200 lists", 6000),
         ("encoder’s vectors only, 100 items per query", 600),
         ("transductive, 32 queries per item", 600),
         ("transductive and prior, 7 queries per item, 1 item per query from fused", 230),

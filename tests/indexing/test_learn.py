@@ -36,16 +36,12 @@ def searches(plain, encoder):
     """What 100 searches scored."""
     searcher = Searcher(plain, scorer=world.Teacher().scorer, encoder=encoder)
     found = searcher.search_many(world.QUERIES[:100], k=10, budget=20)
-    return [LoggedSearch(hits.query, *map(list, hits.scored())) for hits in found]
-
-
-def as_logged(searches):
-    return [one._replace(scores=np.array(one.scores, np.float32)) for one in searches]
+    return [LoggedSearch(hits.query, *hits.scored()) for hits in found]
 
 
 def test_an_index_learns_from_its_searches(plain, encoder, searches):
     teacher = world.Teacher()
-    learned = plain.learn(as_logged(searches), scorer=teacher.scorer, encoder=encoder, teach=LEARNING)
+    learned = plain.learn(searches, scorer=teacher.scorer, encoder=encoder, teach=LEARNING)
     report = learned.report.teaching
     assert report.helped
     assert report.recall > report.recall_before + 0.1
@@ -64,7 +60,7 @@ def test_an_index_learns_from_its_searches(plain, encoder, searches):
 def test_lists_get_items_that_no_search_chose(plain, encoder, searches):
     """Or they would be a biased sample."""
     teacher = world.Teacher()
-    learned = plain.learn(as_logged(searches), scorer=teacher.scorer, encoder=encoder, teach=LEARNING)
+    learned = plain.learn(searches, scorer=teacher.scorer, encoder=encoder, teach=LEARNING)
     assert learned.report.teaching.calls >= sum(len(one.ids) for one in searches[:90]) + 90 * 4
     assert len(set(teacher.scored)) >= 90 * 4
 
@@ -88,7 +84,7 @@ def test_a_taught_index_learns_on(encoder, tmp_path):
 
 def test_a_prior_is_fitted_again(encoder, searches):
     index = builds.build(encoder, items=world.ITEMS, teach=False, factors=None, prior=True)
-    learned = index.learn(as_logged(searches), scorer=world.Teacher().scorer, encoder=encoder, teach=LEARNING)
+    learned = index.learn(searches, scorer=world.Teacher().scorer, encoder=encoder, teach=LEARNING)
     assert learned.prior is not None
     assert not np.array_equal(learned.prior.bias, index.prior.bias)
 
@@ -96,7 +92,7 @@ def test_a_prior_is_fitted_again(encoder, searches):
 def test_what_does_not_help_changes_no_encoder(encoder, searches):
     taught = builds.build(encoder, items=world.ITEMS)
     useless = replace(LEARNING, learning_rate=1e-12, epochs=0.1)
-    learned = taught.learn(as_logged(searches), scorer=world.Teacher().scorer, teach=useless)
+    learned = taught.learn(searches, scorer=world.Teacher().scorer, teach=useless)
     assert not learned.report.teaching.helped
     assert learned.is_taught
     assert learned.encoder == taught.encoder
@@ -109,4 +105,4 @@ def test_searches_of_other_items_and_encoders_without_weights_are_refused(plain,
     with pytest.raises(InputError, match="searches that scored at least two of the index's items"):
         plain.learn(foreign, scorer=scorer, encoder=encoder)
     with pytest.raises(InputError, match="give the SentenceEncoder"):
-        plain.learn(as_logged(searches), scorer=scorer)
+        plain.learn(searches, scorer=scorer)

@@ -122,7 +122,13 @@ class Teaching:
     @property
     def calls(self) -> int:
         """Calls of the scorer, at most."""
-        return self.lists * self.items_per_list * self.rounds + MAX_HELD_OUT * 2 * POOL_DEPTH
+        held_out = self.held_out(self.lists)
+        return (self.lists - held_out) * self.items_per_list * self.rounds + held_out * 2 * POOL_DEPTH
+
+    @staticmethod
+    def held_out(lists: int) -> int:
+        """How many of the lists are not trained on."""
+        return min(MAX_HELD_OUT, round(HELD_OUT_SHARE * lists))
 
 
 class KnownList(NamedTuple):
@@ -384,7 +390,7 @@ class _Run:
     def _hold_out(self) -> NDArray[np.int64]:
         """Numbers of the held-out queries: real ones where there are enough."""
         rng = np.random.default_rng((self.settings.seed, 4))
-        count = min(MAX_HELD_OUT, round(HELD_OUT_SHARE * len(self.queries)))
+        count = self.settings.held_out(len(self.queries))
         real = self.real_queries
         source = real if real >= 4 * count else len(self.queries)
         return np.sort(rng.permutation(source)[:count])
