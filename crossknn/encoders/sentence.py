@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from hashlib import file_digest, sha256
@@ -15,9 +16,10 @@ import numpy as np
 from crossknn._checks import check_choice, check_positive, invalid
 from crossknn._imports import import_extra
 from crossknn.encoders.base import check_vectors
-from crossknn.errors import ModelNotFound
+from crossknn.errors import InputError, ModelNotFound
 from crossknn.models.batching import length_buckets, without_cudnn_attention
 from crossknn.models.hub import EMBEDDED, find_model, no_progress_bars, portable_name
+from crossknn.storage.atomic import sync, temporary_path
 from crossknn.types import Vectors
 
 if TYPE_CHECKING:
@@ -251,6 +253,24 @@ def _load(library: Any, folder: Path, device: str | None, dtype: str) -> Any:
     if dtype != "auto":
         model = model.to(getattr(torch, dtype))
     return model.eval()
+
+
+def save_model(model: Any, folder: Path) -> None:
+    """Write a `SentenceTransformer` to a folder, atomically; it replaces one that is there."""
+    write_error = import_extra("safetensors", extra="models").SafetensorError
+    fresh = temporary_path(folder)
+    try:
+        with no_progress_bars():
+            model.save_pretrained(str(fresh), create_model_card=False)
+        for path in fresh.rglob("*"):
+            sync(path)
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
+    except (OSError, write_error) as error:
+        raise InputError(f"{folder}: the model could not be written ({error}).") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    sync(folder.parent)
 
 
 def _limit_tokens(model: Any, max_tokens: int | None) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from crossknn._imports import import_extra
-from crossknn.encoders.sentence import SentenceEncoder
-from crossknn.errors import EncoderError, InputError
+from crossknn.encoders.sentence import SentenceEncoder, save_model
+from crossknn.errors import EncoderError
 from crossknn.indexing.factorization.trainer import Checkpointed, batches
 from crossknn.models.batching import without_cudnn_attention
-from crossknn.models.hub import no_progress_bars
-from crossknn.storage.atomic import sync, temporary_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -122,19 +119,7 @@ class Student(Checkpointed):
 
     def save(self, folder: Path) -> None:
         """Write the model to `folder` atomically."""
-        write_error = import_extra("safetensors", extra="models").SafetensorError
-        fresh = temporary_path(folder)
-        try:
-            with no_progress_bars():
-                self._model.save_pretrained(str(fresh), create_model_card=False)
-            for path in fresh.rglob("*"):
-                sync(path)
-            fresh.rename(folder)
-        except (OSError, write_error) as error:
-            raise InputError(f"{folder}: the model could not be written ({error}).") from error
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-        sync(folder.parent)
+        save_model(self._model, folder)
 
     def _tokenize(self, side: str, texts: list[str]) -> Features:
         model = self._model

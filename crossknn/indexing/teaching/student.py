@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._imports import import_extra
-from crossknn.encoders.sentence import SAMPLES, SentenceEncoder
+from crossknn.encoders.sentence import SAMPLES, SentenceEncoder, save_model
 from crossknn.errors import EncoderError, InputError
 from crossknn.models.batching import batches_in_order, without_cudnn_attention
-from crossknn.models.hub import no_progress_bars
 from crossknn.scorers.inference.ops import TORCH_OPS, FlashOps, Layout, Ops
 from crossknn.scorers.inference.packed import replace_attention, run_packed
 from crossknn.scorers.inference.prompt_tokens import added_special_tokens
 from crossknn.scorers.inference.token_store import Counts, Ragged, Tokenize, Tokens, fast_tokenize
 from crossknn.scorers.inference.word_tokens import tokenize_by_words
-from crossknn.storage.atomic import sync, temporary_path
 from crossknn.types import Rows
 
 if TYPE_CHECKING:
@@ -146,29 +143,17 @@ class Student:
                 self._torch._foreach_copy_(self._working, self.parameters)
 
     def save(self, folder: Path) -> None:
-        """Write the model in float16 to `folder` atomically."""
-        write_error = import_extra("safetensors", extra="models").SafetensorError
-        fresh = temporary_path(folder)
+        """Write the model to `folder` atomically, in float16 where the weights fit."""
         names = [name for name, value in self._model.named_parameters() if value.requires_grad]
         state = {**self._model.state_dict(), **dict(zip(names, self.parameters, strict=True))}
         whole = self._encoder.copy(device="cpu", dtype="float32").model
-        try:
-            whole.load_state_dict({name: value.float().cpu() for name, value in state.items()})
+        whole.load_state_dict({name: value.float().cpu() for name, value in state.items()})
+        if all(bool(value.half().isfinite().all()) for value in self.parameters):
             whole.half()
-            own = {side: self._encoder.prompt(side) for side in (QUERY, ITEM)}
-            whole.prompts = {**whole.prompts, **{side: prompt for side, prompt in own.items() if prompt is not None}}
-            whole.max_seq_length = self._model.max_seq_length
-            with no_progress_bars():
-                whole.save_pretrained(str(fresh), create_model_card=False)
-            for path in fresh.rglob("*"):
-                sync(path)
-            shutil.rmtree(folder, ignore_errors=True)
-            fresh.rename(folder)
-        except (OSError, write_error) as error:
-            raise InputError(f"{folder}: the model could not be written ({error}).") from error
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-        sync(folder.parent)
+        own = {side: self._encoder.prompt(side) for side in (QUERY, ITEM)}
+        whole.prompts = {**whole.prompts, **{side: prompt for side, prompt in own.items() if prompt is not None}}
+        whole.max_seq_length = self._model.max_seq_length
+        save_model(whole, folder)
 
     def _choose_attention(self) -> int | None:
         """The position of a text's first token where padding-free passes give the encoder's vectors, None for padded.

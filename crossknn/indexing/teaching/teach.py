@@ -305,9 +305,9 @@ class _Run:
     def queries(self) -> list[str]:
         """Queries of searches, then train queries, each in random order, then pseudo-queries, as many as lists."""
         rng = np.random.default_rng((self.settings.seed, 3))
-        searched = list(dict.fromkeys(search.query for search in self.searches))
-        others = [query for query in dict.fromkeys(self.train_queries) if query not in set(searched)]
-        ordered = [texts[at] for texts in (searched, others) for at in rng.permutation(len(texts))]
+        searched = dict.fromkeys(search.query for search in self.searches)
+        others = [query for query in dict.fromkeys(self.train_queries) if query not in searched]
+        ordered = [texts[at] for texts in (list(searched), others) for at in rng.permutation(len(texts))]
         real = ordered[: self.settings.lists]
         missing = self.settings.lists - len(real)
         cut = cut_queries(self.items, missing, seed=self.settings.seed) if missing else []
