@@ -49,7 +49,7 @@ class BuildOptions:
     ] = None
     teach_lists: Annotated[
         int | None,
-        Option(min=1, help="Queries to teach with, each with 192 scored items. Default: 12,000; cpu: 2,000."),
+        Option(min=1, help="Queries to teach with. Default: 12,000 of 192 calls each; on a CPU 2,000 of 96."),
     ] = None
     teach_seconds: Annotated[
         float | None, Option(min=1, help="End the training of the encoder after this time. Default: no limit.")
@@ -161,7 +161,9 @@ def build(
     models: options.ModelOptions,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Build an index of CORPUS: score pairs of train queries and items, and fit item vectors to the scores.
+    """Build an index of CORPUS: score pairs of train queries and items, and learn from the scores.
+
+    On a GPU a copy of the encoder is taught by the cross-encoder; else item vectors are fitted to the scores.
 
     Run an interrupted build again to resume it. With --engine ray, the machines of a cluster encode and score.
     Without a cluster, several processes can score at once, each with its own --worker; when they are done, run the

@@ -812,12 +812,22 @@ def test_a_flipped_bit_is_found_by_verify(folder, name):
         Index.load(folder).verify()
 
 
+def read_json(path):
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError:
+        return None
+
+
 def test_any_flipped_bit_of_the_manifest_is_found(folder):
+    """Unless it changes nothing: the last digit of a time may be beyond a float's precision."""
     path = folder / "index.json"
+    content = json.loads(path.read_bytes())
     for at in np.random.default_rng(0).integers(path.stat().st_size, size=60):
         flip(path, at)
-        with pytest.raises(InputError, match=str(folder)):
-            Index.load(folder)
+        if read_json(path) != content:
+            with pytest.raises(InputError, match=str(folder)):
+                Index.load(folder)
         flip(path, at)
     assert Index.load(folder).verify()
 
