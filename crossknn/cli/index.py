@@ -44,7 +44,7 @@ class BuildOptions:
         Option(
             "--teach/--no-teach",
             help="Teach the encoder by the cross-encoder: more recall, for minutes of a GPU or hours of a CPU. "
-            "Default: on a GPU, unless --factors or a sampling is given.",
+            "Default: if both models run on a GPU, unless --factors or a sampling is given.",
         ),
     ] = None
     teach_lists: Annotated[

@@ -441,11 +441,14 @@ class Build:
         return replace(DEFAULT_FACTORS, seed=self.seed) if self.teaching is None else None
 
     def _choose_teaching(self) -> Teaching | None:
-        """The settings of the teaching, if there is to be one: by default where the encoder runs on a GPU."""
+        """The settings of the teaching, if there is to be one: by default where both models run on a GPU.
+
+        Never by default with the scores of a server or a function, whose price is unknown.
+        """
         wanted, encoder = self.teach, self.encoder
         on_gpu = isinstance(encoder, SentenceEncoder) and encoder.model.device.type == "cuda"
         if wanted is None:
-            wanted = on_gpu and self.sampling is None and self.factors == "default"
+            wanted = on_gpu and runs_on_gpu(self.scorer) and self.sampling is None and self.factors == "default"
         if wanted is False:
             return None
         if wanted is not True and not isinstance(wanted, Teaching):
@@ -465,6 +468,12 @@ class Build:
             yield
         finally:
             self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
+
+
+def runs_on_gpu(scorer: Scorer) -> bool:
+    """Whether a scorer is a local model on a GPU, cached or not."""
+    device = getattr(getattr(scorer, "scorer", scorer), "device", None)
+    return getattr(device, "type", None) == "cuda"
 
 
 def check_items(items: object) -> None:

@@ -114,8 +114,8 @@ class Index:
                 from 100 queries. By default None with teaching, else `Transductive`.
             prior: Whether to fit the prior of `Posterior`: the mean given by retrievers, item biases, latent factors.
             teach: Whether to teach a copy of the encoder by the cross-encoder, or how: `Teaching(…)`. The index holds
-                it and encodes queries with it. None, the default, is True where the encoder is a `SentenceEncoder` on a
-                GPU, and neither `sampling` nor `factors` are given.
+                it and encodes queries with it. None, the default, is True where the encoder is a `SentenceEncoder` and
+                the scorer a model, both on a GPU, and neither `sampling` nor `factors` are given.
             signals: The retrievers the prior is fitted to: "dense", "bm25", "tfidf", "fused", or names of `retrievers`.
             retrievers: Your own; one with the name of a built-in retriever replaces it.
             work_dir: A folder for scores and vectors. An interrupted build resumes from it, repeats at most `chunk`

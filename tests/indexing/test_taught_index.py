@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ import pytest
 from crossknn.encoders.base import function_encoder
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError
-from crossknn.indexing.builder import Build, BuildReport
+from crossknn.indexing.builder import Build, BuildReport, runs_on_gpu
 from crossknn.indexing.factorization.factors import Cur
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerItem
+from crossknn.scorers.cached import Cached
 from crossknn.search.searcher import Searcher
 from crossknn.storage.atomic_dir import read_folder, write_folder
 from crossknn.strategies.posterior.strategy import Posterior
@@ -350,6 +352,17 @@ def test_a_build_killed_after_the_teaching_repeats_no_call_and_ends_alike(encode
     assert (again.report.calls_made, again.report.calls) == (0, built.report.calls)
     assert_equal(again, built)
     assert found(again) == found(built)
+
+
+# By default
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cuda", True), ("cpu", False)])
+def test_only_models_on_a_gpu_are_called_without_being_asked(device, expected, tmp_path):
+    model = SimpleNamespace(device=SimpleNamespace(type=device), fingerprint="model")
+    assert runs_on_gpu(model) == expected
+    assert runs_on_gpu(Cached(model, tmp_path / "scores.db")) == expected
+    assert not runs_on_gpu(Teacher().scorer)
 
 
 # Damaged
