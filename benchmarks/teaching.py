@@ -109,7 +109,7 @@ def measure_set(
             **settings,
         )
         took = time.perf_counter() - began
-        own = index.open_encoder(device=options.device) if index.is_taught else encoder
+        own = index.choose_encoder(encoder, device=options.device)
         searcher = Searcher(
             index,
             scorer=precomputed_scorer(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 FactorsName = StrEnum("FactorsName", ["transductive", "inductive", "cur", "none"])
+StudentName = StrEnum("StudentName", {"encoder": "encoder", "adapter": "adapter", "query_adapter": "query-adapter"})
 SamplingName = StrEnum("SamplingName", {"per_item": "per-item", "per_query": "per-query"})
 RetrieverName = StrEnum("RetrieverName", ["dense", "bm25", "tfidf", "fused"])
 FolderArgument = Annotated[Path, Argument(metavar="FOLDER", help="Folder of an index.")]
@@ -45,6 +46,13 @@ class BuildOptions:
             "--teach/--no-teach",
             help="Teach the encoder by the cross-encoder: more recall, for minutes of a GPU or hours of a CPU. "
             "Default: if both models run on a GPU, unless --factors or a sampling is given.",
+        ),
+    ] = None
+    teach_student: Annotated[
+        StudentName | None,
+        Option(
+            help="What to teach: the encoder; an adapter, small networks over its vectors, in minutes on a CPU; or a "
+            "query-adapter, which leaves item vectors as they are. Default: encoder."
         ),
     ] = None
     teach_lists: Annotated[
@@ -93,12 +101,16 @@ class BuildOptions:
 
         changes: dict[str, Any] = {"lists": self.teach_lists, "time_limit": self.teach_seconds}
         changes = {name: value for name, value in changes.items() if value is not None}
-        if not changes:
+        if not changes and self.teach_student is None:
             return {}
         if self.teach is False:
-            raise InputError("--teach-lists and --teach-seconds apply to --teach only. Leave them or --no-teach out.")
+            raise InputError(
+                "--teach-student, --teach-lists and --teach-seconds need --teach. Leave them or --no-teach out."
+            )
         device = str(encoder.model.device) if isinstance(encoder, SentenceEncoder) else None
-        return {"teach": replace(Teaching.default(len(items), device=device, seed=self.seed), **changes)}
+        student: Any = str(self.teach_student or StudentName.encoder)
+        settings = Teaching.default(len(items), student=student, device=device, seed=self.seed)
+        return {"teach": replace(settings, **changes)}
 
     def _choose_factorization(self) -> Method | Literal["default"] | None:
         from crossknn.indexing.builder import DEFAULT_FACTORS
@@ -408,7 +420,8 @@ def _mention_teaching(build: Build, *, measure: bool) -> None:
     else:
         say(
             "The encoder stays as it came. --teach would train it on cross-encoder scores, so that searches find as "
-            f"much with a fraction of the calls: in about {cost} on this CPU, or in minutes on a GPU."
+            f"much with a fraction of the calls: in about {cost} on this CPU, or in minutes on a GPU. "
+            "--teach-student adapter takes less and brings less."
         )
 
 

@@ -190,7 +190,7 @@ class ModelOptions(ScorerOptions):
 
     def encoder_for(self, source: Path | Index | Items) -> Encoder | None:
         """The encoder that is named, or None where an index, or one in a folder, has its own."""
-        if not is_taught(source):
+        if not has_encoder(source):
             return self.load_encoder()
         if self.encoder == "none":
             raise InputError("--encoder none does not apply to an index with an encoder of its own. Leave it out.")
@@ -250,7 +250,7 @@ class SourceOptions(ModelOptions, FieldOptions):
         from crossknn.encoders.item_encoding import encode_items
 
         scorer = self.load_scorer(cache=self.cache)
-        without = self.encoder == "none" and not is_taught(source)
+        without = self.encoder == "none" and not has_encoder(source)
         encoder = None if without else self.encoder_for(source)
         vectors = None
         if self.vectors is not None:
@@ -317,13 +317,13 @@ def is_index(corpus: Path) -> bool:
     return (corpus / "index.json").is_file()
 
 
-def is_taught(source: Any) -> bool:
+def has_encoder(source: Any) -> bool:
     """Whether an index, or one in a folder, has an encoder of its own."""
     from crossknn.storage.atomic_dir import read_folder
 
     if isinstance(source, Path):
         return is_index(source) and read_folder(source).facts.get("taught") is not None
-    return bool(getattr(source, "is_taught", False))
+    return bool(getattr(source, "has_encoder", False))
 
 
 def default_work_dir(folder: Path) -> Path:

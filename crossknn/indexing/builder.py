@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._checks import check_choice, check_engine, check_positive, check_seed, check_signals, invalid
+from crossknn.encoders.adapter import AdaptedEncoder, Adapter, without_adapter
 from crossknn.encoders.base import check_vectors
 from crossknn.encoders.item_encoding import encode_items
 from crossknn.encoders.sentence import SentenceEncoder
@@ -224,18 +225,19 @@ class Build:
         """The result of the teaching, whose encoder and queries the other steps use from then on."""
         if self.teaching is None:
             return None
-        assert isinstance(self.encoder, SentenceEncoder)
         self._base_encoder = self.encoder.fingerprint
         folder = None
         if self._work_dir is None:
             self._temporary = TemporaryDirectory(prefix="crossknn-teaching-")
             folder = Path(self._temporary.name) / "encoder"
+        frozen = None if self.teaching.student == "encoder" else self.unadapted_vectors
         with self._timing("teach"):
             taught = teach(
                 self.items,
                 folder,
                 scorer=self.scorer,
                 encoder=self.encoder,
+                item_vectors=frozen,
                 queries=self.queries or (),
                 searches=self.searches,
                 settings=self.teaching,
@@ -250,8 +252,10 @@ class Build:
         return taught
 
     @property
-    def stored_encoder(self) -> StoredEncoder | None:
-        """The taught encoder as an index holds it; None if there is none, or it did not help."""
+    def stored_encoder(self) -> StoredEncoder | Adapter | None:
+        """The taught encoder or its adapter as an index holds it; None if there is none."""
+        if isinstance(self.encoder, AdaptedEncoder):
+            return self.encoder.adapter
         if self.taught is None or not self.taught.report.helped or not isinstance(self.encoder, SentenceEncoder):
             return None
         return StoredEncoder.of(self.encoder, base=self._base_encoder)
@@ -286,19 +290,28 @@ class Build:
 
     @cached_property
     def vectors(self) -> NDArray[Any]:
-        """(items, dim) the encoder's, mapped from the work folder if there is one."""
+        """(items, dim) the encoder's, with its adapter if it has one."""
+        encoder, vectors = self.encoder, self.unadapted_vectors
+        if not isinstance(encoder, AdaptedEncoder):
+            return vectors
         with self._timing("encode items"):
-            path = self.vectors_path
+            return encoder.adapter.adapt_items(vectors, device=self.device)
+
+    @cached_property
+    def unadapted_vectors(self) -> NDArray[Any]:
+        """(items, dim) the encoder's without an adapter, mapped from the work folder if there is one."""
+        with self._timing("encode items"):
+            path, encoder = self.vectors_path, without_adapter(self.encoder)
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            return encode_items(self.items, self.encoder, path=path, engine=self.engine, progress=self.progress)
+            return encode_items(self.items, encoder, path=path, engine=self.engine, progress=self.progress)
 
     @property
     def vectors_path(self) -> Path | None:
-        """The file of the items' vectors in the work folder."""
+        """The file of `unadapted_vectors` in the work folder."""
         if self._work_dir is None:
             return None
-        encoder = blake2b(self.encoder.fingerprint.encode(), digest_size=4).hexdigest()
+        encoder = blake2b(without_adapter(self.encoder).fingerprint.encode(), digest_size=4).hexdigest()
         return self._work_dir / f"vectors-{self.items.fingerprint[:12]}-{encoder}.npy"
 
     @cached_property
@@ -453,13 +466,21 @@ class Build:
             return None
         if wanted is not True and not isinstance(wanted, Teaching):
             raise invalid("teach", "True, False, None or Teaching(…)", wanted)
-        if not isinstance(encoder, SentenceEncoder):
-            raise InputError("`teach` needs a SentenceEncoder, whose weights can be trained. Leave it out.")
+        trainable = isinstance(encoder, SentenceEncoder)
+        if isinstance(wanted, Teaching) and wanted.student == "encoder" and not trainable:
+            raise invalid(
+                "teach",
+                "of an adapter for an encoder without weights that can be trained",
+                wanted.student,
+                'Give Teaching(student="adapter"), or "query-adapter" where item vectors cannot change.',
+            )
         if self.sampling is not None or isinstance(self.factors, Cur):
             raise InputError("`teach` chooses the pairs to score: leave out `sampling` and CUR.")
         if isinstance(wanted, Teaching):
             return wanted
-        return Teaching.default(len(self.items), device=str(encoder.model.device), seed=self.seed)
+        if isinstance(encoder, SentenceEncoder):
+            return Teaching.default(len(self.items), device=str(encoder.model.device), seed=self.seed)
+        return Teaching.default(len(self.items), student="adapter", device=self.device, seed=self.seed)
 
     @contextmanager
     def _timing(self, step: str) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from itertools import chain
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._checks import check_positive
+from crossknn.encoders.adapter import AdaptedEncoder, Adapter
 from crossknn.encoders.item_encoding import encode_items
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.engines.local import LOCAL
@@ -66,7 +67,7 @@ class Index:
     encoder: str
     report: BuildReport
     _bm25: Bm25 | StoredBm25 | None = None
-    _taught: StoredEncoder | None = None
+    _taught: StoredEncoder | Adapter | None = None
     _folder: Folder | None = None
 
     def __post_init__(self) -> None:
@@ -114,8 +115,9 @@ class Index:
                 from 100 queries. By default None with teaching, else `Transductive`.
             prior: Whether to fit the prior of `Posterior`: the mean given by retrievers, item biases, latent factors.
             teach: Whether to teach a copy of the encoder by the cross-encoder, or how: `Teaching(…)`. The index holds
-                it and encodes queries with it. None, the default, is True where the encoder is a `SentenceEncoder` and
-                the scorer a model, both on a GPU, and neither `sampling` nor `factors` are given.
+                it and encodes queries with it. An encoder that is no `SentenceEncoder` is taught an adapter. None, the
+                default, is True where the encoder is a `SentenceEncoder` and the scorer a model, both on a GPU, and
+                neither `sampling` nor `factors` are given.
             signals: The retrievers the prior is fitted to: "dense", "bm25", "tfidf", "fused", or names of `retrievers`.
             retrievers: Your own; one with the name of a built-in retriever replaces it.
             work_dir: A folder for scores and vectors. An interrupted build resumes from it, repeats at most `chunk`
@@ -166,18 +168,25 @@ class Index:
 
     @property
     def is_taught(self) -> bool:
-        """Whether the index has an encoder of its own, taught by the cross-encoder."""
+        """Whether the index has an encoder of its own, or an adapter of one, taught by the cross-encoder."""
         return self._taught is not None
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether the index has an encoder of its own."""
+        return isinstance(self._taught, StoredEncoder)
 
     def open_encoder(self, *, device: str | None = None) -> SentenceEncoder:
         """The taught encoder of the index; `InputError` if it has none."""
-        if self._taught is None:
+        if not isinstance(self._taught, StoredEncoder):
             raise InputError("the index has no encoder of its own: give the one that it was built with.")
         return self._taught.open(device=device)
 
     def choose_encoder(self, given: Encoder | None, *, device: str | None = None) -> Encoder | None:
-        """The taught encoder in place of none, or of the one that was taught; else the given one."""
+        """The taught encoder in place of none, or of the one that was taught; else the given one, with its adapter."""
         taught = self._taught
+        if isinstance(taught, Adapter):
+            return given if given is None or given.fingerprint == self.encoder else AdaptedEncoder(given, taught)
         if taught is None or (given is not None and given.fingerprint != taught.base):
             return given
         if device is None and isinstance(given, SentenceEncoder):
@@ -212,7 +221,8 @@ class Index:
             "factors": None if self.factors is None else self.factors.facts(),
             "prior": None if self.prior is None else self.prior.to_dict(),
             "bm25": None if bm25 is None else bm25.settings,
-            "taught": None if self._taught is None else self._taught.facts,
+            "taught": self._taught.facts if isinstance(self._taught, StoredEncoder) else None,
+            "adapter": self._taught.facts if isinstance(self._taught, Adapter) else None,
             "report": self.report.as_dict(),
         }
         arrays = self._arrays()
@@ -221,14 +231,18 @@ class Index:
             "queries.arrow": Items(self.queries).to_arrow,
             "vectors.safetensors": lambda file: write_arrays(file, arrays),
         }
-        for stored in (bm25, self._taught):
-            files |= {} if stored is None else stored.files()
+        if bm25 is not None:
+            files |= bm25.files()
+        if isinstance(self._taught, StoredEncoder):
+            files |= self._taught.files()
         self._folder = write_folder(path, facts, files)
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         arrays = {VECTORS: self.vectors, **({} if self.factors is None else self.factors.arrays())}
         if self.prior is not None:
             arrays |= {BIAS: self.prior.bias, LATENT_FACTORS: self.prior.latent_factors.astype(np.float16)}
+        if isinstance(self._taught, Adapter):
+            arrays |= self._taught.arrays()
         return arrays
 
     @classmethod
@@ -252,7 +266,8 @@ class Index:
             files = [folder.files[name] for name in ("vectors.safetensors", "items.arrow", "queries.arrow")]
         arrays, items, queries = read_arrays(files[0]), Items.from_arrow(files[1]), Items.from_arrow(files[2])
         with _naming(folder):
-            factors, prior, bm25, taught = facts["factors"], *map(facts.get, ("prior", "bm25", "taught"))
+            factors = facts["factors"]
+            prior, bm25, taught, adapter = map(facts.get, ("prior", "bm25", "taught", "adapter"))
             if prior is not None:
                 prior = Prior.from_dict(prior, bias=arrays[BIAS], latent_factors=arrays[LATENT_FACTORS])
             return cls(
@@ -266,7 +281,7 @@ class Index:
                 encoder=facts["encoder"],
                 report=BuildReport.from_dict(facts["report"]),
                 _bm25=None if bm25 is None else StoredBm25.load(folder.files, bm25, len(items)),
-                _taught=None if taught is None else StoredEncoder.load(folder.files, taught),
+                _taught=_load_taught(folder, arrays, taught, adapter),
                 _folder=folder,
             )
 
@@ -296,9 +311,10 @@ class Index:
                 continue
             if name == "encoder" and self._taught is not None and given.fingerprint == self._taught.base:
                 continue
+            built = self._taught.base if name == "encoder" and isinstance(self._taught, Adapter) else built
             unnamed = ", an unnamed function" if is_unnamed(built) else ""
             hint = "Give that one, build the index again, or pass check_models=False if they are the same."
-            if name == "encoder" and self.is_taught:
+            if name == "encoder" and self.has_encoder:
                 hint = "Leave it out: the index has its own, taught by the cross-encoder."
             raise InputError(
                 f"the index was built with another {name} (fingerprint {built!r}{unnamed}), got {given.fingerprint!r}. "
@@ -378,17 +394,17 @@ class Index:
 
         Args:
             searches: As from `read_searches`.
-            encoder: Not needed by an index that was taught.
+            encoder: Not needed by an index that has an encoder of its own.
             teach: By default one round over all searches, with 24 more calls for each.
             device: Of the training, by default that of the encoder.
         """
         if check_models:
             self.check_models(scorer=scorer, encoder=encoder)
         chosen = self.choose_encoder(encoder, device=device)
-        if not isinstance(chosen, SentenceEncoder):
-            raise InputError("`learn` trains an encoder: give the SentenceEncoder that the index was built with.")
+        if chosen is None:
+            raise InputError("`learn` trains an encoder or its adapter: give the one that the index was built with.")
         known = _known_lists(searches, self.items)
-        settings = teach or _learning(len({one.query for one in known}), len(self.items), chosen)
+        settings = teach or _learning(len({one.query for one in known}), len(self.items), chosen, device)
         build = Build(
             self.items,
             scorer=scorer,
@@ -436,6 +452,14 @@ class Index:
         return f"Index({len(self.items)} items, {self.vectors.shape[1]} dimensions, {kind} vectors)"
 
 
+def _load_taught(
+    folder: Folder, arrays: Mapping[str, NDArray[Any]], taught: Any, adapter: Any
+) -> StoredEncoder | Adapter | None:
+    if adapter is not None:
+        return Adapter.load(arrays, adapter)
+    return None if taught is None else StoredEncoder.load(folder.files, taught)
+
+
 def _known_lists(searches: Iterable[LoggedSearch], items: Items) -> list[KnownList]:
     """The searches with the rows of their items; `InputError` if none is of these items."""
     known = []
@@ -449,9 +473,13 @@ def _known_lists(searches: Iterable[LoggedSearch], items: Items) -> list[KnownLi
     return known
 
 
-def _learning(queries: int, items: int, encoder: SentenceEncoder) -> Teaching:
+def _learning(queries: int, items: int, encoder: Encoder, device: str | None) -> Teaching:
     """The default settings for lists that are scored already."""
-    settings = Teaching.default(items, device=str(encoder.model.device))
+    if isinstance(encoder, SentenceEncoder):
+        settings = Teaching.default(items, device=str(encoder.model.device))
+    else:
+        for_queries = isinstance(encoder, AdaptedEncoder) and encoder.adapter.items is None
+        settings = Teaching.default(items, student="query-adapter" if for_queries else "adapter", device=device)
     return replace(settings, lists=queries, rounds=1, items_per_list=min(LEARNED_ITEMS, settings.items_per_list))
 
 

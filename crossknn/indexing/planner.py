@@ -22,6 +22,7 @@ from crossknn.indexing.pair_scoring import PairScores, TextCodes
 from crossknn.indexing.prior_fit import PCA_ITEMS
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling, sample_per_item
 from crossknn.indexing.score_matrix import SparseScores
+from crossknn.indexing.teaching.adapter_student import HIDDEN_PER_DIM
 from crossknn.indexing.teaching.teach import Teaching
 from crossknn.items.items import Items
 from crossknn.retrievers.bm25 import estimate_bytes
@@ -34,6 +35,7 @@ MEASURED_CALLS, MEASURED_ITEMS, MEASURED_QUERIES = 512, 256, 64  # to time the m
 WARM_UP_TEXTS = 16
 TEACHING_PROBE = 256  # pairs to estimate the time of a teaching with
 TRAINING_COST = 3.0  # of a forward and a backward pass, in forward passes
+ADAPTER_PASS = 1e-4  # seconds that a pass of an adapter takes on a CPU, at most
 PROBE_QUERIES, PROBE_ITEMS, PROBE_PER_ITEM = 256, 2048, 2  # of the synthetic scores that a fit is timed on
 ALS_READ_COST = 256  # reading an entry takes ALS as long as this many more entries in its linear system
 MAX_PAIRS_LOOKED_UP = 20_000_000  # in the score log
@@ -172,7 +174,7 @@ def _describe(build: Build) -> str:
     if isinstance(build.method, Cur):
         return f"cur, {build.method.anchors:,} anchors"
     if build.teaching is not None:
-        return f"taught encoder{' and prior' * build.prior}, {build.teaching.lists:,} lists"
+        return f"taught {build.teaching.student}{' and prior' * build.prior}, {build.teaching.lists:,} lists"
     kind = "encoder’s vectors" if build.method is None else type(build.method).__name__.lower()
     kind += " and prior" if build.prior else " only" * (build.method is None)
     parts = [kind]
@@ -258,7 +260,9 @@ def _array_bytes(build: Build, dim: int) -> int:
     """On disk: the encoder's vectors, the factors, and the prior."""
     queries, items, factors = len(build.train_queries), len(build.items), build.method
     vectors, prior = 2 * dim * items, STORED_PRIOR_BYTES * items if build.prior else 0
-    if build.teaching is not None and isinstance(build.encoder, SentenceEncoder):
+    if build.teaching is not None and build.teaching.student != "encoder":
+        prior += 4 * (2 if build.teaching.student == "adapter" else 1) * (2 * HIDDEN_PER_DIM * dim * dim)
+    elif build.teaching is not None and isinstance(build.encoder, SentenceEncoder):
         prior += 2 * sum(int(value.numel()) for value in build.encoder.model.parameters())  # of the encoder
     if factors is None:
         return vectors + prior
@@ -301,12 +305,16 @@ def _fit_seconds(
 
 def _encoding_passes(build: Build) -> int:
     """How often the items are encoded: to mine each round's lists, to check a teaching, and in the end."""
-    return 1 if build.teaching is None else build.teaching.rounds + 3
+    teaching = build.teaching
+    return 1 if teaching is None or teaching.student != "encoder" else teaching.rounds + 3
 
 
 def _training_seconds(build: Build, per_item: float) -> float:
     """Of a teaching, from the time of forward passes."""
-    return 0.0 if build.teaching is None else TRAINING_COST * build.teaching.passes * per_item
+    teaching = build.teaching
+    if teaching is None:
+        return 0.0
+    return teaching.passes * (TRAINING_COST * per_item if teaching.student == "encoder" else ADAPTER_PASS)
 
 
 def estimate_teaching(items: Items, settings: Teaching, *, scorer: Scorer, encoder: SentenceEncoder) -> float:
@@ -314,6 +322,8 @@ def estimate_teaching(items: Items, settings: Teaching, *, scorer: Scorer, encod
     texts = items.texts_of(_spread(len(items), TEACHING_PROBE))
     per_item = _time_encoder(encoder.encode_items, texts[:WARM_UP_TEXTS], encoder.dim, lambda *_: None)
     per_call = measure_speed(scorer, texts[:1] * len(texts), texts).per_call
+    if settings.student != "encoder":
+        return settings.calls * per_call + settings.passes * ADAPTER_PASS + len(items) * per_item
     passes = TRAINING_COST * settings.passes + (settings.rounds + 3) * len(items)
     return settings.calls * per_call + passes * per_item
 

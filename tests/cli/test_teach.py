@@ -181,8 +181,8 @@ def test_info_answers_whether_it_is_taught_with_a_word(built):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--no-teach", "--teach-lists", 8], "--teach-lists and --teach-seconds apply to --teach only"),
-        (["--no-teach", "--teach-seconds", 8], "--teach-lists and --teach-seconds apply to --teach only"),
+        (["--no-teach", "--teach-lists", 8], "--teach-lists and --teach-seconds need --teach"),
+        (["--no-teach", "--teach-seconds", 8], "--teach-lists and --teach-seconds need --teach"),
         (["--teach", "--worker", "1/2"], "teaching"),
         (["--teach-lists", 8, "--worker", "1/2"], "teaching"),
         (["--teach", "--per-item", 4], "--teach chooses the pairs to score: leave out --sampling"),

@@ -99,10 +99,10 @@ def test_what_does_not_help_changes_no_encoder(encoder, searches):
     assert np.array_equal(learned.vectors, taught.vectors)
 
 
-def test_searches_of_other_items_and_encoders_without_weights_are_refused(plain, encoder, searches):
+def test_searches_of_other_items_and_no_encoder_are_refused(plain, encoder, searches):
     scorer = world.Teacher().scorer
     foreign = [LoggedSearch("q", ["no", "such"], np.ones(2, np.float32))]
     with pytest.raises(InputError, match="searches that scored at least two of the index's items"):
         plain.learn(foreign, scorer=scorer, encoder=encoder)
-    with pytest.raises(InputError, match="give the SentenceEncoder"):
+    with pytest.raises(InputError, match="give the one that the index was built with"):
         plain.learn(searches, scorer=scorer)

@@ -185,7 +185,7 @@ def test_a_taught_encoder_can_be_taught_again(built, encoder):
         ({"sampling": PerItem(queries=4)}, "`teach` chooses the pairs to score: leave out `sampling`"),
         ({"sampling": PerItem(queries=4), "teach": TEACHING}, "`teach` chooses the pairs to score"),
         ({"factors": Cur(anchors=4)}, "leave out .* CUR"),
-        ({"encoder": function_encoder(lambda texts: np.ones((len(texts), 2)))}, "`teach` needs a SentenceEncoder"),
+        ({"encoder": function_encoder(lambda texts: np.ones((len(texts), 2))), "teach": TEACHING}, 'student="adapter"'),
         ({"teach": "yes"}, r"`teach` must be True, False, None or Teaching\(…\), got 'yes'"),
     ],
 )

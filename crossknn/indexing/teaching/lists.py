@@ -44,6 +44,11 @@ class ScoredLists:
         """Some of the lists."""
         return type(self)(self.queries[numbers], self.rows[numbers], self.scores[numbers])
 
+    def split(self, held_out: NDArray[np.int64]) -> tuple[Self, Self]:
+        """The lists of all queries but these, and of these."""
+        chosen = np.isin(self.queries, held_out)
+        return self.take(np.flatnonzero(~chosen)), self.take(np.flatnonzero(chosen))
+
     def sample(self, size: int, *, best: int, rng: np.random.Generator) -> Self:
         """At most `size` items of each list, still best first: its `best` ones, and others at random."""
         if self.rows.shape[1] <= size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from crossknn.scorers.inference.packed import replace_attention, run_packed
 from crossknn.scorers.inference.prompt_tokens import added_special_tokens
 from crossknn.scorers.inference.token_store import Counts, Ragged, Tokenize, Tokens, fast_tokenize
 from crossknn.scorers.inference.word_tokens import tokenize_by_words
-from crossknn.types import Rows
+from crossknn.types import Encoder, Rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,12 +42,11 @@ class TextTokens:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    @classmethod
-    def join(cls, first: TextTokens, second: TextTokens) -> Self:
-        """The texts of both; those of the second are numbered behind those of the first."""
+    def join(self, other: Self) -> Self:
+        """The texts of both; the other's are numbered behind these."""
         torch = import_extra("torch", extra="models")
-        starts = torch.cat([first.starts, second.starts + len(first.flat)])
-        return cls(torch.cat([first.flat, second.flat]), starts, np.concatenate([first.lengths, second.lengths]))
+        flat, starts = torch.cat([self.flat, other.flat]), torch.cat([self.starts, other.starts + len(self.flat)])
+        return type(self)(flat, starts, np.concatenate([self.lengths, other.lengths]))
 
     def pack(self, numbers: Rows) -> tuple[Tensor, Tensor, Layout]:
         """The ids and positions of these texts, end to end, and where each begins."""
@@ -63,7 +62,38 @@ class TextTokens:
         return ids, positions, Layout(bounds, lengths, int(lengths.max()))
 
 
-class Student:
+class Student(Protocol):
+    """What a teaching trains.
+
+    `read` gives the inputs of texts: an object with `lengths`, what each text takes of a batch, and `join`.
+
+    Attributes:
+        parameters: The float32 weights.
+    """
+
+    device: Any
+    parameters: list[Tensor]
+
+    def read(self, side: str, texts: Sequence[str]) -> Any:
+        """The inputs of queries or of items."""
+
+    def encode(self, inputs: Any, numbers: Rows) -> Tensor:
+        """(numbers, dim) float32 vectors of these texts, with gradients unless they are disabled."""
+
+    def encode_all(self, inputs: Any, numbers: Rows | None = None) -> Tensor:
+        """(texts, dim) vectors without gradients, in half precision on a GPU."""
+
+    def take_gradients(self) -> None:
+        """Move the gradients of the last backward passes to `parameters`, if they are elsewhere."""
+
+    def update_working_copy(self) -> None:
+        """Let the model compute with the present `parameters`."""
+
+    def finish(self, folder: Path, /) -> Encoder:
+        """The trained encoder, saved to `folder` if it is a model of its own."""
+
+
+class EncoderStudent:
     """A copy of a sentence-transformers model in training.
 
     On a GPU the model computes in bfloat16, and the optimizer changes float32 weights behind it.
@@ -90,7 +120,7 @@ class Student:
         self._ops: Ops = FlashOps() if self.device.type == "cuda" else TORCH_OPS
         self._first_position = self._choose_attention()
 
-    def tokenize(self, side: str, texts: Sequence[str]) -> TextTokens:
+    def read(self, side: str, texts: Sequence[str]) -> TextTokens:
         """Tokens of texts, each of them once."""
         parts: list[Tokens] = []
         for start in range(0, len(texts), TOKENIZED_TEXTS):
@@ -142,8 +172,8 @@ class Student:
             with self._torch.no_grad():
                 self._torch._foreach_copy_(self._working, self.parameters)
 
-    def save(self, folder: Path) -> None:
-        """Write the model to `folder` atomically, in float16 where the weights fit."""
+    def finish(self, folder: Path) -> SentenceEncoder:
+        """The trained encoder, from a folder that is written atomically, in float16 where the weights fit."""
         names = [name for name, value in self._model.named_parameters() if value.requires_grad]
         state = {**self._model.state_dict(), **dict(zip(names, self.parameters, strict=True))}
         whole = self._encoder.copy(device="cpu", dtype="float32").model
@@ -154,6 +184,7 @@ class Student:
         whole.prompts = {**whole.prompts, **{side: prompt for side, prompt in own.items() if prompt is not None}}
         whole.max_seq_length = self._model.max_seq_length
         save_model(whole, folder)
+        return SentenceEncoder(folder, device=str(self.device), normalize=self._encoder.normalize)
 
     def _choose_attention(self) -> int | None:
         """The position of a text's first token where padding-free passes give the encoder's vectors, None for padded.
@@ -161,7 +192,7 @@ class Student:
         `EncoderError` if padded passes do not give them either.
         """
         expected = self._encoder.encode_items(list(SAMPLES))
-        tokens, numbers = self.tokenize(ITEM, SAMPLES), np.arange(len(SAMPLES))
+        tokens, numbers = self.read(ITEM, SAMPLES), np.arange(len(SAMPLES))
         padding = getattr(self._base.config, "pad_token_id", None) or 0
         restore = replace_attention(self._base)
         for first in (0, padding + 1) if restore else ():  # RoBERTa's positions follow the padding id

@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn._checks import check_number, check_positive, check_seed, invalid
+from crossknn._checks import check_choice, check_number, check_positive, check_seed, invalid
 from crossknn._imports import import_extra
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.engines.local import LOCAL
@@ -27,17 +27,15 @@ from crossknn.indexing.factorization.trainer import batches
 from crossknn.indexing.pair_scoring import CHUNK, open_score_log, score_pairs_into
 from crossknn.indexing.sampling import cut_queries
 from crossknn.indexing.score_matrix import Pairs, SparseScores
+from crossknn.indexing.teaching.adapter_student import AdapterStudent
 from crossknn.indexing.teaching.lists import DEPTH, ScoredLists, choose_items
 from crossknn.indexing.teaching.losses import ListLoss
-from crossknn.indexing.teaching.student import ITEM, QUERY, Student
+from crossknn.indexing.teaching.student import ITEM, QUERY, EncoderStudent, Student
 from crossknn.indexing.teaching.trainer import Trainer
 from crossknn.items.items import Items
 from crossknn.storage.atomic import temporary_path
 from crossknn.storage.safetensors import read_arrays, write_arrays
-from crossknn.types import Engine, Progress, Scorer, Scores
-
-if TYPE_CHECKING:
-    pass
+from crossknn.types import Encoder, Engine, Progress, Scorer, Scores
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +45,12 @@ POOL_DEPTH, POOL_BEST = 50, 10  # of the check: items of each encoder that are p
 MINED_PRODUCTS: Final = 1 << 26  # inner products held at once
 MIN_LISTS, LISTS_PER_ITEM = 200, 2  # of the default
 CPU_SETTINGS: Final[Mapping[str, Any]] = {"lists": 2_000, "items_per_list": 48, "epochs": 3.0, "items_per_step": 24}
+ADAPTER_SETTINGS: Final[Mapping[str, Any]] = {"epochs": 20.0, "items_per_step": 40, "learning_rate": 1e-3}
+MIN_STOPPING_LISTS, STOPPING_LISTS = 20, 64  # held-out lists whose loss ends a training early
 START_SLOPE: Final = 8.0  # of standardized scores on inner products
+
+
+StudentName = Literal["encoder", "adapter", "query-adapter"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,8 @@ class Teaching:
     vectors from which some scores of a list predict the others.
 
     Args:
+        student: What is trained: the "encoder"; an "adapter", small networks over its frozen vectors of queries and
+            items; or a "query-adapter", over those of queries alone, where item vectors cannot change.
         lists: Queries to train on. Pseudo-queries cut from the items make up for missing train queries.
         items_per_list: Items that are scored for each query in each round.
         rounds: How often lists are mined and scored; calls = `lists` × `items_per_list` × `rounds`.
@@ -70,11 +75,13 @@ class Teaching:
         temperature: Of the softmax of the scores, in units of their standard deviation within lists.
         squared_error: The weight of the squared error, beside the cross-entropy.
         evidence: The weight of the evidence of a Bayesian linear model.
+        patience: Checks of held-out lists, 20 in a training, without a lower loss after which it ends. None goes on.
         time_limit: Seconds of training after which no further step is made. None is unlimited.
         seed: Of everything random. On a CPU the same seed gives the same encoder.
         device: Of torch; None is the CPU.
     """
 
+    student: StudentName = "encoder"
     lists: int = 12_000
     items_per_list: int = 96
     rounds: int = 2
@@ -86,11 +93,13 @@ class Teaching:
     temperature: float = 0.5
     squared_error: float = 0.5
     evidence: float = 1.0
+    patience: int | None = 5
     time_limit: float | None = None
     seed: int = 0
     device: str | None = None
 
     def __post_init__(self) -> None:
+        check_choice("student", self.student, get_args(StudentName))
         for name in ("lists", "items_per_list", "rounds", "batch", "items_per_step", "best_items"):
             check_positive(name, getattr(self, name))
         if self.items_per_list < 4:
@@ -104,13 +113,16 @@ class Teaching:
                 raise invalid(name, "a nonnegative number", getattr(self, name))
         if self.time_limit is not None:
             check_number("time_limit", self.time_limit)
+        if self.patience is not None:
+            check_positive("patience", self.patience)
         check_seed(self.seed)
 
     @classmethod
-    def default(cls, items: int, *, device: str | None = None, seed: int = 0) -> Self:
-        """The default for this many items: a smaller one on a CPU, where it takes hours."""
-        small = {} if (device or "cpu").startswith("cuda") else CPU_SETTINGS
-        settings = cls(**small, device=device, seed=seed)
+    def default(cls, items: int, *, student: StudentName = "encoder", device: str | None = None, seed: int = 0) -> Self:
+        """The default for this many items: fewer scores on a CPU, where they and an encoder's training take hours."""
+        chosen = {} if (device or "cpu").startswith("cuda") else {**CPU_SETTINGS}
+        chosen |= {} if student == "encoder" else ADAPTER_SETTINGS
+        settings = cls(student=student, **chosen, device=device, seed=seed)
         lists = min(settings.lists, max(MIN_LISTS, LISTS_PER_ITEM * items))
         return replace(settings, lists=lists, items_per_list=max(4, min(settings.items_per_list, items)))
 
@@ -122,8 +134,7 @@ class Teaching:
     @property
     def calls(self) -> int:
         """Calls of the scorer, at most."""
-        held_out = self.held_out(self.lists)
-        return (self.lists - held_out) * self.items_per_list * self.rounds + held_out * 2 * POOL_DEPTH
+        return self.lists * self.items_per_list * self.rounds + self.held_out(self.lists) * 2 * POOL_DEPTH
 
     @staticmethod
     def held_out(lists: int) -> int:
@@ -147,7 +158,7 @@ class TeachReport:
         lists: Trained on.
         pseudo_queries: Lists whose query was cut from an item.
         calls: Scores that it used.
-        steps: Of training.
+        steps: Of training, without those that an early stop skipped.
         pairs: Query–item pairs that passed through the encoder in training.
         training_seconds: Of these steps, over all runs.
         seconds: Of each part, in this run.
@@ -207,14 +218,16 @@ class Taught:
     """The result of a teaching.
 
     Attributes:
-        encoder: The taught encoder, opened from its folder; the given one if teaching did not help.
+        encoder: The taught encoder, opened from its folder, or with an adapter; the given one if teaching did not help.
         entries: All scores, of `queries` × items.
+        held_out: Numbers of the queries that were not trained on.
     """
 
-    encoder: SentenceEncoder
+    encoder: Encoder
     report: TeachReport
     queries: list[str]
     entries: SparseScores
+    held_out: NDArray[np.int64]
 
     def some_entries(self, count: int) -> tuple[list[str], SparseScores]:
         """The first `count` queries that have scores, real ones first, and their entries, numbered anew."""
@@ -231,7 +244,8 @@ def teach(
     folder: str | Path | None = None,
     *,
     scorer: Scorer,
-    encoder: SentenceEncoder,
+    encoder: Encoder,
+    item_vectors: NDArray[Any] | None = None,
     queries: Sequence[str] = (),
     searches: Sequence[KnownList] = (),
     settings: Teaching | None = None,
@@ -243,13 +257,15 @@ def teach(
 ) -> Taught:
     """Teach a copy of the encoder, and save it to `folder`, by default one in the work folder, if that helped.
 
+    An adapter is taught over `item_vectors`, those of the encoder it adapts, and is saved by an index only.
+
     `searches` are lists that are scored already. Their queries come before the train queries, and their lists get mined
     and random items as all others do: what a search chose to score alone would be a biased sample.
 
     With a `work_dir`, an interrupted teaching resumes from its last checkpoint, at most a minute back.
     """
     settings = settings or Teaching()
-    run = _Run(items, scorer, encoder, queries, searches, settings, chunk, engine, on_calls, progress)
+    run = _Run(items, scorer, encoder, item_vectors, queries, searches, settings, chunk, engine, on_calls, progress)
     if folder is None and work_dir is None:
         raise InputError("`folder` or `work_dir` must say where the taught encoder is saved.")
     with _state_folder(None if work_dir is None else Path(work_dir), run.key) as state:
@@ -275,7 +291,8 @@ class _Run:
 
     items: Items
     scorer: Scorer
-    encoder: SentenceEncoder
+    encoder: Encoder
+    item_vectors: NDArray[Any] | None
     train_queries: Sequence[str]
     searches: Sequence[KnownList]
     settings: Teaching
@@ -287,7 +304,6 @@ class _Run:
     def __post_init__(self) -> None:
         self._torch = import_extra("torch", extra="models")
         self.seconds: dict[str, float] = {}
-        self._pooled = 0  # calls of the check
 
     @property
     def key(self) -> str:
@@ -327,33 +343,56 @@ class _Run:
         """Run all rounds, and check what came of it."""
         self._work_dir, settings = work_dir, self.settings
         with self._timing("load"):
-            student = Student(self.encoder, device=settings.device)
-        with self._timing("tokenize"):
-            self._tokens = (student.tokenize(QUERY, self.queries), student.tokenize(ITEM, self.items.texts))
+            student = self._make_student()
+        with self._timing("read"):
+            self._inputs = (student.read(QUERY, self.queries), student.read(ITEM, self.items.texts))
         held_out = self._hold_out()
         fitted = np.setdiff1d(np.arange(len(self.queries)), held_out)
         steps = max(1, math.ceil(settings.epochs * len(fitted) / settings.batch))
         with self._timing("mine"):
             near_before = self._nearest(student, held_out, self._pool_depth)
-        entries = self._mine(student, fitted, self._known(fitted), state / "lists-1.safetensors")
-        lists = ScoredLists.of(entries)
-        loss = self._loss(student, lists)
+        entries = self._mine(student, self._known(), state / "lists-1.safetensors")
+        lists = ScoredLists.of(entries).split(held_out)
+        loss = self._loss(student, lists[0])
         checkpoint = state / "checkpoint.safetensors"
-        trainer = Trainer(student, loss, self._tokens, settings, total_steps=steps, checkpoint=checkpoint)
+        trainer = Trainer(student, loss, self._inputs, settings, total_steps=steps, checkpoint=checkpoint)
         resumed = trainer.load()
         for number in range(1, settings.rounds + 1):
             until = round(steps * number / settings.rounds)
             if trainer.is_out_of_time():
                 break
             if number > 1:
-                entries = self._mine(student, fitted, entries, state / f"lists-{number}.safetensors")
-                lists = ScoredLists.of(entries)
+                entries = self._mine(student, entries, state / f"lists-{number}.safetensors")
+                lists = ScoredLists.of(entries).split(held_out)
             with self._timing("train"):
-                trainer.run(lists, until, lambda step: self._report(step, steps))
+                report = partial(self._report, steps=steps)
+                trainer.run(lists[0], until, report, held_out=self._stopping_lists(lists[1]))
             if work_dir is not None and not (resumed and trainer.progress.step > until):
                 trainer.save()
-        self._report(steps, steps)
+        self._report(steps, steps=steps)
         return self._finish(student, trainer, folder, held_out, near_before, entries)
+
+    def _make_student(self) -> Student:
+        settings = self.settings
+        if settings.student == "encoder":
+            if not isinstance(self.encoder, SentenceEncoder):
+                raise invalid("encoder", "a SentenceEncoder", self.encoder, 'Teach an adapter: student="adapter".')
+            return EncoderStudent(self.encoder, device=settings.device)
+        if self.item_vectors is None:
+            raise InputError("`item_vectors` must be given to teach an adapter: those of the encoder it adapts.")
+        for_items = settings.student == "adapter"
+        return AdapterStudent(
+            self.encoder, self.item_vectors, for_items=for_items, device=settings.device, seed=settings.seed
+        )
+
+    def _stopping_lists(self, held_out: ScoredLists) -> ScoredLists | None:
+        """A sample of the held-out lists, of the size of training lists; None where they are too few to stop by."""
+        settings = self.settings
+        if settings.patience is None or len(held_out) < MIN_STOPPING_LISTS:
+            return None
+        rng = np.random.default_rng((settings.seed, 6))
+        some = held_out.take(np.arange(min(STOPPING_LISTS, len(held_out))))
+        return some.sample(settings.items_per_step, best=settings.best_items, rng=rng)
 
     def _finish(
         self,
@@ -366,17 +405,16 @@ class _Run:
     ) -> Taught:
         with self._timing("check"):
             near = self._nearest(student, held_out, self._pool_depth)
-            recall = self._pooled_recall(held_out, near_before, near)
+            recall, entries = self._pooled_recall(held_out, near_before, near, entries)
         helped, encoder = recall is None or recall.rose, self.encoder
         if helped:
             with self._timing("save"):
-                student.save(folder)
-                encoder = SentenceEncoder(folder, device=self.settings.device, normalize=self.encoder.normalize)
+                encoder = student.finish(folder)
         report = TeachReport(
             lists=len(self.queries) - len(held_out),
             pseudo_queries=len(self.queries) - self.real_queries,
-            calls=len(entries) + self._pooled,
-            steps=trainer.progress.step,
+            calls=len(entries),
+            steps=trainer.progress.step - trainer.progress.skipped,
             pairs=trainer.progress.pairs,
             training_seconds=trainer.progress.seconds,
             seconds=self.seconds,
@@ -385,7 +423,7 @@ class _Run:
             recall=None if recall is None else recall.after,
             helped=helped,
         )
-        return Taught(encoder, report, self.queries, entries)
+        return Taught(encoder, report, self.queries, entries, held_out)
 
     def _hold_out(self) -> NDArray[np.int64]:
         """Numbers of the held-out queries: real ones where there are enough."""
@@ -395,9 +433,9 @@ class _Run:
         source = real if real >= 4 * count else len(self.queries)
         return np.sort(rng.permutation(source)[:count])
 
-    def _known(self, fitted: NDArray[np.int64]) -> SparseScores | None:
-        """The scores of searches whose queries are trained on; of a pair that was scored twice, the first."""
-        numbers = {self.queries[number]: number for number in fitted.tolist()}
+    def _known(self) -> SparseScores | None:
+        """The scores of searches; of a pair that was scored twice, the first."""
+        numbers = {query: number for number, query in enumerate(self.queries)}
         chosen = [(numbers[search.query], search) for search in self.searches if search.query in numbers]
         if not chosen:
             return None
@@ -419,25 +457,21 @@ class _Run:
             evidence=settings.evidence,
         )
 
-    def _mine(
-        self, student: Student, queries: NDArray[np.int64], known: SparseScores | None, path: Path
-    ) -> SparseScores:
+    def _mine(self, student: Student, known: SparseScores | None, path: Path) -> SparseScores:
         """The known scores and those of new items, mined with the student as it is; kept in a file."""
         if path.exists():
             return self._read_entries(path)
         with self._timing("mine"):
-            nearest = self._nearest(student, queries, DEPTH, known)
+            nearest = self._nearest(student, np.arange(len(self.queries)), DEPTH, known)
         rng = np.random.default_rng((self.settings.seed, 5, 0 if known is None else len(known)))
-        chosen = choose_items(nearest, self.settings.items_per_list, n_items=len(self.items), rng=rng)
-        numbers = queries[chosen.queries].astype(np.int32)
-        pairs = Pairs(numbers, chosen.rows, len(self.queries), len(self.items))
-        if known is not None:
-            pairs = pairs.take(~np.isin(pairs.keys(), known.pairs.keys()))  # a random item may have a score
-        entries = self._score(pairs)
-        if known is not None:
-            entries = _merge(known, entries)
+        pairs = choose_items(nearest, self.settings.items_per_list, n_items=len(self.items), rng=rng)
+        entries = self._score(pairs) if known is None else self._score_missing(pairs, known)
         self._write_entries(path, entries)
         return entries
+
+    def _score_missing(self, pairs: Pairs, known: SparseScores) -> SparseScores:
+        """The known scores, and those of the other pairs."""
+        return _merge(known, self._score(pairs.take(~np.isin(pairs.keys(), known.pairs.keys()))))
 
     def _score(self, pairs: Pairs) -> SparseScores:
         with self._timing("score"):
@@ -458,10 +492,10 @@ class _Run:
     ) -> NDArray[np.int64]:
         """(queries, depth) the nearest items of each query that have no known score, nearest first."""
         torch = self._torch
-        query_tokens, item_tokens = self._tokens
+        query_inputs, item_inputs = self._inputs
         if not len(queries):
             return np.empty((0, 0), np.int64)
-        items, vectors = student.encode_all(item_tokens), student.encode_all(query_tokens, queries)
+        items, vectors = student.encode_all(item_inputs), student.encode_all(query_inputs, queries)
         depth = min(depth, len(items))
         found = np.empty((len(queries), depth), np.int64)
         for part in batches(len(queries), max(1, MINED_PRODUCTS // len(items))):
@@ -473,23 +507,26 @@ class _Run:
         return found
 
     def _pooled_recall(
-        self, queries: NDArray[np.int64], before: NDArray[np.int64], after: NDArray[np.int64]
-    ) -> PooledRecall | None:
-        """Of the best of each query's pool, the share that the nearest items of each encoder hold."""
+        self,
+        queries: NDArray[np.int64],
+        before: NDArray[np.int64],
+        after: NDArray[np.int64],
+        entries: SparseScores,
+    ) -> tuple[PooledRecall | None, SparseScores]:
+        """Of the best of each query's pool, the share that the nearest items of each encoder hold; and all scores."""
         if not len(queries):
-            return None
+            return None, entries
         near = np.concatenate([before, after], 1)
-        numbers = np.repeat(queries, near.shape[1])
-        keys = np.unique(numbers * len(self.items) + near.ravel())
+        keys = np.unique(np.repeat(queries, near.shape[1]) * len(self.items) + near.ravel())
         numbers, rows = np.divmod(keys, len(self.items))
-        pool = self._score(Pairs(numbers.astype(np.int32), rows.astype(np.int32), len(self.queries), len(self.items)))
-        self._pooled = len(pool)
-        best = ScoredLists.of(pool, min_items=1)
+        pool = Pairs(numbers.astype(np.int32), rows.astype(np.int32), len(self.queries), len(self.items))
+        entries = self._score_missing(pool, entries)
+        best = ScoredLists.of(entries.take(np.isin(entries.pairs.keys(), keys)), min_items=1)
         shares = [
             [np.isin(pool_rows, near).mean() for near in both]
             for pool_rows, *both in zip(best.rows[:, :POOL_BEST], before, after, strict=True)
         ]
-        return PooledRecall.of(np.array(shares))
+        return PooledRecall.of(np.array(shares)), entries
 
     def _read_entries(self, path: Path) -> SparseScores:
         arrays = read_arrays(path)
@@ -505,7 +542,7 @@ class _Run:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _report(self, step: int, steps: int) -> None:
+    def _report(self, step: int, *, steps: int) -> None:
         if self.progress is not None:
             self.progress(STEP, step, steps)
 

@@ -16,7 +16,7 @@ from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.indexing.teaching.lists import ScoredLists
 from crossknn.indexing.teaching.losses import ListLoss
-from crossknn.indexing.teaching.student import Student, TextTokens
+from crossknn.indexing.teaching.student import Student
 from crossknn.models.batching import batches_in_order
 from crossknn.storage.atomic import temporary_path
 from crossknn.storage.safetensors import read_arrays, write_arrays
@@ -32,6 +32,8 @@ CHECKPOINT_SECONDS: Final = 45.0
 WARM_UP: Final = 0.06  # share of all steps
 MAX_NORM: Final = 1.0  # of the gradient
 WEIGHT_DECAY: Final = 0.01
+HELD_OUT_CHECKS: Final = 20  # of the loss of held-out lists, in a training without an early stop
+BEST: Final = "best."  # of the names of arrays in a checkpoint
 
 
 @dataclass
@@ -39,9 +41,19 @@ class Progress:
     """Where a training stands; saved with each checkpoint."""
 
     step: int = 0
+    skipped: int = 0  # of these steps, by early stops
     seconds: float = 0.0  # of training, over all runs
     pairs: int = 0  # that passed through the encoder
     losses: list[float] = field(default_factory=list)  # training loss, every `CHECK_STEPS` steps
+
+
+@dataclass
+class Best:
+    """The weights of the lowest loss of held-out lists."""
+
+    loss: float
+    age: int  # checks since then
+    values: list[Tensor]
 
 
 class Trainer:
@@ -51,7 +63,7 @@ class Trainer:
         self,
         student: Student,
         loss: ListLoss,
-        tokens: tuple[TextTokens, TextTokens],
+        inputs: tuple[Any, Any],
         settings: Teaching,
         *,
         total_steps: int,
@@ -59,9 +71,10 @@ class Trainer:
     ) -> None:
         self._torch = torch = import_extra("torch", extra="models")
         self._student, self._loss, self._settings = student, loss, settings
-        self._queries = len(tokens[0])
-        self._tokens = TextTokens.join(*tokens)
+        self._queries = len(inputs[0])
+        self._inputs = inputs[0].join(inputs[1])
         self._total = total_steps
+        self._check_steps = CHECK_STEPS * max(1, round(total_steps / HELD_OUT_CHECKS / CHECK_STEPS))
         self._checkpoint = checkpoint
         groups = [
             {"params": student.parameters, "lr": settings.learning_rate, "base": settings.learning_rate},
@@ -70,9 +83,21 @@ class Trainer:
         fused = student.device.type == "cuda"
         self._optimizer = torch.optim.AdamW(groups, weight_decay=WEIGHT_DECAY, fused=fused)
         self.progress = Progress()
+        self._best: Best | None = None
 
-    def run(self, lists: ScoredLists, until_step: int, tick: Callable[[int], None]) -> None:
-        """Train on these lists up to a step; `tick(step)` is called now and then."""
+    def run(
+        self,
+        lists: ScoredLists,
+        until_step: int,
+        tick: Callable[[int], None] = lambda _: None,
+        *,
+        held_out: ScoredLists | None = None,
+    ) -> None:
+        """Train on these lists up to a step; `tick(step)` is called now and then.
+
+        With held-out lists, the weights of their lowest loss are kept, and the rest of the steps is skipped when it has
+        not fallen for `patience` checks.
+        """
         settings, began, before = self._settings, time.perf_counter(), self.progress.seconds
         saved = began
         recent: list[Tensor] = []
@@ -82,21 +107,23 @@ class Trainer:
             chosen = _lists_of_step(len(lists), settings.batch, step, settings.seed)
             batch = lists.take(chosen).sample(settings.items_per_step, best=settings.best_items, rng=rng)
             self._set_learning_rate()
-            try:
-                recent.append(self._step(batch))
-            except self._torch.linalg.LinAlgError as error:
-                raise self._diverged() from error
+            recent.append(self._step(batch))
             self.progress.step += 1
             self.progress.pairs += int(np.isfinite(batch.scores).sum())
             if self.progress.step % CHECK_STEPS == 0 or self.progress.step == until_step:
                 self._note(recent)
                 now = time.perf_counter()
                 self.progress.seconds = before + now - began
+                at_check = self.progress.step % self._check_steps == 0 or self.progress.step == until_step
+                if held_out is not None and at_check and self._has_stopped_improving(held_out):
+                    self.progress.skipped += until_step - self.progress.step
+                    self.progress.step = until_step
                 tick(self.progress.step)
                 if now - saved > CHECKPOINT_SECONDS:
                     self.save()
                     saved = time.perf_counter()
         self.progress.seconds = before + time.perf_counter() - began
+        self._restore_best()
 
     def is_out_of_time(self) -> bool:
         """Whether the time limit is reached."""
@@ -106,6 +133,25 @@ class Trainer:
         """The mean loss of these lists."""
         with self._torch.no_grad():
             return sum(float(self._losses(part).sum()) for part in self._parts(lists)) / len(lists)
+
+    def _has_stopped_improving(self, held_out: ScoredLists) -> bool:
+        """Compare the loss of held-out lists with the lowest one so far, and keep the weights if it is lower."""
+        loss, best = self.mean_loss(held_out), self._best
+        if best is None or loss < best.loss:
+            self._best = Best(loss, 0, [value.detach().clone() for value in self._values()])
+            return False
+        best.age += 1
+        return self._settings.patience is not None and best.age >= self._settings.patience
+
+    def _restore_best(self) -> None:
+        """Go back to the weights of the lowest loss of held-out lists."""
+        if self._best is None:
+            return
+        with self._torch.no_grad():
+            for value, best in zip(self._values(), self._best.values, strict=True):
+                value.copy_(best)
+        self._student.update_working_copy()
+        self._best = None
 
     def _step(self, batch: ScoredLists) -> Tensor:
         """One step of AdamW; the mean loss, on the device."""
@@ -124,7 +170,7 @@ class Trainer:
 
     def _parts(self, lists: ScoredLists) -> Iterator[ScoredLists]:
         """Lists whose activations fit into memory together."""
-        lengths = np.where(np.isfinite(lists.scores), self._tokens.lengths[self._queries + lists.rows], 0).sum(1)
+        lengths = np.where(np.isfinite(lists.scores), self._inputs.lengths[self._queries + lists.rows], 0).sum(1)
         device = self._student.device.type
         for part in batches_in_order(lengths, STEP_TOKENS.get(device, STEP_TOKENS["cpu"])):
             yield lists.take(np.arange(part.start, part.stop))
@@ -134,14 +180,17 @@ class Trainer:
         torch, device = self._torch, self._student.device
         rows, places = np.unique(lists.rows, return_inverse=True)
         numbers = np.concatenate([lists.queries.astype(np.int64), self._queries + rows])
-        order = np.argsort(-self._tokens.lengths[numbers], kind="stable")  # equal lengths together, for a CPU
+        order = np.argsort(-self._inputs.lengths[numbers], kind="stable")  # equal lengths together, for a CPU
         place_of = np.empty(len(numbers), np.int64)
         place_of[order] = np.arange(len(numbers))
         wanted = np.concatenate([place_of[: len(lists)], place_of[len(lists) + places.ravel()]])
-        vectors = self._student.encode(self._tokens, numbers[order])
+        vectors = self._student.encode(self._inputs, numbers[order])
         moved = vectors[torch.from_numpy(wanted).to(device, non_blocking=True)]
         scores = torch.from_numpy(lists.scores).to(device, non_blocking=True)
-        return self._loss(moved[: len(lists)], moved[len(lists) :].view(*lists.rows.shape, -1), scores)
+        try:
+            return self._loss(moved[: len(lists)], moved[len(lists) :].view(*lists.rows.shape, -1), scores)
+        except torch.linalg.LinAlgError as error:
+            raise self._diverged() from error
 
     def _set_learning_rate(self) -> None:
         """Linear warm-up, then a cosine to zero at the last step or the time limit, whichever comes first."""
@@ -171,9 +220,12 @@ class Trainer:
             return
         progress = self.progress
         arrays: dict[str, NDArray[Any]] = {
-            "progress": np.array([progress.step, progress.seconds, progress.pairs], np.float64),
+            "progress": np.array([progress.step, progress.skipped, progress.seconds, progress.pairs], np.float64),
             "losses": np.array(progress.losses, np.float64),
         }
+        if self._best is not None:
+            arrays[f"{BEST}loss"] = np.array([self._best.loss, self._best.age], np.float64)
+            arrays |= {f"{BEST}{number}": value.cpu().numpy() for number, value in enumerate(self._best.values)}
         for number, (value, moments) in enumerate(self._state()):
             arrays |= {f"{number}.{name}": one.detach().cpu().numpy() for name, one in moments.items()}
             arrays[f"{number}.value"] = value.detach().cpu().numpy()
@@ -189,8 +241,15 @@ class Trainer:
         if self._checkpoint is None or not self._checkpoint.exists():
             return False
         torch, arrays = self._torch, read_arrays(self._checkpoint)
-        step, seconds, pairs = arrays["progress"].tolist()
-        self.progress = Progress(int(step), seconds, int(pairs), arrays["losses"].tolist())
+        step, skipped, seconds, pairs = arrays["progress"].tolist()
+        self.progress = Progress(int(step), int(skipped), seconds, int(pairs), arrays["losses"].tolist())
+        if f"{BEST}loss" in arrays:
+            loss, age = arrays[f"{BEST}loss"].tolist()
+            values = [
+                torch.from_numpy(np.array(arrays[f"{BEST}{number}"])).to(value.device)
+                for number, value in enumerate(self._values())
+            ]
+            self._best = Best(loss, int(age), values)
         with torch.no_grad():
             for number, value in enumerate(self._values()):
                 value.copy_(torch.from_numpy(np.array(arrays[f"{number}.value"])))

@@ -13,7 +13,7 @@ import pytest
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError, ModelNotFound
 from crossknn.indexing.teaching.stored_encoder import FILES, WEIGHTS, StoredEncoder
-from crossknn.indexing.teaching.student import Student
+from crossknn.indexing.teaching.student import EncoderStudent
 from tests.indexing.teaching import world
 
 pytest.importorskip("sentence_transformers")
@@ -33,7 +33,7 @@ ENCODERS = {
 
 def save_taught(folder: Path, encoder: SentenceEncoder) -> SentenceEncoder:
     """As at the end of a teaching."""
-    Student(encoder).save(folder)
+    EncoderStudent(encoder).finish(folder)
     return SentenceEncoder(folder, device="cpu", normalize=encoder.normalize)
 
 

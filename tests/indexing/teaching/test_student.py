@@ -5,7 +5,7 @@ import pytest
 
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import EncoderError, InputError
-from crossknn.indexing.teaching.student import ITEM, QUERY, Student
+from crossknn.indexing.teaching.student import ITEM, QUERY, EncoderStudent
 from tests.indexing.teaching import world
 from tests.scorers import tiny
 
@@ -29,11 +29,11 @@ def open_encoder(folder, model: str, **settings) -> SentenceEncoder:
     return SentenceEncoder(world.save_encoder(folder / model, **MODELS[model]), device="cpu", **settings)
 
 
-def vectors_of(student: Student, side: str, texts: list[str] = TEXTS) -> np.ndarray:
-    return student.encode_all(student.tokenize(side, texts)).numpy()
+def vectors_of(student: EncoderStudent, side: str, texts: list[str] = TEXTS) -> np.ndarray:
+    return student.encode_all(student.read(side, texts)).numpy()
 
 
-def assert_same_vectors(student: Student, encoder: SentenceEncoder, *, atol: float = 1e-5) -> None:
+def assert_same_vectors(student: EncoderStudent, encoder: SentenceEncoder, *, atol: float = 1e-5) -> None:
     np.testing.assert_allclose(vectors_of(student, QUERY), encoder.encode_queries(TEXTS), atol=atol)
     np.testing.assert_allclose(vectors_of(student, ITEM), encoder.encode_items(TEXTS), atol=atol)
 
@@ -41,19 +41,19 @@ def assert_same_vectors(student: Student, encoder: SentenceEncoder, *, atol: flo
 @pytest.mark.parametrize("model", MODELS)
 def test_vectors_are_those_of_the_encoder(tmp_path, model):
     encoder = open_encoder(tmp_path, model)
-    assert_same_vectors(Student(encoder), encoder)
+    assert_same_vectors(EncoderStudent(encoder), encoder)
 
 
 def test_settings_of_the_encoder_hold(tmp_path):
     folder = open_encoder(tmp_path, "mean").folder
     for settings in ({"max_tokens": 7}, {"query_prompt": "ice snow ", "item_prompt": "dog "}, {"normalize": False}):
         encoder = SentenceEncoder(folder, device="cpu", **settings)
-        assert_same_vectors(Student(encoder), encoder)
+        assert_same_vectors(EncoderStudent(encoder), encoder)
 
 
 def test_vectors_of_some_texts_come_in_the_order_asked_for(tmp_path):
-    student = Student(open_encoder(tmp_path, "mean"))
-    tokens, numbers = student.tokenize(ITEM, TEXTS), np.array([7, 0, 15, 3])
+    student = EncoderStudent(open_encoder(tmp_path, "mean"))
+    tokens, numbers = student.read(ITEM, TEXTS), np.array([7, 0, 15, 3])
     np.testing.assert_allclose(student.encode_all(tokens, numbers), student.encode_all(tokens)[numbers], atol=1e-6)
     assert not student.encode_all(tokens).requires_grad
     with pytest.raises(InputError, match="texts"):
@@ -63,15 +63,15 @@ def test_vectors_of_some_texts_come_in_the_order_asked_for(tmp_path):
 def test_more_tokens_than_fit_into_a_batch(tmp_path):
     encoder = open_encoder(tmp_path, "mean")
     texts = [tiny.words(number, number % 60) for number in range(400)]
-    np.testing.assert_allclose(vectors_of(Student(encoder), ITEM, texts), encoder.encode_items(texts), atol=1e-5)
+    np.testing.assert_allclose(vectors_of(EncoderStudent(encoder), ITEM, texts), encoder.encode_items(texts), atol=1e-5)
 
 
 @pytest.mark.parametrize("model", ["mean", "cls", "roberta", "deberta", "dense"])
 def test_gradients_are_those_of_the_library_and_reach_every_weight(tmp_path, model):
     encoder = open_encoder(tmp_path, model)
-    student, texts = Student(encoder), TEXTS[:-1]
+    student, texts = EncoderStudent(encoder), TEXTS[:-1]
     towards = torch.from_numpy(np.random.default_rng(0).normal(size=(len(texts), encoder.dim))).float()
-    found = student.encode(student.tokenize(ITEM, texts), np.arange(len(texts)))
+    found = student.encode(student.read(ITEM, texts), np.arange(len(texts)))
     torch.autograd.backward((found * towards).sum())
     expected = encoder.model(encoder.model.preprocess(texts))["sentence_embedding"]
     torch.autograd.backward((torch.nn.functional.normalize(expected) * towards).sum())
@@ -85,7 +85,7 @@ def test_gradients_are_those_of_the_library_and_reach_every_weight(tmp_path, mod
             torch.testing.assert_close(value.grad, own.grad, atol=1e-4, rtol=1e-3)
 
 
-def shift(student: Student) -> None:
+def shift(student: EncoderStudent) -> None:
     """Change all weights, as training does."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -97,9 +97,9 @@ def shift(student: Student) -> None:
 @pytest.mark.parametrize("model", ["mean", "roberta", "dense", "prompts"])
 def test_a_saved_model_has_the_students_vectors(tmp_path, model):
     encoder = open_encoder(tmp_path, model)
-    student, before = Student(encoder), encoder.encode_items(TEXTS)
+    student, before = EncoderStudent(encoder), encoder.encode_items(TEXTS)
     shift(student)
-    student.save(tmp_path / "saved")
+    student.finish(tmp_path / "saved")
     saved = SentenceEncoder(tmp_path / "saved", device="cpu")
     assert_same_vectors(student, saved, atol=3e-3)  # weights may be rounded to half precision
     assert not np.allclose(saved.encode_items(TEXTS), before, atol=3e-2)
@@ -107,12 +107,12 @@ def test_a_saved_model_has_the_students_vectors(tmp_path, model):
 
 
 def test_saving_replaces_an_earlier_model_and_leaves_nothing_else(tmp_path):
-    student = Student(open_encoder(tmp_path, "mean"))
+    student = EncoderStudent(open_encoder(tmp_path, "mean"))
     (tmp_path / "models" / "saved").mkdir(parents=True)
-    student.save(tmp_path / "models" / "saved")
+    student.finish(tmp_path / "models" / "saved")
     first = vectors_of(student, ITEM)
     shift(student)
-    student.save(tmp_path / "models" / "saved")
+    student.finish(tmp_path / "models" / "saved")
     assert_same_vectors(student, SentenceEncoder(tmp_path / "models" / "saved", device="cpu"), atol=3e-3)
     assert not np.allclose(vectors_of(student, ITEM), first, atol=3e-2)
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["saved"]
@@ -121,8 +121,8 @@ def test_saving_replaces_an_earlier_model_and_leaves_nothing_else(tmp_path):
 def test_prompts_and_length_become_the_saved_models_own(tmp_path):
     folder = open_encoder(tmp_path, "mean").folder
     given = {"query_prompt": "ice snow ", "item_prompt": "the dog ", "max_tokens": 9}
-    student = Student(SentenceEncoder(folder, device="cpu", **given))
-    student.save(tmp_path / "saved")
+    student = EncoderStudent(SentenceEncoder(folder, device="cpu", **given))
+    student.finish(tmp_path / "saved")
     saved = SentenceEncoder(tmp_path / "saved", device="cpu")
     assert saved.max_tokens == 9
     assert_same_vectors(student, saved, atol=3e-3)
@@ -132,7 +132,7 @@ def test_prompts_and_length_become_the_saved_models_own(tmp_path):
 def test_another_pooling_is_refused(tmp_path, pooling):
     folder = world.save_encoder(tmp_path / "model", pooling=pooling)
     with pytest.raises(EncoderError, match=r"cannot be taught.*mean, cls, lasttoken"):
-        Student(SentenceEncoder(folder, device="cpu"))
+        EncoderStudent(SentenceEncoder(folder, device="cpu"))
 
 
 def test_a_model_without_a_transformer_is_refused(tmp_path):
@@ -141,11 +141,11 @@ def test_a_model_without_a_transformer_is_refused(tmp_path):
     model = SentenceTransformer(modules=[StaticEmbedding(tiny.bert_tokenizer(), embedding_dim=8)], device="cpu")
     model.save_pretrained(str(tmp_path / "static"), create_model_card=False)
     with pytest.raises(EncoderError, match="cannot be taught"):
-        Student(SentenceEncoder(tmp_path / "static", device="cpu"))
+        EncoderStudent(SentenceEncoder(tmp_path / "static", device="cpu"))
 
 
 @pytest.mark.parametrize("side", [QUERY, ITEM])
 def test_a_pooling_that_leaves_out_the_prompt_is_refused(tmp_path, side):
     folder = world.save_encoder(tmp_path / "model", prompts={side: "ice snow "}, include_prompt=False)
     with pytest.raises(EncoderError, match="cannot be taught"):
-        Student(SentenceEncoder(folder, device="cpu"))
+        EncoderStudent(SentenceEncoder(folder, device="cpu"))

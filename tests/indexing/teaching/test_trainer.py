@@ -10,7 +10,7 @@ from crossknn.errors import InputError
 from crossknn.indexing.score_matrix import Pairs, SparseScores
 from crossknn.indexing.teaching.lists import ScoredLists
 from crossknn.indexing.teaching.losses import ListLoss
-from crossknn.indexing.teaching.student import ITEM, QUERY, Student
+from crossknn.indexing.teaching.student import ITEM, QUERY, EncoderStudent
 from crossknn.indexing.teaching.teach import Teaching
 from crossknn.indexing.teaching.trainer import CHECK_STEPS, STEP_TOKENS, Trainer, _lists_of_step
 from tests.indexing.teaching.world import ITEMS, QUERIES, save_encoder, topic_scores
@@ -43,13 +43,19 @@ def make_loss(evidence: float = 1.0) -> ListLoss:
 
 
 def make_trainer(
-    encoder: SentenceEncoder, queries=QUERIES[:20], items=ITEMS.texts, *, checkpoint: Path | None = None, **changes
-) -> tuple[Trainer, Student]:
-    student = Student(encoder)
+    encoder: SentenceEncoder,
+    queries=QUERIES[:20],
+    items=ITEMS.texts,
+    *,
+    checkpoint: Path | None = None,
+    total_steps: int = STEPS,
+    **changes,
+) -> tuple[Trainer, EncoderStudent]:
+    student = EncoderStudent(encoder)
     settings = Teaching(batch=4, items_per_step=8, best_items=2, **{"learning_rate": 3e-3, **changes})
-    tokens = student.tokenize(QUERY, queries), student.tokenize(ITEM, items)
+    tokens = student.read(QUERY, queries), student.read(ITEM, items)
     loss = make_loss(settings.evidence)
-    return Trainer(student, loss, tokens, settings, total_steps=STEPS, checkpoint=checkpoint), student
+    return Trainer(student, loss, tokens, settings, total_steps=total_steps, checkpoint=checkpoint), student
 
 
 def test_the_mean_loss_is_that_of_the_encoders_vectors(encoder):
@@ -95,6 +101,62 @@ def test_training_with_a_checkpoint_in_the_middle_is_training_at_once(encoder, t
     assert second.progress.losses == whole.progress.losses
     assert second.progress.seconds > first.progress.seconds
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+LONG = 240  # steps on eight lists, in which the loss of others rises again
+
+
+def make_long(encoder: SentenceEncoder, checkpoint: Path | None = None, **changes) -> Trainer:
+    return make_trainer(encoder, checkpoint=checkpoint, total_steps=LONG, **{"patience": 2, **changes})[0]
+
+
+@pytest.fixture(scope="module")
+def few_lists() -> tuple[ScoredLists, ScoredLists]:
+    return make_lists(QUERIES[:20], ITEMS.texts).split(np.arange(8, 20))
+
+
+def test_training_ends_when_held_out_lists_get_no_better_and_keeps_the_best_weights(encoder, few_lists):
+    lists, held_out = few_lists
+    whole, stopped = make_long(encoder), make_long(encoder)
+    losses = []
+    whole.run(lists, LONG, lambda step: losses.append(whole.mean_loss(held_out)))
+    stopped.run(lists, LONG, held_out=held_out)
+    assert stopped.progress.step == LONG
+    made = LONG - stopped.progress.skipped
+    assert losses.index(min(losses)) < made // CHECK_STEPS < len(losses)
+    best = min(losses[: made // CHECK_STEPS])
+    assert stopped.mean_loss(held_out) == pytest.approx(best, rel=1e-5)
+    assert best < losses[-1]
+
+
+def test_without_patience_all_steps_are_made_and_the_best_weights_kept(encoder, few_lists):
+    lists, held_out = few_lists
+    trainer = make_long(encoder, patience=None)
+    losses = []
+    trainer.run(lists, LONG, lambda step: losses.append(trainer.mean_loss(held_out)), held_out=held_out)
+    assert (trainer.progress.skipped, len(losses)) == (0, LONG // CHECK_STEPS)
+    assert trainer.mean_loss(held_out) == pytest.approx(min(losses), rel=1e-5)
+
+
+def test_a_checkpoint_remembers_the_best_weights(encoder, few_lists, tmp_path):
+    lists, held_out = few_lists
+    first, second, whole = (make_long(encoder, path) for path in (tmp_path / "one", tmp_path / "one", None))
+
+    class Killed(Exception):
+        pass
+
+    def kill(step: int) -> None:
+        if step == 2 * CHECK_STEPS:
+            first.save()
+            raise Killed
+
+    with pytest.raises(Killed):
+        first.run(lists, LONG, kill, held_out=held_out)
+    assert second.load()
+    second.run(lists, LONG, held_out=held_out)
+    whole.run(lists, LONG, held_out=held_out)
+    assert second.mean_loss(held_out) == whole.mean_loss(held_out)
+    assert second.progress.skipped == whole.progress.skipped
 
 
 def test_the_learning_rate_warms_up_and_falls_to_zero(encoder):
