@@ -27,7 +27,7 @@ from crossknn.indexing.factorization.trainer import batches
 from crossknn.indexing.pair_scoring import CHUNK, open_score_log, score_pairs_into
 from crossknn.indexing.sampling import cut_queries
 from crossknn.indexing.score_matrix import Pairs, SparseScores
-from crossknn.indexing.teaching.lists import DEPTH, ScoredLists, choose_items
+from crossknn.indexing.teaching.lists import DEPTH, RANDOM_SHARE, ScoredLists, choose_items
 from crossknn.indexing.teaching.losses import ListLoss
 from crossknn.indexing.teaching.student import ITEM, QUERY, Student
 from crossknn.indexing.teaching.trainer import Trainer
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STEP: Final = "teaching"
-HELD_OUT_SHARE, MAX_HELD_OUT = 0.05, 200  # of the lists
+HELD_OUT_SHARE: Final = 0.05  # of the lists, by default
+MAX_HELD_OUT: Final = 200
 POOL_DEPTH, POOL_BEST = 50, 10  # of the check: items of each encoder that are pooled, and the best of them
 MINED_PRODUCTS: Final = 1 << 26  # inner products held at once
 MIN_LISTS, LISTS_PER_ITEM = 200, 2  # of the default
@@ -60,7 +61,8 @@ class Teaching:
 
     Args:
         lists: Queries to train on. Pseudo-queries cut from the items make up for missing train queries.
-        items_per_list: Items that are scored for each query in each round.
+        items_per_list: Items that are scored for each query in each round; 0 to train on known scores alone.
+        random_share: Share of these items that are drawn at random; the others are mined.
         rounds: How often lists are mined and scored; calls = `lists` × `items_per_list` × `rounds`.
         epochs: Passes over the lists, over all rounds.
         batch: Lists per step.
@@ -70,6 +72,7 @@ class Teaching:
         temperature: Of the softmax of the scores, in units of their standard deviation within lists.
         squared_error: The weight of the squared error, beside the cross-entropy.
         evidence: The weight of the evidence of a Bayesian linear model.
+        held_out_share: Share of the lists, at most 200, that check the result; 0 to use it unchecked.
         time_limit: Seconds of training after which no further step is made. None is unlimited.
         seed: Of everything random. On a CPU the same seed gives the same encoder.
         device: Of torch; None is the CPU.
@@ -77,6 +80,7 @@ class Teaching:
 
     lists: int = 12_000
     items_per_list: int = 96
+    random_share: float = RANDOM_SHARE
     rounds: int = 2
     epochs: float = 6.0
     batch: int = 48
@@ -86,15 +90,19 @@ class Teaching:
     temperature: float = 0.5
     squared_error: float = 0.5
     evidence: float = 1.0
+    held_out_share: float = HELD_OUT_SHARE
     time_limit: float | None = None
     seed: int = 0
     device: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("lists", "items_per_list", "rounds", "batch", "items_per_step", "best_items"):
+        for name in ("lists", "rounds", "batch", "items_per_step", "best_items"):
             check_positive(name, getattr(self, name))
-        if self.items_per_list < 4:
-            raise invalid("items_per_list", "at least 4", self.items_per_list)
+        if not isinstance(self.items_per_list, int) or not (self.items_per_list == 0 or self.items_per_list >= 4):
+            raise invalid("items_per_list", "0 or an integer of at least 4", self.items_per_list)
+        for name, most in (("random_share", 1), ("held_out_share", 0.5)):
+            if not 0 <= getattr(self, name) <= most:
+                raise invalid(name, f"between 0 and {most}", getattr(self, name))
         if self.items_per_step < 2:
             raise invalid("items_per_step", "at least 2", self.items_per_step)
         for name in ("epochs", "learning_rate", "temperature"):
@@ -117,7 +125,7 @@ class Teaching:
     @property
     def passes(self) -> int:
         """Query–item pairs that pass through the encoder in training, at most."""
-        return round(self.epochs * self.lists * min(self.items_per_step, self.items_per_list * self.rounds))
+        return round(self.epochs * self.lists * min(self.items_per_step, self.items_per_list * self.rounds or math.inf))
 
     @property
     def calls(self) -> int:
@@ -125,10 +133,9 @@ class Teaching:
         held_out = self.held_out(self.lists)
         return (self.lists - held_out) * self.items_per_list * self.rounds + held_out * 2 * POOL_DEPTH
 
-    @staticmethod
-    def held_out(lists: int) -> int:
+    def held_out(self, lists: int) -> int:
         """How many of the lists are not trained on."""
-        return min(MAX_HELD_OUT, round(HELD_OUT_SHARE * lists))
+        return min(MAX_HELD_OUT, round(self.held_out_share * lists))
 
 
 class KnownList(NamedTuple):
@@ -147,6 +154,7 @@ class TeachReport:
         lists: Trained on.
         pseudo_queries: Lists whose query was cut from an item.
         calls: Scores that it used.
+        known_scores: Those of them that the given lists had.
         steps: Of training.
         pairs: Query–item pairs that passed through the encoder in training.
         training_seconds: Of these steps, over all runs.
@@ -169,6 +177,7 @@ class TeachReport:
     recall_before: float | None
     recall: float | None
     helped: bool
+    known_scores: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON-compatible values."""
@@ -183,7 +192,8 @@ class TeachReport:
         recall = "nothing held out to check it"
         if self.recall is not None and self.recall_before is not None:
             recall = f"dense recall on held-out pools {self.recall_before:.1%} before, {self.recall:.1%} after{kept}"
-        return f"taught by {self.lists:,} lists, {self.calls:,} calls, {self.steps:,} steps; {recall}"
+        known = f" ({self.known_scores:,} known before)" if self.known_scores else ""
+        return f"taught by {self.lists:,} lists, {self.calls:,} calls{known}, {self.steps:,} steps; {recall}"
 
 
 class PooledRecall(NamedTuple):
@@ -287,7 +297,9 @@ class _Run:
     def __post_init__(self) -> None:
         self._torch = import_extra("torch", extra="models")
         self.seconds: dict[str, float] = {}
-        self._pooled = 0  # calls of the check
+        self._pooled = self._known_scores = 0  # calls of the check; scores of the given lists
+        if not self.settings.items_per_list and not self.searches:
+            raise InputError("`items_per_list` must be at least 4 where no list is scored yet, got 0.")
 
     @property
     def key(self) -> str:
@@ -335,7 +347,9 @@ class _Run:
         steps = max(1, math.ceil(settings.epochs * len(fitted) / settings.batch))
         with self._timing("mine"):
             near_before = self._nearest(student, held_out, self._pool_depth)
-        entries = self._mine(student, fitted, self._known(fitted), state / "lists-1.safetensors")
+        known = self._known(fitted)
+        self._known_scores = 0 if known is None else len(known)
+        entries = self._mine(student, fitted, known, state / "lists-1.safetensors")
         lists = ScoredLists.of(entries)
         loss = self._loss(student, lists)
         checkpoint = state / "checkpoint.safetensors"
@@ -384,6 +398,7 @@ class _Run:
             recall_before=None if recall is None else recall.before,
             recall=None if recall is None else recall.after,
             helped=helped,
+            known_scores=self._known_scores,
         )
         return Taught(encoder, report, self.queries, entries)
 
@@ -423,12 +438,21 @@ class _Run:
         self, student: Student, queries: NDArray[np.int64], known: SparseScores | None, path: Path
     ) -> SparseScores:
         """The known scores and those of new items, mined with the student as it is; kept in a file."""
+        settings = self.settings
+        if not settings.items_per_list and known is not None:
+            return known
         if path.exists():
             return self._read_entries(path)
         with self._timing("mine"):
             nearest = self._nearest(student, queries, DEPTH, known)
-        rng = np.random.default_rng((self.settings.seed, 5, 0 if known is None else len(known)))
-        chosen = choose_items(nearest, self.settings.items_per_list, n_items=len(self.items), rng=rng)
+        rng = np.random.default_rng((settings.seed, 5, 0 if known is None else len(known)))
+        chosen = choose_items(
+            nearest,
+            settings.items_per_list,
+            n_items=len(self.items),
+            rng=rng,
+            random_share=settings.random_share,
+        )
         numbers = queries[chosen.queries].astype(np.int32)
         pairs = Pairs(numbers, chosen.rows, len(self.queries), len(self.items))
         if known is not None:

@@ -266,7 +266,9 @@ def test_a_function_without_a_fingerprint_has_no_work_folder(encoder, tmp_path):
     ("settings", "message"),
     [
         ({"lists": 0}, "`lists` must be a positive integer, got 0"),
-        ({"items_per_list": 3}, "`items_per_list` must be at least 4, got 3"),
+        ({"items_per_list": 3}, "`items_per_list` must be 0 or an integer of at least 4, got 3"),
+        ({"random_share": 1.5}, "`random_share` must be between 0 and 1, got 1.5"),
+        ({"held_out_share": 0.6}, "`held_out_share` must be between 0 and 0.5, got 0.6"),
         ({"items_per_step": 1}, "`items_per_step` must be at least 2, got 1"),
         ({"rounds": 1.5}, "`rounds` must be a positive integer, got 1.5"),
         ({"batch": 0}, "`batch` must be a positive integer, got 0"),
