@@ -22,8 +22,9 @@ from crossknn.indexing.factorization.factors import Factors, Method
 from crossknn.indexing.pair_scoring import CHUNK, open_score_log, score_pairs_into
 from crossknn.indexing.sampling import PerItem, Sampling, sample_per_item
 from crossknn.indexing.score_matrix import all_pairs
+from crossknn.indexing.score_sources import merge_lists
 from crossknn.indexing.teaching.stored_encoder import StoredEncoder
-from crossknn.indexing.teaching.teach import KnownList, Teaching
+from crossknn.indexing.teaching.teach import Teaching
 from crossknn.items.items import Items
 from crossknn.models.fingerprints import is_unnamed
 from crossknn.retrievers.bm25 import Bm25, StoredBm25
@@ -373,11 +374,12 @@ class Index:
     ) -> Self:
         """An index of the same items whose encoder has learned from searches: what they scored, plus mined items.
 
-        The prior, if the index has one, is fitted again to the same scores. Items that the index no longer has are left
-        out. If the learning does not help on held-out searches, the encoder stays as it is.
+        Vectors are those of the encoder then, and the prior, if the index has one, is fitted again to the same scores.
+        Items that the index no longer has are left out. If the learning does not help on held-out searches, all but the
+        report stays as it is.
 
         Args:
-            searches: As from `read_searches`.
+            searches: As from `read_scored_lists`.
             encoder: Not needed by an index that was taught.
             teach: By default one round over all searches, with 24 more calls for each.
             device: Of the training, by default that of the encoder.
@@ -387,12 +389,13 @@ class Index:
         chosen = self.choose_encoder(encoder, device=device)
         if not isinstance(chosen, SentenceEncoder):
             raise InputError("`learn` trains an encoder: give the SentenceEncoder that the index was built with.")
-        known = _known_lists(searches, self.items)
-        settings = teach or _learning(len({one.query for one in known}), len(self.items), chosen)
+        known = merge_lists(searches, self.items)
+        settings = teach or _learning(len(known), len(self.items), chosen)
         build = Build(
             self.items,
             scorer=scorer,
             encoder=chosen,
+            queries=[one.query for one in known],
             teach=settings,
             searches=known,
             prior=self.prior is not None,
@@ -403,9 +406,12 @@ class Index:
             progress=progress,
         )
         learned = self.from_build(build)
-        base, taught = self._taught, learned._taught
-        if base is not None:  # it was taught before
-            learned._taught = base if taught is None else replace(taught, base=base.base)
+        if learned._taught is None:  # it did not help
+            done = learned.report
+            report = replace(self.report, teaching=done.teaching, calls_made=done.calls_made, seconds=done.seconds)
+            return replace(self, report=report)
+        if self._taught is not None:  # it was taught before
+            learned._taught = replace(learned._taught, base=self._taught.base)
         return learned
 
     def remove(self, ids: Iterable[str | int]) -> Self:
@@ -434,19 +440,6 @@ class Index:
     def __repr__(self) -> str:
         kind = "encoder" if self.factors is None else self.factors.kind
         return f"Index({len(self.items)} items, {self.vectors.shape[1]} dimensions, {kind} vectors)"
-
-
-def _known_lists(searches: Iterable[LoggedSearch], items: Items) -> list[KnownList]:
-    """The searches with the rows of their items; `InputError` if none is of these items."""
-    known = []
-    for search in searches:
-        held = [place for place, id_ in enumerate(search.ids) if id_ in items]
-        if len(held) > 1:
-            rows = np.asarray(items.rows_of([search.ids[place] for place in held]), np.int64)
-            known.append(KnownList(search.query, rows, np.asarray(search.scores, np.float32)[held]))
-    if not known:
-        raise InputError("there must be searches that scored at least two of the index's items, got none.")
-    return known
 
 
 def _learning(queries: int, items: int, encoder: SentenceEncoder) -> Teaching:
