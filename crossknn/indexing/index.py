@@ -412,6 +412,7 @@ class Index:
             return replace(self, report=report)
         if self._taught is not None:  # it was taught before
             learned._taught = replace(learned._taught, base=self._taught.base)
+        learned._bm25 = learned._bm25 or self._bm25  # of the same items
         return learned
 
     def remove(self, ids: Iterable[str | int]) -> Self:

@@ -72,7 +72,7 @@ def open_scored_lists(
     work_dir: str | Path,
     key: str = "",
 ) -> Iterator[list[LoggedSearch]]:
-    """The lists of all sources, the same ones until the block has ended without an error.
+    """The lists of all sources, the same ones until the block has ended; an interrupted one has not.
 
     A learning that is killed and run again needs the lists it began with, while its own calls, or a service, add to the
     sources: they are kept in a file of the work folder. `key` is of everything else that the learning depends on.
@@ -89,7 +89,11 @@ def open_scored_lists(
     searches = [search for line in lines if (search := parse_search(line)) is not None]
     if resumed:
         logger.warning("%s: an interrupted learning is resumed with its %d lists", path, len(searches))
-    yield searches
+    try:
+        yield searches
+    except InputError:  # which the next run would meet again with the same lists
+        path.unlink(missing_ok=True)
+        raise
     path.unlink(missing_ok=True)
 
 

@@ -155,6 +155,15 @@ def test_a_learning_that_is_run_again_gets_the_lists_it_began_with(tmp_path):
     assert len(read()) == 6  # the next learning takes what is there then
 
 
+def test_lists_that_nothing_can_be_learned_from_are_not_kept(tmp_path):
+    log = SearchLog(tmp_path / "log", scorer="s")
+    with pytest.raises(InputError, match="at least two"), opened(tmp_path / "work", tmp_path / "log") as lists:
+        merge_lists(lists, ITEMS)
+    log.append("query 0", ["d1", "d2"], [1.0, 2.0])
+    with opened(tmp_path / "work", tmp_path / "log") as lists:
+        assert len(lists) == 1
+
+
 def test_several_sources_are_read_one_after_the_other(tmp_path):
     work, path = add_to_work(tmp_path / "work", [0], range(5)), add_to_cache(tmp_path / "scores.db", [1], range(5))
     with opened(tmp_path / "new", work, path) as lists:
