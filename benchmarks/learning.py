@@ -201,7 +201,7 @@ class Benchmark:
         calls = calls or self.options.calls
         strategy = Posterior(calls, min(ROUNDS, calls))
         parts = [queries[start : start + SERVED_TOGETHER] for start in range(0, len(queries), SERVED_TOGETHER)]
-        found = [hits for part in parts for hits in searcher.search_many(part, k=10, strategy=strategy)]
+        found = [hits for part in parts for hits in searcher.search_many(part, k=min(10, calls), strategy=strategy)]
         return [LoggedSearch(hits.query, *hits.scored()) for hits in found]
 
     def explore(self, searches: list[LoggedSearch], calls: int) -> list[LoggedSearch]:
