@@ -1,7 +1,7 @@
 r"""Learning from searches: recall of the next queries after so many served, and what mends the bias of searched lists.
 
     python -m benchmarks.learning <set>... --scorer <folder> --encoder <folder> --max-query-tokens 64 \
-        --max-item-tokens 160 --teach-seconds 20
+        --max-item-tokens 160 --teach-seconds 10
 
 - Stream: an index serves train queries with `Posterior`. At each stage it learns from all that was served so far, is
   measured on unseen test queries against exact scores, and serves on. Beside it: an index taught offline with as many
