@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks import ablation_tables, recall_tables, speed_tables, teaching_tables
+from benchmarks import ablation_tables, learning_tables, recall_tables, speed_tables, teaching_tables
 from benchmarks.plots import draw_recall
 from benchmarks.tables import RESULTS, marks_of, read_result, replace_tables
 
 ROOT = Path(__file__).parents[1]
-TABLES = recall_tables.TABLES | speed_tables.TABLES | ablation_tables.TABLES | teaching_tables.TABLES
+TABLES = (
+    recall_tables.TABLES
+    | speed_tables.TABLES
+    | ablation_tables.TABLES
+    | teaching_tables.TABLES
+    | learning_tables.TABLES
+)
 PAGES = [*sorted((ROOT / "benchmarks" / "pages").glob("*.md")), ROOT / "docs" / "ablations.md", ROOT / "README.md"]
 
 

@@ -317,7 +317,20 @@ def add(
 def learn(
     *,
     folder: FolderArgument,
-    searches: Annotated[Path, Option(metavar="LOG", help="Folder that `crossknn serve --learn LOG` has written.")],
+    scores: Annotated[
+        list[Path],
+        Option(
+            metavar="SOURCE",
+            help="A folder of `crossknn serve --learn`, the work folder of a build, or a file of --cache; repeat for "
+            "several.",
+        ),
+    ],
+    queries: Annotated[
+        Path | None,
+        Option(
+            help="File of queries whose scores a work folder or a cache may have, beside the index's train queries."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, Option("-o", "--output", metavar="NEW", help="Folder of the new index. Default: FOLDER.")
     ] = None,
@@ -328,31 +341,42 @@ def learn(
     models: options.ModelOptions,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Teach the encoder of an index further, by what its searches have scored.
+    """Teach the encoder of an index further, by what searches and builds have scored.
 
-    A service that has the index open swaps the new one in. Run an interrupted learning again to resume it.
+    A service that has the index open swaps the new one in. If the learning does not help, FOLDER is left as it is. Run
+    an interrupted learning again to resume it.
     """
     from crossknn.indexing.index import Index
-    from crossknn.storage.search_log import read_searches
+    from crossknn.indexing.score_sources import open_scored_lists
+    from crossknn.storage.atomic_dir import check_target
 
     index, target = Index.load(folder), output or folder
+    check_target(target)
+    work, in_place = work_dir or options.default_work_dir(folder), target.resolve() == folder.resolve()
     with ProgressBars(keep=True, log=True) as bars, resumable():
-        work = work_dir or options.default_work_dir(folder)
         scorer = models.load_scorer(work_dir=work)
-        learned = index.learn(
-            read_searches(searches, scorer=scorer.fingerprint),
-            scorer=scorer,
-            encoder=models.encoder_for(index),
-            work_dir=work,
-            device=models.device,
-            check_models=not any_model,
-            progress=bars.from_zero,
-        )
-        learned.save(target)
+        texts = [*index.queries, *(() if queries is None else options.read_texts(queries))]
+        key = f"{index.identity} {queries}"
+        with open_scored_lists(scores, texts, index.items, scorer=scorer.fingerprint, work_dir=work, key=key) as lists:
+            say(f"{len(lists):,} lists to learn from")
+            learned = index.learn(
+                lists,
+                scorer=scorer,
+                encoder=models.encoder_for(index),
+                work_dir=work,
+                device=models.device,
+                check_models=not any_model,
+                progress=bars.from_zero,
+            )
+            helped = learned.report.teaching is not None and learned.report.teaching.helped
+            if helped or not in_place:
+                learned.save(target)
     if as_json:
-        print_json([_describe_index(learned, target)])
+        print_json([{**_describe_index(learned, target), "lists": len(lists), "helped": helped}])
     else:
         out.print(Text(str(learned.report)), soft_wrap=True)
+        stays = f"{folder} stays as it is" if in_place else f"{target} is a copy of {folder}"
+        out.print(Text(f"index: {target}" if helped else f"The learning did not help: {stays}."), soft_wrap=True)
 
 
 def remove(

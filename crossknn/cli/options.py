@@ -114,7 +114,9 @@ class ScorerOptions:
         float | None, Option(help="Score of a pair that a server refuses. Default: an error that names the pair.")
     ] = None
 
-    def load_scorer(self, *, cache: Path | None = None, work_dir: Path | None = None) -> Scorer:
+    def load_scorer(
+        self, *, cache: Path | None = None, keep_queries: bool = False, work_dir: Path | None = None
+    ) -> Scorer:
         """The cross-encoder, with its scores kept in `cache`.
 
         The scores of a server, which may cost money, are also kept in the `work_dir` of a build.
@@ -133,7 +135,7 @@ class ScorerOptions:
         else:
             self._refuse(requests, f"applies to servers only, and {self.scorer} runs here. Leave it out.")
             scorer = self._local_scorer(prompt)
-        return scorer if cache is None else Cached(scorer, cache)
+        return scorer if cache is None else Cached(scorer, cache, keep_queries=keep_queries)
 
     def _local_scorer(self, prompt: dict[str, Any]) -> Scorer:
         from crossknn.scorers.cross_encoder import CrossEncoder
@@ -232,6 +234,9 @@ class SourceOptions(ModelOptions, FieldOptions):
     ] = None
     any_model: AnyModelOption = False
     cache: CacheOption = None
+    cache_queries: Annotated[
+        bool, Option("--cache-queries", help="Also keep the texts of queries in --cache, for `crossknn learn`.")
+    ] = False
 
     def check(self, corpus: Path, *, train_queries: Path | None = None) -> None:
         """Raise `InputError` where an option is set that does not apply to an index, or to items."""
@@ -249,7 +254,9 @@ class SourceOptions(ModelOptions, FieldOptions):
         """The arguments of a `Searcher` or `Service` of `source`: models and vectors, and where to search them."""
         from crossknn.encoders.item_encoding import encode_items
 
-        scorer = self.load_scorer(cache=self.cache)
+        if self.cache_queries and self.cache is None:
+            raise InputError("--cache-queries needs a --cache to keep them in.")
+        scorer = self.load_scorer(cache=self.cache, keep_queries=self.cache_queries)
         without = self.encoder == "none" and not has_encoder(source)
         encoder = None if without else self.encoder_for(source)
         vectors = None

@@ -23,8 +23,9 @@ from crossknn.indexing.factorization.factors import Factors, Method
 from crossknn.indexing.pair_scoring import CHUNK, open_score_log, score_pairs_into
 from crossknn.indexing.sampling import PerItem, Sampling, sample_per_item
 from crossknn.indexing.score_matrix import all_pairs
+from crossknn.indexing.score_sources import merge_lists
 from crossknn.indexing.teaching.stored_encoder import StoredEncoder
-from crossknn.indexing.teaching.teach import KnownList, Teaching
+from crossknn.indexing.teaching.teach import Teaching
 from crossknn.items.items import Items
 from crossknn.models.fingerprints import is_unnamed
 from crossknn.retrievers.bm25 import Bm25, StoredBm25
@@ -389,11 +390,12 @@ class Index:
     ) -> Self:
         """An index of the same items whose encoder has learned from searches: what they scored, plus mined items.
 
-        The prior, if the index has one, is fitted again to the same scores. Items that the index no longer has are left
-        out. If the learning does not help on held-out searches, the encoder stays as it is.
+        Vectors are those of the encoder then, and the prior, if the index has one, is fitted again to the same scores.
+        Items that the index no longer has are left out. If the learning does not help on held-out searches, all but the
+        report stays as it is.
 
         Args:
-            searches: As from `read_searches`.
+            searches: As from `read_scored_lists`.
             encoder: Not needed by an index that has an encoder of its own.
             teach: By default one round over all searches, with 24 more calls for each.
             device: Of the training, by default that of the encoder.
@@ -403,12 +405,13 @@ class Index:
         chosen = self.choose_encoder(encoder, device=device)
         if chosen is None:
             raise InputError("`learn` trains an encoder or its adapter: give the one that the index was built with.")
-        known = _known_lists(searches, self.items)
-        settings = teach or _learning(len({one.query for one in known}), len(self.items), chosen, device)
+        known = merge_lists(searches, self.items)
+        settings = teach or _learning(len(known), len(self.items), chosen, device)
         build = Build(
             self.items,
             scorer=scorer,
             encoder=chosen,
+            queries=[one.query for one in known],
             teach=settings,
             searches=known,
             prior=self.prior is not None,
@@ -419,9 +422,13 @@ class Index:
             progress=progress,
         )
         learned = self.from_build(build)
-        base, taught = self._taught, learned._taught
-        if base is not None:  # it was taught before
-            learned._taught = base if taught is None else replace(taught, base=base.base)
+        done = learned.report
+        if done.teaching is None or not done.teaching.helped:
+            report = replace(self.report, teaching=done.teaching, calls_made=done.calls_made, seconds=done.seconds)
+            return replace(self, report=report)
+        if self._taught is not None and learned._taught is not None:  # it was taught before
+            learned._taught = replace(learned._taught, base=self._taught.base)
+        learned._bm25 = learned._bm25 or self._bm25  # of the same items
         return learned
 
     def remove(self, ids: Iterable[str | int]) -> Self:
@@ -458,19 +465,6 @@ def _load_taught(
     if adapter is not None:
         return Adapter.load(arrays, adapter)
     return None if taught is None else StoredEncoder.load(folder.files, taught)
-
-
-def _known_lists(searches: Iterable[LoggedSearch], items: Items) -> list[KnownList]:
-    """The searches with the rows of their items; `InputError` if none is of these items."""
-    known = []
-    for search in searches:
-        held = [place for place, id_ in enumerate(search.ids) if id_ in items]
-        if len(held) > 1:
-            rows = np.asarray(items.rows_of([search.ids[place] for place in held]), np.int64)
-            known.append(KnownList(search.query, rows, np.asarray(search.scores, np.float32)[held]))
-    if not known:
-        raise InputError("there must be searches that scored at least two of the index's items, got none.")
-    return known
 
 
 def _learning(queries: int, items: int, encoder: Encoder, device: str | None) -> Teaching:

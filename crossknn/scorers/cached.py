@@ -1,4 +1,4 @@
-"""A score cache on disk (SQLite), so that no pair is scored twice."""
+"""A score cache on disk (SQLite), so that no pair is scored twice, and its scores grouped by query."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -20,12 +20,20 @@ from crossknn._checks import check_positive
 from crossknn.errors import InputError, PartialScores
 from crossknn.models.fingerprints import is_unnamed
 from crossknn.scorers.base import RankMixin, check_pairs, score_pairs
+from crossknn.storage.score_log import HASH_DTYPE, Chunk, hash_texts
 from crossknn.types import Scorer, Scores
 
 KEYS_PER_SELECT = 900  # older versions of SQLite take at most 999
 LOCK_TIMEOUT = 60.0  # seconds
 APPLICATION_ID = 0x434B4E4E  # "CKNN" in the file's header
 FORMAT_VERSION = 1
+SIGNATURE: Final = b"SQLite format 3\0"  # how every SQLite file begins
+# Added to files of the same format by the first write: `scores` alone does not say which scores have one query.
+LIST_TABLES: Final = (
+    "CREATE TABLE IF NOT EXISTS lists (scorer BLOB, query BLOB, item BLOB, score REAL NOT NULL, "
+    "PRIMARY KEY (scorer, query, item)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS queries (hash BLOB PRIMARY KEY, text BLOB NOT NULL) WITHOUT ROWID",
+)
 
 _inherited: list[sqlite3.Connection] = []  # connections of a parent process: never used here, never closed here
 
@@ -40,13 +48,17 @@ class Cached(RankMixin):
         path: The file; created if it does not exist.
         every: New scores are written after this many pairs, in one transaction: a process killed at any moment
             loses at most the slice that it was scoring.
+        keep_queries: Also store the texts of queries, readable by the file's owner if it is new, so that an index can
+            learn from the file alone. By default the file holds hashes only.
 
     Attributes:
         hits: Pairs found in the cache.
         misses: Pairs that the scorer had to score.
     """
 
-    def __init__(self, scorer: Scorer, path: str | os.PathLike[str], *, every: int = 4096) -> None:
+    def __init__(
+        self, scorer: Scorer, path: str | os.PathLike[str], *, every: int = 4096, keep_queries: bool = False
+    ) -> None:
         check_positive("every", every)
         if is_unnamed(scorer.fingerprint):
             raise InputError(
@@ -57,6 +69,7 @@ class Cached(RankMixin):
         self.fingerprint = scorer.fingerprint  # caching changes no score
         self.path = Path(path)
         self.every = every
+        self.keep_queries = keep_queries
         self.hits = 0
         self.misses = 0
         self._local = threading.local()
@@ -65,7 +78,7 @@ class Cached(RankMixin):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Workers get the scorer and the path; each opens the file itself."""
-        return partial(Cached, self.scorer, self.path, every=self.every), ()
+        return partial(Cached, self.scorer, self.path, every=self.every, keep_queries=self.keep_queries), ()
 
     def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
         """The scores of the pairs; only distinct pairs that are not cached go to the scorer."""
@@ -75,10 +88,10 @@ class Cached(RankMixin):
         order = sorted(missing.values())
         for start in range(0, len(order), self.every):
             batch = order[start : start + self.every]
-            scores = self._score_missing([queries[at] for at in batch], [items[at] for at in batch])
-            new = {keys[at]: float(score) for at, score in zip(batch, scores, strict=True)}
-            self._write(new)
-            known |= new
+            texts = [queries[at] for at in batch], [items[at] for at in batch]
+            scores = self._score_missing(*texts)
+            self._write(*texts, scores)
+            known |= {keys[at]: float(score) for at, score in zip(batch, scores, strict=True)}
             self._count(misses=len(batch))
         self._count(hits=len(keys) - len(order))
         return np.fromiter((known[key] for key in keys), np.float32, len(keys))
@@ -89,7 +102,7 @@ class Cached(RankMixin):
             return score_pairs(self.scorer, queries, items)
         except PartialScores as error:
             if error.fingerprint == self.fingerprint:  # not the scores of another scorer inside this one
-                self._write(dict(zip(self._keys(error.queries, error.items), error.scores, strict=True)))
+                self._write(error.queries, error.items, error.scores)
                 self._count(misses=len(error.scores))
             raise
 
@@ -119,7 +132,7 @@ class Cached(RankMixin):
 
     def _read(self, keys: list[bytes]) -> dict[bytes, float]:
         known: dict[bytes, float] = {}
-        with self._readable_errors():
+        with _readable_errors(self.path):
             connection = self._connection()
             for start in range(0, len(keys), KEYS_PER_SELECT):
                 batch = keys[start : start + KEYS_PER_SELECT]
@@ -127,10 +140,22 @@ class Cached(RankMixin):
                 known.update(connection.execute(f"SELECT key, score FROM scores WHERE key IN ({marks})", batch))  # noqa: S608
         return known
 
-    def _write(self, scores: dict[bytes, float]) -> None:
-        with self._readable_errors(), self._connection() as connection:  # which commits, or rolls back
+    def _write(self, queries: Sequence[str], items: Sequence[str], scores: Sequence[float] | Scores) -> None:
+        values = [float(score) for score in scores]
+        hashes = [[one.tobytes() for one in hash_texts(texts)] for texts in ([self.fingerprint], queries, items)]
+        lists = zip(hashes[0] * len(values), *hashes[1:], values, strict=True)
+        with _readable_errors(self.path), self._connection() as connection:  # which commits, or rolls back
             connection.execute("BEGIN IMMEDIATE")
-            connection.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", scores.items())
+            for statement in LIST_TABLES:
+                connection.execute(statement)
+            rows = zip(self._keys(queries, items), values, strict=True)
+            connection.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", rows)
+            connection.executemany("INSERT OR IGNORE INTO lists VALUES (?, ?, ?, ?)", lists)
+            if self.keep_queries:
+                texts = {
+                    hash_: text.encode("utf-8", "surrogatepass") for hash_, text in zip(hashes[1], queries, strict=True)
+                }
+                connection.executemany("INSERT OR IGNORE INTO queries VALUES (?, ?)", texts.items())
 
     def _count(self, *, hits: int = 0, misses: int = 0) -> None:
         with self._lock:
@@ -144,21 +169,53 @@ class Cached(RankMixin):
             _inherited.append(connection)  # closing it here would disturb the parent's locks
             connection = None
         if connection is None:
-            with self._readable_errors():
-                connection = _open(self.path)
+            with _readable_errors(self.path):
+                connection = _open(self.path, private=self.keep_queries)
             self._local.connection, self._local.process = connection, os.getpid()
         return connection
 
-    @contextmanager
-    def _readable_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError) as error:
-            raise InputError(f"The score cache {self.path} cannot be used: {_explain(error)}.") from error
+
+class CachedLists(NamedTuple):
+    """The scores of one scorer in a cache, with what identifies their queries and items."""
+
+    scores: Chunk
+    queries: list[str]  # whose texts were kept
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def read_cached_lists(path: str | os.PathLike[str], *, scorer: str) -> CachedLists:
+    """The scores of the scorer with this fingerprint; `InputError` if the cache has none that name their query."""
+    path, own = Path(path), hash_texts([scorer])[0].tobytes()
+    with _readable_errors(path), closing(_open(path)) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        has_lists = "lists" in tables and connection.execute("SELECT EXISTS (SELECT 1 FROM lists)").fetchone()[0]
+        if has_lists:
+            rows = connection.execute("SELECT query, item, score FROM lists WHERE scorer = ?", [own]).fetchall()
+            texts = connection.execute("SELECT text FROM queries").fetchall()
+    if not has_lists:
+        raise InputError(
+            f"{path}: a cache without lists: it is empty, or an earlier crossknn wrote it, which did not store which "
+            "scores have a query in common."
+        )
+    if not rows:
+        raise InputError(f"{path}: a cache of another scorer's scores, without any of {scorer!r}. Give that scorer.")
+    queries, items, scores = zip(*rows, strict=True)
+    hashes = [np.frombuffer(b"".join(column), HASH_DTYPE) for column in (queries, items)]
+    chunk = Chunk(hashes[0], hashes[1], np.array(scores, np.float32))
+    return CachedLists(chunk, [text.decode("utf-8", "surrogatepass") for (text,) in texts])
+
+
+@contextmanager
+def _readable_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise InputError(f"The score cache {path} cannot be used: {_explain(error)}.") from error
+
+
+def _open(path: Path, *, private: bool = False) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
+    if private and not path.exists():
+        path.touch(mode=0o600)
     connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
     try:
         if not _is_ours(connection):

@@ -21,14 +21,17 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{token_hex(8)}{TEMPORARY_SUFFIX}")
 
 
-def write_atomic(path: Path, data: bytes, *, first_wins: bool = False) -> None:
+def write_atomic(path: Path, data: bytes, *, first_wins: bool = False, private: bool = False) -> None:
     """Write a file, synced, so that readers see all of it or nothing.
 
-    Of several concurrent writers the last one wins, or with `first_wins` the first.
+    Of several concurrent writers the last one wins, or with `first_wins` the first. A `private` file is readable by its
+    owner only.
     """
     temporary = temporary_path(path)
     try:
-        with temporary.open("xb") as file:
+        if private:
+            temporary.touch(mode=0o600, exist_ok=False)
+        with temporary.open("wb" if private else "xb") as file:
             file.write(data)
             flush(file)
         if first_wins:

@@ -70,8 +70,7 @@ class SearchLog:
         """Log a search; False, with one warning in the log, if it cannot be written: a search never fails for it."""
         if not len(ids):
             return True
-        record = {"query": query, "ids": list(ids), "scores": [float(score) for score in scores]}
-        line = json.dumps(record, ensure_ascii=True).encode() + b"\n"
+        line = to_line(query, ids, scores)
         with self._lock:
             try:
                 self._write(line)
@@ -114,13 +113,19 @@ def read_searches(folder: str | Path, *, scorer: str) -> Iterator[LoggedSearch]:
     for _, file in _files(path):
         with disk_errors(file, "the log of searches cannot be read"), file.open("rb") as lines:
             for line in lines:
-                search = _parse(line)
+                search = parse_search(line)
                 if search is not None:
                     yield search
 
 
-def _parse(line: bytes) -> LoggedSearch | None:
-    """None for a line that was torn."""
+def to_line(query: str, ids: Sequence[str], scores: Sequence[float] | NDArray[Any]) -> bytes:
+    """A search as a line of JSON."""
+    record = {"query": query, "ids": list(ids), "scores": [float(score) for score in scores]}
+    return json.dumps(record, ensure_ascii=True).encode() + b"\n"
+
+
+def parse_search(line: bytes) -> LoggedSearch | None:
+    """The search in a line; None for a line that was torn."""
     try:
         record = json.loads(line)
         query, ids = str(record["query"]), [str(one) for one in record["ids"]]

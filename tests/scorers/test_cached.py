@@ -17,7 +17,7 @@ import pytest
 
 from crossknn.errors import InputError, ScorerError
 from crossknn.scorers.base import function_scorer
-from crossknn.scorers.cached import Cached
+from crossknn.scorers.cached import Cached, read_cached_lists
 from crossknn.testing import MatrixScorer, check_scorer
 from tests.paths import ROOT
 
@@ -259,7 +259,7 @@ def test_a_forked_process_opens_the_file_itself(tmp_path: Path) -> None:
 
 WORKER = """
 import sys, time
-from crossknn.scorers.cached import Cached
+from crossknn.scorers.cached import Cached, read_cached_lists
 from crossknn.scorers.base import function_scorer
 path, log, pause, first, last = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
 
@@ -310,3 +310,55 @@ def test_two_processes_write_at_once(tmp_path: Path) -> None:
     assert [worker.wait(90) for worker in workers] == [0, 0]
     assert start_worker(tmp_path, "after", 0.0, 0, 450).wait(60) == 0
     assert not scored(tmp_path, "after")
+
+
+def tables(path: Path) -> dict[str, int]:
+    """The number of rows of each table."""
+    connection = sqlite3.connect(path)
+    names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    counts = {name: connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in names}
+    connection.close()
+    return counts
+
+
+def make_old(path: Path) -> None:
+    """As an earlier version wrote it."""
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE lists")
+    connection.execute("DROP TABLE queries")
+    connection.commit()
+    connection.close()
+
+
+def test_an_old_file_keeps_its_scores_and_groups_new_ones(tmp_path: Path) -> None:
+    path = tmp_path / "scores.db"
+    scorer, asked = counting()
+    Cached(scorer, path).score(["a", "b"], ["x", "y"])
+    make_old(path)
+    with pytest.raises(InputError, match="an earlier crossknn"):
+        read_cached_lists(path, scorer="lengths")
+    assert tables(path) == {"scores": 2}  # which reading did not change
+    cache = Cached(scorer, path)
+    cache.score(["a", "b", "b"], ["x", "y", "z"])
+    assert asked[2:] == [("b", "z")]
+    assert tables(path) == {"scores": 3, "lists": 1, "queries": 0}
+    assert read_cached_lists(path, scorer="lengths").scores.scores == pytest.approx(lengths([("b", "z")]))
+
+
+def test_texts_are_stored_only_if_asked_for(tmp_path: Path) -> None:
+    for name, keep in (("without.db", False), ("with.db", True)):
+        cache = pickle.loads(
+            pickle.dumps(Cached(MatrixScorer([[1.0]], queries=["a secret"]), tmp_path / name, keep_queries=keep))
+        )
+        cache.score(["a secret"], ["item 0"])
+        cache._connection().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        cache.close()
+        assert (b"a secret" in (tmp_path / name).read_bytes()) == keep
+        assert b"item 0" not in (tmp_path / name).read_bytes()
+    assert (tmp_path / "with.db").stat().st_mode & 0o077 == 0
+
+
+def test_kept_queries_may_be_any_text(tmp_path: Path) -> None:
+    scorer, _ = counting()
+    Cached(scorer, tmp_path / "scores.db", keep_queries=True).score(["é\ud800", ""], ["x", "y"])
+    assert set(read_cached_lists(tmp_path / "scores.db", scorer="lengths").queries) == {"é\ud800", ""}

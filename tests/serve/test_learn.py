@@ -1,9 +1,14 @@
 """A service that keeps its searches, and an index that learns from them and is swapped in."""
 
+from dataclasses import replace
+
 import httpx
 import pytest
 
+from crossknn.errors import InputError
 from crossknn.indexing.index import Index
+from crossknn.indexing.score_sources import read_scored_lists
+from crossknn.scorers.cached import Cached
 from crossknn.storage.search_log import read_searches
 from tests.indexing.teaching import builds
 from tests.indexing.teaching.world import Teacher
@@ -41,6 +46,34 @@ def test_searches_are_kept_and_learned_from(encoder, tmp_path):
         assert service.live_index.reload()
         assert service.info()["encoder"] not in (before, None)
         search(url, builds.NEW_QUERIES[0])
+
+
+def test_a_failed_learning_leaves_the_service_its_index(encoder, tmp_path):
+    builds.build(encoder).save(tmp_path / "corpus.ck")
+    scorer = Teacher().scorer
+    folder = tmp_path / "corpus.ck"
+    with opened(folder, scorer=scorer, encoder=None, learn=tmp_path / "log") as service, serving(service) as url:
+        search(url, builds.QUERIES[0])
+        kept = list(read_searches(tmp_path / "log", scorer=scorer.fingerprint))
+        diverging = replace(builds.TEACHING, learning_rate=1e30)
+        with pytest.raises(InputError, match="diverged"):
+            Index.load(folder).learn(kept, scorer=scorer, teach=diverging)
+        assert not service.live_index.reload()
+        assert search(url, builds.QUERIES[1])["hits"]
+
+
+def test_a_services_cache_can_be_learned_from(encoder, tmp_path):
+    builds.build(encoder).save(tmp_path / "corpus.ck")
+    scorer = Cached(Teacher().scorer, tmp_path / "scores.db", keep_queries=True)
+    with opened(tmp_path / "corpus.ck", scorer=scorer, encoder=None) as service, serving(service) as url:
+        results = {query: search(url, query) for query in builds.NEW_QUERIES}
+    lists = list(read_scored_lists(tmp_path / "scores.db", [], builds.ITEMS, scorer=scorer.fingerprint))
+    assert {one.query: len(one.ids) for one in lists} == dict.fromkeys(builds.NEW_QUERIES, 9)
+    for one in lists:
+        scores = dict(zip(one.ids, one.scores.tolist(), strict=True))
+        assert [hit["score"] for hit in results[one.query]["hits"]] == [
+            scores[hit["id"]] for hit in results[one.query]["hits"]
+        ]
 
 
 def test_nothing_is_kept_unless_asked_for(encoder, tmp_path):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from crossknn.indexing.score_matrix import Numbers, Pairs, SparseScores
 from crossknn.types import Scores
 
-NEAREST_SHARE, FARTHER_SHARE = 0.5, 0.25  # of a list; the rest are random items
+NEAREST_SHARE, FARTHER_SHARE, RANDOM_SHARE = 0.5, 0.25, 0.25  # of a list, by default
 DEPTH: Final = 2_000  # ranks that the farther items are drawn from
 
 
@@ -70,14 +70,22 @@ class ScoredLists:
         return float(np.sqrt(np.square(centered).sum() / max(int(inside.sum()) - len(self), 1))) or 1.0
 
 
-def choose_items(nearest: NDArray[np.integer], size: int, *, n_items: int, rng: np.random.Generator) -> Pairs:
-    """`size` items for each query: half the nearest, a quarter from the ranks behind them, a quarter at random.
+def choose_items(
+    nearest: NDArray[np.integer],
+    size: int,
+    *,
+    n_items: int,
+    rng: np.random.Generator,
+    random_share: float = RANDOM_SHARE,
+) -> Pairs:
+    """`size` items for each query: by default half the nearest, a quarter of the ranks behind them, a quarter random.
 
     `nearest` are (queries, at most `DEPTH`) rows, nearest first. Items that are drawn twice count once.
     """
     queries, depth = nearest.shape
-    near = min(round(NEAREST_SHARE * size), depth)
-    far = min(round(FARTHER_SHARE * size), depth - near)
+    mined = (1 - random_share) / (1 - RANDOM_SHARE) * size
+    near = min(round(NEAREST_SHARE * mined), depth)
+    far = min(round(FARTHER_SHARE * mined), depth - near)
     parts = [nearest[:, :near]]
     if far:
         drawn = np.argpartition(rng.random((queries, depth - near)), far - 1, axis=1)[:, :far]

@@ -28,7 +28,7 @@ from crossknn.indexing.pair_scoring import CHUNK, open_score_log, score_pairs_in
 from crossknn.indexing.sampling import cut_queries
 from crossknn.indexing.score_matrix import Pairs, SparseScores
 from crossknn.indexing.teaching.adapter_student import AdapterStudent
-from crossknn.indexing.teaching.lists import DEPTH, ScoredLists, choose_items
+from crossknn.indexing.teaching.lists import DEPTH, RANDOM_SHARE, ScoredLists, choose_items
 from crossknn.indexing.teaching.losses import ListLoss
 from crossknn.indexing.teaching.student import ITEM, QUERY, EncoderStudent, Student
 from crossknn.indexing.teaching.trainer import Trainer
@@ -40,13 +40,15 @@ from crossknn.types import Encoder, Engine, Progress, Scorer, Scores
 logger = logging.getLogger(__name__)
 
 STEP: Final = "teaching"
-HELD_OUT_SHARE, MAX_HELD_OUT = 0.05, 200  # of the lists
+HELD_OUT_SHARE: Final = 0.05  # of the lists, by default
+MAX_HELD_OUT: Final = 200
 POOL_DEPTH, POOL_BEST = 50, 10  # of the check: items of each encoder that are pooled, and the best of them
 MINED_PRODUCTS: Final = 1 << 26  # inner products held at once
 MIN_LISTS, LISTS_PER_ITEM = 200, 2  # of the default
 CPU_SETTINGS: Final[Mapping[str, Any]] = {"lists": 2_000, "items_per_list": 48, "epochs": 3.0, "items_per_step": 24}
 ADAPTER_SETTINGS: Final[Mapping[str, Any]] = {"epochs": 20.0, "items_per_step": 40, "learning_rate": 1e-3}
 MIN_STOPPING_LISTS, STOPPING_LISTS = 20, 64  # held-out lists whose loss ends a training early
+WEIGHTS, MAX_WEIGHT = ("squared_error", "evidence"), 1_000.0  # of the terms of the loss
 START_SLOPE: Final = 8.0  # of standardized scores on inner products
 
 
@@ -65,7 +67,8 @@ class Teaching:
         student: What is trained: the "encoder"; an "adapter", small networks over its frozen vectors of queries and
             items; or a "query-adapter", over those of queries alone, where item vectors cannot change.
         lists: Queries to train on. Pseudo-queries cut from the items make up for missing train queries.
-        items_per_list: Items that are scored for each query in each round.
+        items_per_list: Items that are scored for each query in each round; 0 to train on known scores alone.
+        random_share: Share of these items that are drawn at random; the others are mined.
         rounds: How often lists are mined and scored; calls = `lists` × `items_per_list` × `rounds`.
         epochs: Passes over the lists, over all rounds.
         batch: Lists per step.
@@ -75,6 +78,7 @@ class Teaching:
         temperature: Of the softmax of the scores, in units of their standard deviation within lists.
         squared_error: The weight of the squared error, beside the cross-entropy.
         evidence: The weight of the evidence of a Bayesian linear model.
+        held_out_share: Share of the lists, at most 200, that check the result; 0 to use it unchecked.
         patience: Checks of held-out lists, 20 in a training, without a lower loss after which it ends. None goes on.
         time_limit: Seconds of training after which no further step is made. None is unlimited.
         seed: Of everything random. On a CPU the same seed gives the same encoder.
@@ -84,6 +88,7 @@ class Teaching:
     student: StudentName = "encoder"
     lists: int = 12_000
     items_per_list: int = 96
+    random_share: float = RANDOM_SHARE
     rounds: int = 2
     epochs: float = 6.0
     batch: int = 48
@@ -93,6 +98,7 @@ class Teaching:
     temperature: float = 0.5
     squared_error: float = 0.5
     evidence: float = 1.0
+    held_out_share: float = HELD_OUT_SHARE
     patience: int | None = 5
     time_limit: float | None = None
     seed: int = 0
@@ -100,21 +106,19 @@ class Teaching:
 
     def __post_init__(self) -> None:
         check_choice("student", self.student, get_args(StudentName))
-        for name in ("lists", "items_per_list", "rounds", "batch", "items_per_step", "best_items"):
-            check_positive(name, getattr(self, name))
-        if self.items_per_list < 4:
-            raise invalid("items_per_list", "at least 4", self.items_per_list)
+        for name in ("lists", "rounds", "batch", "items_per_step", "best_items", "patience"):
+            if name != "patience" or self.patience is not None:
+                check_positive(name, getattr(self, name))
+        for name in ("epochs", "learning_rate", "temperature", "time_limit"):
+            if name != "time_limit" or self.time_limit is not None:
+                check_number(name, getattr(self, name))
+        if not isinstance(self.items_per_list, int) or not (self.items_per_list == 0 or self.items_per_list >= 4):
+            raise invalid("items_per_list", "0 or an integer of at least 4", self.items_per_list)
         if self.items_per_step < 2:
             raise invalid("items_per_step", "at least 2", self.items_per_step)
-        for name in ("epochs", "learning_rate", "temperature"):
-            check_number(name, getattr(self, name))
-        for name in ("squared_error", "evidence"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise invalid(name, "a nonnegative number", getattr(self, name))
-        if self.time_limit is not None:
-            check_number("time_limit", self.time_limit)
-        if self.patience is not None:
-            check_positive("patience", self.patience)
+        for name, most in (("random_share", 1), ("held_out_share", 0.5), *((name, MAX_WEIGHT) for name in WEIGHTS)):
+            if not 0 <= getattr(self, name) <= most:
+                raise invalid(name, f"between 0 and {most:g}", getattr(self, name))
         check_seed(self.seed)
 
     @classmethod
@@ -129,17 +133,16 @@ class Teaching:
     @property
     def passes(self) -> int:
         """Query–item pairs that pass through the encoder in training, at most."""
-        return round(self.epochs * self.lists * min(self.items_per_step, self.items_per_list * self.rounds))
+        return round(self.epochs * self.lists * min(self.items_per_step, self.items_per_list * self.rounds or math.inf))
 
     @property
     def calls(self) -> int:
         """Calls of the scorer, at most."""
         return self.lists * self.items_per_list * self.rounds + self.held_out(self.lists) * 2 * POOL_DEPTH
 
-    @staticmethod
-    def held_out(lists: int) -> int:
+    def held_out(self, lists: int) -> int:
         """How many of the lists are not trained on."""
-        return min(MAX_HELD_OUT, round(HELD_OUT_SHARE * lists))
+        return min(MAX_HELD_OUT, round(self.held_out_share * lists))
 
 
 class KnownList(NamedTuple):
@@ -158,6 +161,7 @@ class TeachReport:
         lists: Trained on.
         pseudo_queries: Lists whose query was cut from an item.
         calls: Scores that it used.
+        known_scores: Those of them that the given lists had.
         steps: Of training, without those that an early stop skipped.
         pairs: Query–item pairs that passed through the encoder in training.
         training_seconds: Of these steps, over all runs.
@@ -180,6 +184,7 @@ class TeachReport:
     recall_before: float | None
     recall: float | None
     helped: bool
+    known_scores: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON-compatible values."""
@@ -194,7 +199,8 @@ class TeachReport:
         recall = "nothing held out to check it"
         if self.recall is not None and self.recall_before is not None:
             recall = f"dense recall on held-out pools {self.recall_before:.1%} before, {self.recall:.1%} after{kept}"
-        return f"taught by {self.lists:,} lists, {self.calls:,} calls, {self.steps:,} steps; {recall}"
+        known = f" ({self.known_scores:,} known before)" if self.known_scores else ""
+        return f"taught by {self.lists:,} lists, {self.calls:,} calls{known}, {self.steps:,} steps; {recall}"
 
 
 class PooledRecall(NamedTuple):
@@ -304,6 +310,9 @@ class _Run:
     def __post_init__(self) -> None:
         self._torch = import_extra("torch", extra="models")
         self.seconds: dict[str, float] = {}
+        self._known_scores = 0  # of the given lists
+        if not self.settings.items_per_list and not self.searches:
+            raise InputError("`items_per_list` must be at least 4 where no list is scored yet, got 0.")
 
     @property
     def key(self) -> str:
@@ -351,7 +360,9 @@ class _Run:
         steps = max(1, math.ceil(settings.epochs * len(fitted) / settings.batch))
         with self._timing("mine"):
             near_before = self._nearest(student, held_out, self._pool_depth)
-        entries = self._mine(student, self._known(), state / "lists-1.safetensors")
+        known = self._known()
+        self._known_scores = 0 if known is None else len(known)
+        entries = self._mine(student, known, state / "lists-1.safetensors")
         lists = ScoredLists.of(entries).split(held_out)
         loss = self._loss(student, lists[0])
         checkpoint = state / "checkpoint.safetensors"
@@ -422,6 +433,7 @@ class _Run:
             recall_before=None if recall is None else recall.before,
             recall=None if recall is None else recall.after,
             helped=helped,
+            known_scores=self._known_scores,
         )
         return Taught(encoder, report, self.queries, entries, held_out)
 
@@ -459,12 +471,16 @@ class _Run:
 
     def _mine(self, student: Student, known: SparseScores | None, path: Path) -> SparseScores:
         """The known scores and those of new items, mined with the student as it is; kept in a file."""
+        settings = self.settings
+        if not settings.items_per_list and known is not None:
+            return known
         if path.exists():
             return self._read_entries(path)
         with self._timing("mine"):
             nearest = self._nearest(student, np.arange(len(self.queries)), DEPTH, known)
-        rng = np.random.default_rng((self.settings.seed, 5, 0 if known is None else len(known)))
-        pairs = choose_items(nearest, self.settings.items_per_list, n_items=len(self.items), rng=rng)
+        rng = np.random.default_rng((settings.seed, 5, 0 if known is None else len(known)))
+        share, n_items = settings.random_share, len(self.items)
+        pairs = choose_items(nearest, settings.items_per_list, n_items=n_items, rng=rng, random_share=share)
         entries = self._score(pairs) if known is None else self._score_missing(pairs, known)
         self._write_entries(path, entries)
         return entries

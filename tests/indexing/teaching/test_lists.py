@@ -112,3 +112,12 @@ def test_a_quarter_is_from_the_ranks_behind_and_a_quarter_from_anywhere():
     assert set(farther.tolist()) == set(range(8, 60))
     again = choose_items(nearest, 16, n_items=1_000_000, rng=np.random.default_rng(0))
     np.testing.assert_array_equal(again.keys(), pairs.keys())
+
+
+@pytest.mark.parametrize(("share", "mined"), [(0.0, 40), (0.25, 30), (1.0, 0)])
+def test_the_random_share_of_a_list_can_be_chosen(share, mined):
+    nearest = np.tile(np.arange(2_000), (5, 1))
+    rng = np.random.default_rng(0)
+    pairs = choose_items(nearest, 40, n_items=10**8, rng=rng, random_share=share)
+    assert np.bincount(pairs.queries[pairs.rows < 2_000], minlength=5).tolist() == [mined] * 5
+    assert len(pairs) == 200
