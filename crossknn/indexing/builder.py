@@ -56,6 +56,7 @@ NORMALIZATION_QUERIES = 100  # the paper's, for α and β
 RETRIEVERS = tuple(name for name in BUILT_IN if name != "random")  # that samplings and signals may name
 CALLS_PER_ITEM = 8  # of a build with a prior
 TAUGHT_QUERIES = 1_000  # of a teaching, whose scores α, β and the prior are fitted to
+FRESH_QUERIES = 20  # held out by a teaching, at least, that the prior is fitted to
 DEFAULT_FACTORS = Transductive(method="als", ridge=3.0, epochs=5)  # without teaching; see benchmarks/README.md
 QUERY_BATCH = 1024  # queries encoded or retrieved for together
 
@@ -248,7 +249,7 @@ class Build:
                 progress=self.progress,
             )
         self.encoder = taught.encoder
-        self.train_queries, self.entries = taught.some_entries(TAUGHT_QUERIES)
+        self.train_queries, self.entries, self._fresh_queries = taught.some_entries(TAUGHT_QUERIES)
         return taught
 
     @property
@@ -381,7 +382,15 @@ class Build:
         with self._timing("prior"):
             factors, _ = self.fitted
             vectors = self.vectors if factors is None else factors.items
-            return fit_prior(self.entries, self.signals, self._propose, vectors, seed=self.seed)
+            held_out = self._untrained_queries()
+            return fit_prior(self.entries, self.signals, self._propose, vectors, held_out=held_out, seed=self.seed)
+
+    def _untrained_queries(self) -> NDArray[np.int64] | None:
+        """Numbers of the train queries that a teaching has held out; None where all are, or too few to fit a prior."""
+        taught = self.taught
+        if taught is None or not taught.report.helped or len(self._fresh_queries) < FRESH_QUERIES:
+            return None
+        return self._fresh_queries
 
     @property
     def bm25(self) -> Bm25 | None:

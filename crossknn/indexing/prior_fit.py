@@ -46,6 +46,11 @@ class _Observations(NamedTuple):
     top: NDArray[np.bool_]  # whether a retriever ranks the item among its top
     scores: Array
 
+    def take(self, chosen: NDArray[np.bool_]) -> Self:
+        """Some of the pairs."""
+        queries, rows, features, top, scores = self
+        return type(self)(queries[chosen], rows[chosen], features[chosen], top[chosen], scores[chosen])
+
 
 class ItemBiases(NamedTuple):
     """Mean residual of each item's scores given the retriever features, shrunk."""
@@ -54,11 +59,24 @@ class ItemBiases(NamedTuple):
     leave_one_out: Array  # (pairs,) the bias of each pair's item without that pair
     weights: Array  # (dim + 1,) of the ridge regression of the bias on the item vector and a constant
 
+    def scaled(self, factor: float) -> Self:
+        """All of it by a factor."""
+        return type(self)((factor * self.items).astype(np.float32), factor * self.leave_one_out, factor * self.weights)
+
 
 def fit_prior(
-    entries: SparseScores, signals: Sequence[str], propose: Propose, item_vectors: NDArray[Any], *, seed: int = 0
+    entries: SparseScores,
+    signals: Sequence[str],
+    propose: Propose,
+    item_vectors: NDArray[Any],
+    *,
+    held_out: NDArray[np.integer] | None = None,
+    seed: int = 0,
 ) -> Prior:
     """The prior that explains the entries.
+
+    Where the item vectors were trained on the entries, `held_out` are the queries that they were not trained on. Only
+    these tell what the vectors know of new queries: all but biases and latent factors is fitted to them alone.
 
     The mean comes from a ridge regression on retriever features in which top pairs weigh as much as all others; γ
     from the ratio of both groups' residuals; item biases from residuals, shrunk toward a regression on the item
@@ -70,12 +88,15 @@ def fit_prior(
     center, spread = seen.features.mean(0), seen.features.std(0)
     spread[spread < 1e-6] = 1.0
     seen = seen._replace(features=(seen.features - center) / spread)
-    weights, intercept = _fit_mean(seen)
+    fresh = np.ones(len(seen.rows), np.bool_) if held_out is None else np.isin(seen.queries, held_out)
+    weights, intercept = _fit_mean(seen.take(fresh))
     mean = seen.features @ weights + intercept
-    gamma_start, gamma_slope, gamma_max = _fit_gamma(mean, seen.scores - mean, seen.top)
+    gamma_start, gamma_slope, gamma_max = _fit_gamma(mean[fresh], (seen.scores - mean)[fresh], seen.top[fresh])
     gamma = gamma_at(mean, gamma_start=gamma_start, gamma_slope=gamma_slope, gamma_max=gamma_max)
     biases = _fit_biases(seen, seen.scores - mean, gamma, item_vectors)
-    variances, noise, latent_factors = _fit_variance_components(seen, mean, gamma, biases, item_vectors, seed)
+    if held_out is not None:
+        biases = biases.scaled(_regress_on(biases.leave_one_out[fresh], (seen.scores - mean)[fresh], gamma[fresh]))
+    variances, noise, latent_factors = _fit_variance_components(seen, fresh, mean, gamma, biases, item_vectors, seed)
     return Prior(
         signals=tuple(signals),
         center=center,
@@ -144,6 +165,12 @@ def _fit_biases(seen: _Observations, residuals: Array, gamma: Array, item_vector
     return ItemBiases((bias + predicted).astype(np.float32), leave_one_out + predicted[seen.rows], weights)
 
 
+def _regress_on(biases: Array, residuals: Array, gamma: Array) -> float:
+    """The slope, from 0 to 1, of a weighted regression of residuals on biases that were fitted without them."""
+    weighted = biases / gamma**2
+    return float(np.clip((weighted @ residuals) / max(float(weighted @ biases), 1e-12), 0, 1))
+
+
 def _regress_bias(
     rows: NDArray[np.int32], residuals: Array, gamma: Array, item_vectors: NDArray[Any]
 ) -> tuple[Array, Array]:
@@ -181,9 +208,18 @@ def _shrink_bias(rows: NDArray[np.int32], residuals: Array, gamma: Array, items:
 
 
 def _fit_variance_components(
-    seen: _Observations, mean: Array, gamma: Array, biases: ItemBiases, item_vectors: NDArray[Any], seed: int
+    seen: _Observations,
+    fresh: NDArray[np.bool_],
+    mean: Array,
+    gamma: Array,
+    biases: ItemBiases,
+    item_vectors: NDArray[Any],
+    seed: int,
 ) -> tuple[Array, float, NDArray[Any]]:
-    """Variances of the feature blocks, noise, and (items, factors) latent factors, scaled by their own variance."""
+    """Variances of the feature blocks, noise, and (items, factors) latent factors, scaled by their own variance.
+
+    The variances are of some queries whose pairs are `fresh`.
+    """
     n_items, spread = len(item_vectors), float(biases.items.std()) or 1.0
     bias = biases.items[seen.rows]
     features = np.column_stack([seen.features, bias / spread, np.ones(len(bias))])
@@ -191,7 +227,7 @@ def _fit_variance_components(
     features[:, -2] = biases.leave_one_out / spread
     targets = (seen.scores - mean - biases.leave_one_out) / gamma
     scale, cases = max(float(targets.var()), 1e-12), []
-    sample = _sample_pairs(seen, seed)
+    sample = _sample_pairs(seen, fresh, seed)
     for positions, factors in zip(sample, _cross_fit(seen, residuals, sample, n_items, seed), strict=True):
         vectors = np.asarray(item_vectors[seen.rows[positions]], np.float64)
         of_features = (np.outer(feature, feature) for feature in features[positions].T)
@@ -213,10 +249,10 @@ def _regress_out(queries: NDArray[np.int32], features: Array, values: Array) -> 
     return residuals
 
 
-def _sample_pairs(seen: _Observations, seed: int) -> list[Positions]:
-    """For some queries the positions of some of their pairs, top ones and others."""
+def _sample_pairs(seen: _Observations, fresh: NDArray[np.bool_], seed: int) -> list[Positions]:
+    """For some of the fresh queries the positions of some of their pairs, top ones and others."""
     rng = np.random.default_rng(seed)
-    chosen = rng.permutation(np.unique(seen.queries))[:VARIANCE_QUERIES]
+    chosen = rng.permutation(np.unique(seen.queries[fresh]))[:VARIANCE_QUERIES]
     sample = []
     for number in np.sort(chosen):
         own = rng.permutation(np.flatnonzero(seen.queries == number))

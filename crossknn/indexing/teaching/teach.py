@@ -235,14 +235,20 @@ class Taught:
     entries: SparseScores
     held_out: NDArray[np.int64]
 
-    def some_entries(self, count: int) -> tuple[list[str], SparseScores]:
-        """The first `count` queries that have scores, real ones first, and their entries, numbered anew."""
-        pairs = self.entries.pairs
-        numbers = np.unique(pairs.queries)[:count]
-        chosen = self.entries.take(pairs.queries <= numbers[-1])
+    def some_entries(self, count: int) -> tuple[list[str], SparseScores, NDArray[np.int64]]:
+        """At most `count` queries that have scores: held-out ones, then real ones, then others.
+
+        Also their entries and the held-out queries, numbered anew.
+        """
+        scored = np.unique(self.entries.pairs.queries)
+        held_out = np.intersect1d(self.held_out, scored)[:count]
+        others = np.setdiff1d(scored, self.held_out)[: count - len(held_out)]
+        numbers = np.sort(np.concatenate([held_out, others]))
+        chosen = self.entries.take(np.isin(self.entries.pairs.queries, numbers))
         renumbered = np.searchsorted(numbers, chosen.pairs.queries).astype(np.int32)
-        kept = Pairs(renumbered, chosen.pairs.rows, len(numbers), pairs.n_items)
-        return [self.queries[number] for number in numbers], SparseScores(kept, chosen.scores)
+        kept = Pairs(renumbered, chosen.pairs.rows, len(numbers), chosen.pairs.n_items)
+        texts = [self.queries[number] for number in numbers]
+        return texts, SparseScores(kept, chosen.scores), np.searchsorted(numbers, held_out)
 
 
 def teach(

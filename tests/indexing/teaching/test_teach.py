@@ -293,12 +293,14 @@ def test_the_default_is_smaller_for_few_items_and_on_a_cpu():
     assert gpu == Teaching(device="cuda", seed=5)
 
 
-def test_some_entries_are_those_of_the_first_queries_numbered_anew(taught):
+def test_some_entries_are_those_of_held_out_and_then_the_first_queries_numbered_anew(taught):
     numbers, rows = np.array([1, 4, 1, 3, 4], np.int32), np.array([5, 6, 7, 8, 9], np.int32)
     entries = SparseScores(Pairs(numbers, rows, 6, 10), np.arange(5, dtype=np.float32))
-    queries, some = replace(taught, queries=list("abcdef"), entries=entries).some_entries(2)
-    assert queries == ["b", "d"]
+    made = replace(taught, queries=list("abcdef"), entries=entries, held_out=np.array([0, 4]))
+    queries, some, held_out = made.some_entries(2)
+    assert queries == ["b", "e"]  # "a" has no scores
+    assert held_out.tolist() == [1]
     assert (some.pairs.n_queries, some.pairs.n_items) == (2, 10)
-    assert some.pairs.queries.tolist() == [0, 0, 1]
-    assert some.pairs.rows.tolist() == [5, 7, 8]
-    assert some.scores.tolist() == [0.0, 2.0, 3.0]
+    assert some.pairs.queries.tolist() == [0, 1, 0, 1]
+    assert some.pairs.rows.tolist() == [5, 6, 7, 9]
+    assert some.scores.tolist() == [0.0, 1.0, 2.0, 4.0]
