@@ -79,7 +79,7 @@ class BuildOptions:
         bool | None,
         Option(
             "--calibrate/--no-calibrate",
-            help="Calibrate the recall that --stop-at stops by, with at most 60,000 calls. Default: with a prior or a "
+            help="Calibrate the recall that --stop-at stops by, with about 45,000 calls. Default: with a prior or a "
             "taught encoder.",
         ),
     ] = None

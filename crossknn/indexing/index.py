@@ -120,7 +120,7 @@ class Index:
             teach: Whether to teach a copy of the encoder by the cross-encoder, or how: `Teaching(…)`. The index holds
                 it and encodes queries with it. None, the default, is True where the encoder is a `SentenceEncoder` and
                 the scorer a model, both on a GPU, and neither `sampling` nor `factors` are given.
-            calibrate: Whether to calibrate expected recall (`stop_at`) on up to 50 held-out queries, with about 1,000
+            calibrate: Whether to calibrate expected recall (`stop_at`) on up to 50 held-out queries, with about 900
                 calls each. They are those that a teaching holds out, or a fifth of the train queries, which are then
                 used for nothing else. None, the default, is True with a prior or a teaching. Left out, with the reason
                 in the report, for fewer than 1,000 items, 100 train queries or 20 held-out queries of a teaching.
