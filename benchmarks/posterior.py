@@ -186,9 +186,11 @@ def without_traits() -> Iterator[None]:
         yield
 
 
-def build(bench: Bench, calls_per_item: int) -> Index:
+def build(bench: Bench, calls_per_item: int, *, calibrate: bool = False) -> Index:
+    """With a prior; a calibration would take train queries from it."""
     sizes = {"n_queries": len(bench.task.train), "n_items": len(bench.task.items)}
-    return bench.build(None, prior_sampling(calls_per_item, **sizes, seed=bench.seed), prior=True)
+    sampling = prior_sampling(calls_per_item, **sizes, seed=bench.seed)
+    return bench.build(None, sampling, prior=True, calibrate=calibrate)
 
 
 def search(

@@ -53,7 +53,14 @@ def main() -> None:
         for queries in ("pseudo-queries", "train queries"):
             texts = data.train.texts if queries == "train queries" else None
             index = Index.build(
-                data.items, scorer=scorer, encoder=encoder, queries=texts, factors=None, prior=True, seed=options.seed
+                data.items,
+                scorer=scorer,
+                encoder=encoder,
+                queries=texts,
+                factors=None,
+                prior=True,
+                calibrate=False,
+                seed=options.seed,
             )
             record[f"calls per item, {queries}"] = round(index.report.coverage.calls_per_item, 2)
             sides[queries] = find(data, Searcher(index, scorer=known, encoder=encoder), scores)

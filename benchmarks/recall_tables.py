@@ -19,8 +19,7 @@ ABLATIONS = {
     "all train scores": "all train scores (150 and 500 calls per item)",
     "1 rounds": "1 round",
 }
-CALIBRATION_BINS = {70: 3, 85: 4, 93: 5, 97: 6}  # expected recall in percent: its bin in the result file
-MIN_SEARCHES = 10  # in a bin that is shown
+FITS = ("uncalibrated", "calibrated")
 STOPS = (0.95, 0.99)
 BASELINE = "as it is"  # in asking.json
 
@@ -88,9 +87,11 @@ def batch_choice() -> Table:
 
 
 def stopping() -> Table:
-    header = ["set", "", "k", *map(str, CALIBRATION_BINS), f"`stop_at={STOPS[0]}`", str(STOPS[1])]
+    header = ["set", "k", "error", "calibrated"]
+    for at in STOPS:
+        header += [f"`stop_at={at}`", "calibrated"]
     rows = (
-        [found["set"], side, str(top["k"]), *_calibration(top), *_stops(top)]
+        [f"{found['set']}, {side}", str(top["k"]), *_errors(top), *_stops(top)]
         for found in read_result("stopping")["sets"]
         for side, measured in found["sides"].items()
         for top in measured["top"]
@@ -98,18 +99,16 @@ def stopping() -> Table:
     return markdown_table(header, rows)
 
 
-def _calibration(top: dict[str, Any]) -> Iterator[str]:
-    bins = dict(enumerate(top["calibration"]))
-    for number in CALIBRATION_BINS.values():
-        one = bins.get(number, {"searches": 0})
-        yield f"{one['measured']:.0f}" if one["searches"] >= MIN_SEARCHES else "–"
+def _errors(top: dict[str, Any]) -> Iterator[str]:
+    for fit in FITS:
+        yield f"{top[fit]['calibration_error']:.1f}"
 
 
 def _stops(top: dict[str, Any]) -> Iterator[str]:
-    for stop in top["stops"]:
-        if stop["stop_at"] in STOPS:
-            budget = "–" if stop["fixed_budget"] is None else f"{stop['fixed_budget']:.0f}"
-            yield f"{stop['calls']:.0f}: {stop['measured']} ({budget})"
+    for at in STOPS:
+        for fit in FITS:
+            (stop,) = (one for one in top[fit]["stops"] if one["stop_at"] == at)
+            yield f"{stop['calls']:.0f}: {stop['measured']}"
 
 
 def strategies(names: tuple[str, ...] = ("scifact", "acl25k")) -> Table:

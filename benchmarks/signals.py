@@ -84,7 +84,7 @@ def with_index(bench: Bench) -> Iterator[tuple[str, Shares]]:
     task = bench.task
     sampling = prior_sampling(CALLS_PER_ITEM, n_queries=len(task.train), n_items=len(task.items), seed=bench.seed)
     for name, signals in CHOICES.items():
-        index = bench.build(None, sampling, prior=True, signals=signals)
+        index = bench.build(None, sampling, prior=True, calibrate=False, signals=signals)
         yield name, find(task, index, signals)
 
 

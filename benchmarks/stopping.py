@@ -1,11 +1,11 @@
-"""Is expected recall right, what does stopping by it save, and does the guard of posterior search cost anything?
+"""Is expected recall right with and without calibration, what does stopping by it save, and what does the guard cost?
 
     python -m benchmarks.stopping <score folder>... --out benchmarks/results/stopping.json
 
-Every test query is searched with 500 calls in 20 rounds, with and without an index. After each round the expected
-recall of the top k stands beside the measured one. A search that stops at an expected recall is compared with the fixed
-budget that finds as much on average. The guard, which follows a retriever where the model does not fit, is counted, and
-recall without it measured.
+Every test query is searched with 500 calls in 20 rounds, by an index with a prior and one without. After each round the
+expected recall of the top k, with and without the calibration on train queries, stands beside the measured one. A
+search that stops at an expected recall is compared with the fixed budget that finds as much on average. The guard,
+which follows a retriever where the model does not fit, is counted, and recall without it measured.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
+import torch
 
 from benchmarks.plots import render_png
 from benchmarks.posterior import CALLS_PER_ITEM, Shares, build, search
@@ -29,15 +30,17 @@ from crossknn.evaluate.comparison import QUERY_BATCH
 from crossknn.evaluate.ground_truth import truth_rows
 from crossknn.evaluate.measures import top_k_recall
 from crossknn.evaluate.tasks import Task, read_matrix
+from crossknn.indexing.index import Index
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Flow, FlowResult, SearchContext
+from crossknn.strategies.posterior.calibration import calibration_error, reliability_bins
+from crossknn.strategies.posterior.diagnostics import recall_of_counts
 from crossknn.strategies.posterior.session import PosteriorSession
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.types import Rows
 
 KS, BUDGETS, STOPS = (1, 10, 100), (25, 50, 100, 200, 500), (0.8, 0.9, 0.95, 0.99)
 WATCHED = Posterior(500, 20, stop_at=1.0)  # expects recall after each round; goes on unless all is surely found
-BINS = (0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99, 1)
 FEWEST = 10  # searches of a bin that is drawn
 
 
@@ -61,23 +64,29 @@ def read_options() -> argparse.Namespace:
 
 def measure_set(task: Task) -> dict[str, Any]:
     bench = Bench(task)
-    searchers = {"no index": bench.searcher("encoder"), "prior": bench.search_with(build(bench, CALLS_PER_ITEM))}
-    sides = {name: measure_side(task, name, searcher) for name, searcher in searchers.items()}
+    indexes = {
+        "no prior": bench.build(None, None, calibrate=True),
+        "prior": build(bench, CALLS_PER_ITEM, calibrate=True),
+    }
+    sides = {name: measure_side(task, name, index, bench.search_with(index)) for name, index in indexes.items()}
     return {"set": task.name, "items": len(task.items), "test_queries": len(task.queries), "sides": sides}
 
 
-def measure_side(task: Task, name: str, searcher: Searcher) -> dict[str, Any]:
+def measure_side(task: Task, name: str, index: Index, searcher: Searcher) -> dict[str, Any]:
     fixed, guard = measure_guard(task, searcher)
-    found: dict[str, Any] = {"guard": guard, "top": []}
+    assert index.recall_calibration is not None
+    assert index.report.calibration is not None
+    fit = {**asdict(index.recall_calibration), **asdict(index.report.calibration)}
+    found: dict[str, Any] = {"calibration": fit, "guard": guard, "top": []}
     for k in KS:
-        course = watch(task, searcher, k)
+        calibrated, uncalibrated = watch(task, searcher, k)
         curve = [round(float(fixed[k, budget].mean()), 1) for budget in BUDGETS]
         found["top"].append(
             {
                 "k": k,
                 "fixed": dict(zip(BUDGETS, curve, strict=True)),
-                "calibration": calibrate(course),
-                "stops": [stop(course, at, curve) for at in STOPS],
+                "uncalibrated": describe(uncalibrated, curve),
+                "calibrated": describe(calibrated, curve),
             }
         )
         print(task.name, name, json.dumps(found["top"][-1]), flush=True)
@@ -132,9 +141,15 @@ class Watch:
     budget: int = WATCHED.budget
     asked: list[list[Rows]] = field(default_factory=list)
     expected: list[list[float]] = field(default_factory=list)
+    uncalibrated: list[list[float]] = field(default_factory=list)
 
     def flow(self, context: SearchContext) -> Flow:
-        flow = WATCHED.flow(context)
+        def expect(counts: np.ndarray) -> None:
+            above, k = torch.from_numpy(counts), min(context.k or 0, context.reachable)
+            best = torch.where(torch.isinf(above), -torch.inf, 0.0)
+            self.uncalibrated.append(recall_of_counts(above, best, k).tolist())
+
+        flow = WATCHED.flow(replace(context, on_counts=expect))
         ask = next(flow)
         while True:
             self.asked.append([proposal.rows for proposal in ask.proposals])
@@ -148,39 +163,47 @@ class Watch:
             self.expected.append(ask.expected_recall or [])
 
 
-def watch(task: Task, searcher: Searcher, k: int) -> Course:
+def watch(task: Task, searcher: Searcher, k: int) -> tuple[Course, Course]:
+    """With and without calibration."""
     truth, parts = truth_rows(task.scores, k), []
     for start in range(0, len(task.queries), QUERY_BATCH):
         watched = Watch()
         searcher.search_many(task.queries[start : start + QUERY_BATCH], k=k, strategy=watched)
         parts.append(follow(watched, truth[start : start + QUERY_BATCH], k))
-    return Course(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+    calls, calibrated, uncalibrated, measured = (np.concatenate(values) for values in zip(*parts, strict=True))
+    return Course(calls, calibrated, measured), Course(calls, uncalibrated, measured)
 
 
-def follow(watched: Watch, truth: Sequence[Rows], k: int) -> Course:
-    """A search that ended stays where it is."""
+def follow(watched: Watch, truth: Sequence[Rows], k: int) -> tuple[np.ndarray, ...]:
+    """(queries, rounds) calls, recall expected with and without calibration, and recall measured.
+
+    A search that ended stays where it is.
+    """
     rounds = [min(number, len(watched.asked) - 1) for number in range(WATCHED.rounds)]
     so_far = [[np.concatenate(rows) for rows in zip(*watched.asked[: last + 1], strict=True)] for last in rounds]
-    return Course(
+    return (
         np.array([[len(rows) for rows in scored] for scored in so_far]).T,
         np.array([watched.expected[last] for last in rounds]).T,
+        np.array([watched.uncalibrated[last] for last in rounds]).T,
         np.array([top_k_recall(truth, scored, k) for scored in so_far]).T,
     )
 
 
-def calibrate(course: Course) -> list[dict[str, float]]:
-    """Measured recall where the expected one is about the same, over all queries and rounds."""
-    places = np.digitize(course.expected, BINS[1:-1])
-    bins = [places == place for place in range(len(BINS) - 1)]
-    return [
+def describe(course: Course, curve: list[float]) -> dict[str, Any]:
+    """The reliability of expected recall over all queries and rounds, and what stopping by it saves."""
+    bins = [
         {
-            "searches": int(inside.sum()),
-            "expected": round(100 * float(course.expected[inside].mean()), 1),
-            "measured": round(100 * float(course.measured[inside].mean()), 1),
+            "searches": one.searches,
+            "expected": round(100 * one.expected, 1),
+            "measured": round(100 * one.measured, 1),
         }
-        for inside in bins
-        if inside.any()
+        for one in reliability_bins(course.expected, course.measured)
     ]
+    return {
+        "calibration_error": round(100 * calibration_error(course.expected, course.measured), 2),
+        "bins": bins,
+        "stops": [stop(course, at, curve) for at in STOPS],
+    }
 
 
 def stop(course: Course, at: float, curve: list[float]) -> dict[str, Any]:
@@ -207,15 +230,17 @@ def draw(sets: list[dict[str, Any]]) -> bytes:
     from matplotlib.figure import Figure
 
     panels = [(one["set"], name, side) for one in sets for name, side in one["sides"].items()]
-    figure = Figure(figsize=(2.8 * len(panels), 3.4), layout="constrained")
+    figure = Figure(figsize=(2.8 * len(panels), 3.8), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, (name, kind, side) in zip(axes, panels, strict=True):
         axis.set_title(f"{name}, {kind}", fontsize=10)
         axis.plot([0, 100], [0, 100], color="#999999", linewidth=1.2, label="perfect calibration")
-        for top, marker in zip(side["top"], "o^D", strict=True):
-            shown = [one for one in top["calibration"] if one["searches"] >= FEWEST]
-            points = [one["expected"] for one in shown], [one["measured"] for one in shown]
-            axis.plot(*points, marker=marker, markersize=4, label=f"top {top['k']}")
+        for top, (marker, color) in zip(side["top"], (("o", "C0"), ("^", "C1"), ("D", "C2")), strict=True):
+            for fit, style in (("uncalibrated", "dotted"), ("calibrated", "solid")):
+                shown = [one for one in top[fit]["bins"] if one["searches"] >= FEWEST]
+                points = [one["expected"] for one in shown], [one["measured"] for one in shown]
+                look = {"marker": marker, "color": color, "linestyle": style, "markersize": 4}
+                axis.plot(*points, label=f"top {top['k']}, {fit}", **look)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("measured recall, %")
     figure.supxlabel("expected recall, %", fontsize=10)

@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -14,7 +15,17 @@ from numpy.typing import NDArray
 from crossknn import __version__
 from crossknn._checks import check_seed, invalid
 from crossknn._imports import import_extra
-from crossknn.evaluate.comparison import TIME_PARTS, Comparison, Quality, Result, compare, rows_of, search_in_batches
+from crossknn.evaluate.comparison import (
+    TIME_PARTS,
+    Comparison,
+    Contender,
+    Quality,
+    Reliability,
+    Result,
+    compare,
+    rows_of,
+    search_in_batches,
+)
 from crossknn.evaluate.contenders import AvailableData, ResolvedStrategy, VectorSource
 from crossknn.evaluate.ground_truth import truth_hits, truth_rows
 from crossknn.evaluate.measures import measure_quality, top_k_recall
@@ -28,6 +39,7 @@ from crossknn.search.results import Hits
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.normalization import Normalization
+from crossknn.strategies.posterior.calibration import calibration_error, reliability_bins
 from crossknn.strategies.posterior.prior import SIGNALS
 from crossknn.types import Progress, Scores
 
@@ -88,9 +100,15 @@ class Bench:
 
         The comparison has no quality if the task has no judgments.
         """
-        task, results, quality = self.task, list[Result](), list[Quality]()
+        task, results, quality, reliability = self.task, list[Result](), list[Quality](), list[Reliability]()
         truth = truth_hits(task.items, task.queries, task.scores, max(ks))
         searchers = [self.searcher(strategy.vectors) for strategy in strategies]
+        expecting: set[str] = set()  # the strategies whose hits have an expected recall
+
+        def keep(name: str, budget: int, hits: list[Hits]) -> None:
+            quality.extend(self._measure_quality(name, budget, hits))
+            expecting.update({name} if all(one.expected_recall is not None for one in hits) else ())
+
         for number, (strategy, searcher) in enumerate(zip(strategies, searchers, strict=True)):
             # A baseline may search with other vectors, so it is set afterwards.
             alone = replace(strategy.contender, baseline=None)
@@ -103,11 +121,13 @@ class Bench:
                 ks=ks,
                 speed=task.speed,
                 progress=self._count_searches(number, len(strategies)),
-                on_hits=lambda name, budget, hits: quality.extend(self._measure_quality(name, budget, hits)),
+                on_hits=keep,
             )
             for result in measured:  # scores are looked up: without a speed, the scorer's time is unknown
                 seconds = {part: result.seconds[part] for part in TIME_PARTS if task.speed or part != "scorer"}
                 results.append(replace(result, baseline=strategy.contender.baseline, seconds=seconds))
+            if alone.name in expecting:
+                reliability += self._measure_reliability(searcher, alone, budgets, ks)
         exact = truth_hits(task.items, task.queries, task.scores, QUALITY_DEPTH)
         quality += self._measure_quality("exact", None, exact)
         return Comparison(
@@ -119,6 +139,7 @@ class Bench:
             command=command,
             speed=task.speed,
             quality=quality,
+            reliability=reliability,
         )
 
     def searcher(self, vectors: VectorSource) -> Searcher:
@@ -148,6 +169,7 @@ class Bench:
         sampling: Sampling | Sequence[Sampling] | None,
         *,
         prior: bool = False,
+        calibrate: bool | None = None,
         signals: Sequence[str] = SIGNALS,
         progress: Progress | None = None,
     ) -> Index:
@@ -160,6 +182,7 @@ class Bench:
             sampling=sampling,
             factors=factors,
             prior=prior,
+            calibrate=calibrate,
             signals=signals,
             retrievers=self.task.retrievers,
             work_dir=None if self.task.work_dir is None else self.task.work_dir / "build",
@@ -196,6 +219,24 @@ class Bench:
         ids = [hits.ids[:QUALITY_DEPTH] for hits in found]
         measured = measure_quality(self.task.judged, ids, measures=QUALITY_MEASURES)
         return [Quality(name, budget, {measure: float(values.mean()) for measure, values in measured.items()})]
+
+    def _measure_reliability(
+        self, searcher: Searcher, contender: Contender, budgets: Sequence[int], ks: Sequence[int]
+    ) -> list[Reliability]:
+        """Expected beside measured recall for each k, of a strategy whose hits have both."""
+        task, found = self.task, list[Reliability]()
+        truth = truth_rows(task.scores, max(ks))
+        for k in ks:
+            expected, measured = list[float](), list[float]()
+            for budget in budgets:
+                if budget >= k:
+                    hits = list(chain(*search_in_batches(searcher, task.queries, contender.make(budget), k=k)))
+                    expected += [one.expected_recall or 0.0 for one in hits]
+                    measured += top_k_recall(truth, [rows_of(one) for one in hits], k).tolist()
+            if expected:
+                both = np.array(expected), np.array(measured)
+                found.append(Reliability(contender.name, k, calibration_error(*both), reliability_bins(*both)))
+        return found
 
     def _offline_calls(self) -> dict[str, int]:
         calls = {

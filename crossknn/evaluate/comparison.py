@@ -19,6 +19,7 @@ from crossknn.search.results import Hits
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.exact import Exact
+from crossknn.strategies.posterior.calibration import ReliabilityBin
 from crossknn.types import Progress, Rows
 
 if TYPE_CHECKING:
@@ -95,6 +96,20 @@ class Quality:
         return {"strategy": self.strategy, "budget": self.budget, **self.values}
 
 
+@dataclass(frozen=True)
+class Reliability:
+    """Expected beside measured recall of the true top `k`, over all queries and budgets of at least `k`."""
+
+    strategy: str
+    k: int
+    error: float  # expected calibration error
+    bins: Sequence[ReliabilityBin]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON can hold them."""
+        return {**asdict(self), "bins": [one._asdict() for one in self.bins]}
+
+
 class Line(NamedTuple):
     """One item of a sample answer, and whether it is in the exact top."""
 
@@ -133,6 +148,7 @@ class Comparison:
         command: The command that repeats the run.
         speed: The speed of the scorer that its seconds were computed with, if scores came from a cache.
         quality: Relevance by judgments, if there are any.
+        reliability: Of the strategies that expect a recall.
         studies: As returned by `run_studies`.
     """
 
@@ -145,6 +161,7 @@ class Comparison:
     command: str | None = None
     speed: Speed | None = None
     quality: Sequence[Quality] = ()
+    reliability: Sequence[Reliability] = ()
     studies: Studies | None = None
 
     def __post_init__(self) -> None:
@@ -196,7 +213,7 @@ class Comparison:
         return next((result for result in results if result), None)
 
     def to_json(self) -> dict[str, Any]:
-        """The results as `records`, quality and studies if there are any, and all else but answers as `header`."""
+        """The results as `records`, what else was measured, if anything, and all else but answers as `header`."""
         header = {
             "title": self.title,
             "items": self.items,
@@ -208,6 +225,8 @@ class Comparison:
         content: dict[str, Any] = {"header": header, "records": [result.to_json() for result in self.results]}
         if self.quality:
             content["quality"] = [quality.to_json() for quality in self.quality]
+        if self.reliability:
+            content["reliability"] = [one.to_json() for one in self.reliability]
         if self.studies is not None:
             content["studies"] = self.studies.to_json()
         return content

@@ -1,4 +1,4 @@
-"""Index build: the steps from items and train queries to vectors, factors and a prior."""
+"""Index build: the steps from items and train queries to vectors, factors, a prior and a calibration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,13 +21,22 @@ from crossknn.encoders.base import check_vectors
 from crossknn.encoders.item_encoding import encode_items
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.engines.local import LOCAL
-from crossknn.errors import InputError
+from crossknn.errors import InputError, MissingExtra
 from crossknn.indexing.factorization.factors import Cur, Factors, Method, fit_factors
 from crossknn.indexing.factorization.inductive import Inductive
 from crossknn.indexing.factorization.trainer import FitReport, batches
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.pair_scoring import CHUNK, open_score_log, score_pairs_into
 from crossknn.indexing.prior_fit import fit_prior
+from crossknn.indexing.recall_calibration import (
+    MIN_ITEMS,
+    MIN_QUERIES,
+    QUERIES,
+    Calibrated,
+    CalibrationReport,
+    calibrate,
+    most_calls,
+)
 from crossknn.indexing.sampling import (
     PerItem,
     PerQuery,
@@ -44,8 +53,10 @@ from crossknn.indexing.teaching.teach import KnownList, Taught, Teaching, TeachR
 from crossknn.items.items import Items
 from crossknn.models.fingerprints import is_unnamed
 from crossknn.retrievers.bm25 import Bm25
+from crossknn.retrievers.cache import CandidateCache
 from crossknn.retrievers.dense import Dense
 from crossknn.retrievers.registry import BUILT_IN, RetrieverRegistry
+from crossknn.strategies.base import SearchContext
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.prior import SIGNALS, Prior
 from crossknn.types import Encoder, Engine, Progress, Proposal, Retriever, Scorer, Vectors
@@ -55,6 +66,7 @@ PSEUDO_QUERIES = 500
 NORMALIZATION_QUERIES = 100  # the paper's, for α and β
 RETRIEVERS = tuple(name for name in BUILT_IN if name != "random")  # that samplings and signals may name
 CALLS_PER_ITEM = 8  # of a build with a prior
+TRAIN_PER_HELD_OUT = 5  # train queries for each that is set aside for the calibration
 TAUGHT_QUERIES = 1_000  # of a teaching, whose scores α, β and the prior are fitted to
 FRESH_QUERIES = 20  # held out by a teaching, at least, that the prior is fitted to
 DEFAULT_FACTORS = Transductive(method="als", ridge=3.0, epochs=5)  # without teaching; see benchmarks/README.md
@@ -104,6 +116,8 @@ class BuildReport:
         fit: None where nothing was trained.
         seconds: Of each step, in this run.
         teaching: None where the encoder is as it came.
+        calibration: Of expected recall; None where there is none.
+        not_calibrated: Why a calibration that was wanted was left out.
     """
 
     items: int
@@ -116,6 +130,8 @@ class BuildReport:
     fit: FitReport | None
     seconds: Mapping[str, float] = field(default_factory=dict)
     teaching: TeachReport | None = None
+    calibration: CalibrationReport | None = None
+    not_calibrated: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON-compatible values, as an index saves it."""
@@ -123,8 +139,9 @@ class BuildReport:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        teaching = values.get("teaching")
+        teaching, calibration = values.get("teaching"), values.get("calibration")
         parts = {"coverage": Coverage(**values["coverage"]), "teaching": teaching and TeachReport.from_dict(teaching)}
+        parts["calibration"] = calibration and CalibrationReport(**calibration)
         return cls(**{**values, **parts})
 
     def __str__(self) -> str:
@@ -143,6 +160,8 @@ class BuildReport:
                 f"error on {fit['held_out_entries']:,} held-out scores: {fit['held_out_error']:.4f}, "
                 f"before the fit {fit['held_out_error_before']:.4f}{r2} (epoch {fit['best_epoch']} of {fit['epochs']})"
             )
+        if self.calibration is not None or self.not_calibrated is not None:
+            lines.append(f"expected recall: {self.calibration or f'not calibrated, {self.not_calibrated}'}")
         lines.append("seconds: " + ", ".join(f"{step} {took:.1f}" for step, took in self.seconds.items()))
         return "\n".join(lines)
 
@@ -154,7 +173,9 @@ class Build:
     Attributes:
         method: Of the factorization; None for the encoder's vectors.
         teaching: Settings of the teaching; None for the encoder as it came.
+        calibrate: Whether expected recall is calibrated; by default with a prior or a teaching.
         train_queries: Distinct; cut from the items if no `queries` were given.
+        not_calibrated: Why a calibration that was wanted is left out.
         samplings: The given ones, or the default.
         calls_made: So far.
         seconds: Of each step so far; saved in indexes, so that the names of steps do not change.
@@ -169,6 +190,7 @@ class Build:
     factors: Method | Literal["default"] | None = None
     prior: bool = False
     teach: Teaching | bool | None = False
+    calibrate: bool | None = None
     searches: Sequence[KnownList] = ()
     signals: Sequence[str] = SIGNALS
     retrievers: Sequence[Retriever] = ()
@@ -193,6 +215,8 @@ class Build:
         self.signals = check_signals(self.signals, {*RETRIEVERS, *self._registry.own_names})
         if not self.prior and self.signals != SIGNALS:
             raise InputError(f"`signals` are what a prior is fitted to: pass prior=True, got {self.signals!r} without.")
+        self.not_calibrated = self._check_calibration()
+        self._held_out: list[str] = []  # for the calibration; a teaching has its own
         self.train_queries = self._choose_queries()
         self.samplings = self._check_samplings() or self._default_samplings()
         if isinstance(self.method, Cur) and (self.prior or self.sampling is not None):
@@ -208,17 +232,21 @@ class Build:
         _ = self.vectors, self.query_vectors, self.normalization  # timed as steps of their own
         factors, fit = self.fitted
         _ = self.fitted_prior
+        calibrated = self.calibrated
+        further_calls = 0 if calibrated is None else calibrated.report.calls
         return BuildReport(
             items=len(self.items),
             queries=len(self.train_queries),
             cut_from_items=self.queries is None,
-            calls=len(entries) if taught is None else taught.report.calls,
+            calls=(len(entries) if taught is None else taught.report.calls) + further_calls,
             calls_made=self.calls_made,
             coverage=Coverage.of(entries.pairs if taught is None else taught.entries.pairs),
             factors=None if factors is None else factors.kind,
             fit=fit,
             seconds=self.seconds,
             teaching=None if taught is None else taught.report,
+            calibration=None if calibrated is None else calibrated.report,
+            not_calibrated=self.not_calibrated,
         )
 
     @cached_property
@@ -393,6 +421,74 @@ class Build:
         return self._fresh_queries
 
     @property
+    def calibrates(self) -> bool:
+        """Whether expected recall will be calibrated."""
+        return bool(self.calibrate) and self.not_calibrated is None
+
+    @property
+    def calibration_calls(self) -> int:
+        """Calls of the calibration, at most."""
+        queries = len(self._held_out)
+        if self.teaching is not None:
+            queries = min(QUERIES, self.teaching.held_out(self.teaching.lists))
+        if not self.calibrates or queries < MIN_QUERIES:
+            return 0
+        return most_calls(len(self.items), queries, len(self.signals))
+
+    @cached_property
+    def calibrated(self) -> Calibrated | None:
+        """The calibration of expected recall, on queries that nothing else was learned from."""
+        queries = self._calibration_queries() if self.calibrates else []
+        if not queries:
+            return None
+        log = open_score_log(self._work_dir, self.scorer)
+        score = partial(
+            score_pairs_into,
+            log,
+            scorer=self.scorer,
+            chunk=self.chunk,
+            engine=self.engine,
+            on_calls=self._count_calls,
+            progress=self.progress,
+        )
+        try:
+            with self._timing("calibrate"):
+                context = self._search_context(queries)
+                return calibrate(queries, self.items, context, score, signals=self.signals, seed=self.seed)
+        except MissingExtra as error:
+            self.not_calibrated = str(error)
+            return None
+
+    def _calibration_queries(self) -> list[str]:
+        """The queries that were set aside, or held out by the teaching; none, and why, where they are too few."""
+        queries = self._held_out
+        if self.taught is not None:
+            chosen = np.random.default_rng((self.seed, 7)).permutation(self.taught.held_out)[:QUERIES]
+            queries = [self.taught.queries[number] for number in np.sort(chosen)]
+        if len(queries) < MIN_QUERIES:
+            self.not_calibrated = f"{len(queries)} held-out queries are fewer than {MIN_QUERIES}"
+            return []
+        return queries
+
+    def _search_context(self, queries: list[str]) -> SearchContext:
+        """What a search of the index sees of these queries."""
+        factors, prior = self.fitted[0], self.fitted_prior
+        vectors = check_vectors(self.encoder.encode_queries(queries), queries, dim=self.vectors.shape[1])
+        search = ExactSearch(self.vectors if factors is None else factors.items, device=self.device)
+        augmented = search if prior is None else search.with_columns(*prior.item_columns)
+        return SearchContext(
+            queries=len(queries),
+            items=len(self.items),
+            propose=CandidateCache(queries, lambda name: self._registry.get(name or "fused"), None),
+            query_vectors=lambda: vectors if factors is None else factors.query_vectors(vectors),
+            item_vectors=lambda: search,
+            augmented_vectors=lambda: augmented,
+            normalization=self.normalization,
+            prior=prior,
+            signals=tuple(self.signals),
+        )
+
+    @property
     def bm25(self) -> Bm25 | None:
         """The built-in BM25 retriever, if a step fitted it."""
         bm25 = None if "bm25" in self._registry.own_names else self._registry.ready.get("bm25")
@@ -415,15 +511,47 @@ class Build:
         if self.queries is None:
             count = NORMALIZATION_QUERIES if only_normalizes else PSEUDO_QUERIES
             count = self.method.anchors if isinstance(self.method, Cur) else count
-            return cut_queries(self.items, count, seed=self.seed)
+            cut = cut_queries(self.items, count, seed=self.seed)
+            if self.calibrates and self.teaching is None:
+                others = cut_queries(self.items, 2 * QUERIES, seed=self.seed + 1)
+                self._held_out = [query for query in others if query not in set(cut)][:QUERIES]
+            return cut
         _check_queries(self.queries)
         distinct = list(dict.fromkeys(self.queries))
         if isinstance(self.method, Cur):
             return self.method.choose_anchors(distinct)
+        if self.calibrates and self.teaching is None:
+            distinct = self._set_aside(distinct)
         if only_normalizes and len(distinct) > NORMALIZATION_QUERIES:
             chosen = np.random.default_rng(self.seed).choice(len(distinct), NORMALIZATION_QUERIES, replace=False)
             return [distinct[number] for number in np.sort(chosen)]
         return distinct
+
+    def _check_calibration(self) -> str | None:
+        """Why a calibration that is wanted must be left out."""
+        if self.calibrate not in (None, True, False):
+            raise invalid("calibrate", "True, False or None", self.calibrate)
+        without_encoder = isinstance(self.method, Transductive) and self.method.init == "random"
+        if isinstance(self.method, Cur) or without_encoder:
+            if self.calibrate:
+                raise InputError("`calibrate` is for Posterior, which these vectors do not allow. Leave it out.")
+            self.calibrate = False
+        if self.calibrate is None:
+            self.calibrate = self.prior or self.teaching is not None
+        if self.calibrate and len(self.items) < MIN_ITEMS:
+            return f"{len(self.items):,} items are fewer than {MIN_ITEMS:,}"
+        return None
+
+    def _set_aside(self, queries: list[str]) -> list[str]:
+        """The train queries without a fifth of them, at most fifty, on which expected recall is calibrated."""
+        count = min(QUERIES, len(queries) // TRAIN_PER_HELD_OUT)
+        if count < MIN_QUERIES:
+            self.not_calibrated = f"{len(queries):,} train queries are fewer than {TRAIN_PER_HELD_OUT * MIN_QUERIES:,}"
+            return queries
+        chosen = np.zeros(len(queries), np.bool_)
+        chosen[np.random.default_rng((self.seed, 7)).permutation(len(queries))[:count]] = True
+        self._held_out = [query for query, held in zip(queries, chosen, strict=True) if held]
+        return [query for query, held in zip(queries, chosen, strict=True) if not held]
 
     def _default_samplings(self) -> list[Sampling]:
         """Calls for every item if something is fitted per item; else random items for every query."""

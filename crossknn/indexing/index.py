@@ -34,6 +34,7 @@ from crossknn.storage.atomic_dir import Folder, Write, read_folder, write_folder
 from crossknn.storage.safetensors import read_arrays, write_arrays
 from crossknn.storage.search_log import LoggedSearch
 from crossknn.strategies.normalization import Normalization
+from crossknn.strategies.posterior.calibration import RecallCalibration
 from crossknn.strategies.posterior.prior import SIGNALS, Prior
 from crossknn.types import Encoder, Engine, Progress, Retriever, Scorer
 
@@ -52,6 +53,7 @@ class Index:
         normalization: α and β.
         factors: Vectors fitted to scores; None if the index has the encoder's only.
         prior: The prior of posterior search; None if the index was built without.
+        recall_calibration: Of the expected recall of posterior search; None if the index was built without.
         scorer: Fingerprint of the cross-encoder.
         encoder: Fingerprint of the dual encoder.
         report: Statistics of the build.
@@ -64,6 +66,7 @@ class Index:
     normalization: Normalization
     factors: Factors | None
     prior: Prior | None = None
+    recall_calibration: RecallCalibration | None = None
     scorer: str
     encoder: str
     report: BuildReport
@@ -96,6 +99,7 @@ class Index:
         factors: Method | Literal["default"] | None = "default",
         prior: bool = False,
         teach: Teaching | bool | None = None,
+        calibrate: bool | None = None,
         signals: Sequence[str] = SIGNALS,
         retrievers: Sequence[Retriever] = (),
         work_dir: str | Path | None = None,
@@ -119,6 +123,10 @@ class Index:
                 it and encodes queries with it. An encoder that is no `SentenceEncoder` is taught an adapter. None, the
                 default, is True where the encoder is a `SentenceEncoder` and the scorer a model, both on a GPU, and
                 neither `sampling` nor `factors` are given.
+            calibrate: Whether to calibrate expected recall (`stop_at`) on up to 50 held-out queries, with about 900
+                calls each. They are those that a teaching holds out, or a fifth of the train queries, which are then
+                used for nothing else. None, the default, is True with a prior or a teaching. Left out, with the reason
+                in the report, for fewer than 1,000 items, 100 train queries or 20 held-out queries of a teaching.
             signals: The retrievers the prior is fitted to: "dense", "bm25", "tfidf", "fused", or names of `retrievers`.
             retrievers: Your own; one with the name of a built-in retriever replaces it.
             work_dir: A folder for scores and vectors. An interrupted build resumes from it, repeats at most `chunk`
@@ -138,6 +146,7 @@ class Index:
             factors=factors,
             prior=prior,
             teach=teach,
+            calibrate=calibrate,
             signals=signals,
             retrievers=retrievers,
             work_dir=work_dir,
@@ -160,6 +169,7 @@ class Index:
             normalization=build.normalization,
             factors=build.fitted[0],
             prior=build.fitted_prior,
+            recall_calibration=None if build.calibrated is None else build.calibrated.calibration,
             scorer=build.scorer.fingerprint,
             encoder=build.encoder.fingerprint,
             report=report,
@@ -221,6 +231,7 @@ class Index:
             "normalization": asdict(self.normalization),
             "factors": None if self.factors is None else self.factors.facts(),
             "prior": None if self.prior is None else self.prior.to_dict(),
+            "recall_calibration": None if self.recall_calibration is None else asdict(self.recall_calibration),
             "bm25": None if bm25 is None else bm25.settings,
             "taught": self._taught.facts if isinstance(self._taught, StoredEncoder) else None,
             "adapter": self._taught.facts if isinstance(self._taught, Adapter) else None,
@@ -269,6 +280,7 @@ class Index:
         with _naming(folder):
             factors = facts["factors"]
             prior, bm25, taught, adapter = map(facts.get, ("prior", "bm25", "taught", "adapter"))
+            calibration = facts.get("recall_calibration")  # earlier versions have none
             if prior is not None:
                 prior = Prior.from_dict(prior, bias=arrays[BIAS], latent_factors=arrays[LATENT_FACTORS])
             return cls(
@@ -278,6 +290,7 @@ class Index:
                 normalization=Normalization(**facts["normalization"]),
                 factors=None if factors is None else Factors.load(arrays, factors),
                 prior=prior,
+                recall_calibration=None if calibration is None else RecallCalibration(**calibration),
                 scorer=facts["scorer"],
                 encoder=facts["encoder"],
                 report=BuildReport.from_dict(facts["report"]),

@@ -20,6 +20,7 @@ from crossknn.indexing.factorization.inductive import Inductive
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.pair_scoring import PairScores, TextCodes
 from crossknn.indexing.prior_fit import PCA_ITEMS
+from crossknn.indexing.recall_calibration import QUERIES as CALIBRATION_QUERIES
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling, sample_per_item
 from crossknn.indexing.score_matrix import SparseScores
 from crossknn.indexing.teaching.adapter_student import HIDDEN_PER_DIM
@@ -43,6 +44,7 @@ MAX_PAIRS_LOOKED_UP = 20_000_000  # in the score log
 SCORING_BYTES, FITTING_BYTES, PRIOR_BYTES = 60, 100, 400  # per pair
 PROPOSAL_BYTES = 12  # per proposed row of a signal
 PCA_BYTES, LATENT_FACTOR_BYTES = 5000, 400  # per item the PCA is fitted to, per item
+CALIBRATION_BYTES = 20  # per item and held-out query
 FIXED_BYTES = 32_000_000
 MLP_BYTES = 500_000  # per dimension, for a batch through both nets
 STORED_PRIOR_BYTES = 4 + 2 * LATENT_FACTORS  # on disk per item: bias in float32, latent factors in float16
@@ -110,6 +112,7 @@ def plan_build(
     factors: Method | Literal["default"] | None = "default",
     prior: bool = False,
     teach: Teaching | bool | None = None,
+    calibrate: bool | None = None,
     work_dir: str | Path | None = None,
     seed: int = 0,
     device: str | None = None,
@@ -123,6 +126,7 @@ def plan_build(
     prepare = partial(Build, items, scorer=scorer, encoder=encoder, queries=queries, work_dir=work_dir, seed=seed)
     ways: dict[str, Build] = {}  # never run: builds check the settings and choose train queries and pairs
     wanted: dict[str, Any] = {"factors": factors, "sampling": sampling, "prior": prior, "teach": teach}
+    wanted["calibrate"] = calibrate
     taught: list[dict[str, Any]] = (
         [{"factors": "default", "teach": True}] if isinstance(encoder, SentenceEncoder) else []
     )
@@ -200,6 +204,12 @@ class _CallCounter:
 
     def count(self, build: Build) -> tuple[int, int, bool]:
         """The number of scores, of calls left to make for them, and whether these are upper bounds."""
+        calls, to_make, at_most = self._count_learned(build)
+        calibration = build.calibration_calls
+        return calls + calibration, to_make + calibration, at_most or calibration > 0
+
+    def _count_learned(self, build: Build) -> tuple[int, int, bool]:
+        """The same without the calibration of expected recall."""
         queries, items = len(build.train_queries), len(build.items)
         if build.teaching is not None:
             calls = min(build.teaching.calls, build.teaching.lists * items)
@@ -291,7 +301,8 @@ def _memory_bytes(build: Build, dim: int, pairs: int) -> int:
     if build.prior:
         proposals = PROPOSAL_BYTES * len(SIGNALS) * queries * min(RETRIEVER_DEPTH, items)
         prior = proposals + PRIOR_BYTES * pairs + PCA_BYTES * min(PCA_ITEMS, items) + LATENT_FACTOR_BYTES * items
-    return always + max(scoring, fitting, prior)
+    calibration = CALIBRATION_BYTES * CALIBRATION_QUERIES * items if build.calibrates else 0
+    return always + max(scoring, fitting, prior, calibration)
 
 
 def _fit_seconds(

@@ -176,6 +176,7 @@ class SearchResources:
             allowed=allowed,
             normalization=normalization,
             prior=self.prior,
+            recall_calibration=None if self._index is None else self._index.recall_calibration,
             signals=self.signals,
             k=k,
         )

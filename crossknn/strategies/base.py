@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from crossknn._checks import check_positive, invalid
 from crossknn.errors import StrategyError
 from crossknn.strategies.normalization import Normalization
+from crossknn.strategies.posterior.calibration import RecallCalibration
 from crossknn.strategies.posterior.prior import Prior
 from crossknn.types import Mask, Proposal, Rows, Scores, Vectors, VectorSearch
 
@@ -58,9 +59,12 @@ class SearchContext:
     allowed: Mask | None = None  # the filter
     normalization: Normalization | None = None  # the paper's α and β
     prior: Prior | None = None  # of the index
+    recall_calibration: RecallCalibration | None = None  # of the index
     signals: tuple[str, ...] = ("dense",)  # retrievers whose features a model uses where there is no prior
     k: int | None = None  # hits that will be returned, if known
     solving: Stopwatch = field(default_factory=Stopwatch, compare=False)
+    on_counts: Callable[[NDArray[np.float64]], None] | None = None
+    """Called with the (queries, at most k) numbers of better unscored rows that each expected recall comes from."""
 
     @property
     def reachable(self) -> int:

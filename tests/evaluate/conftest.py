@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from crossknn.encoders.precomputed import PrecomputedEncoder
-from crossknn.evaluate.comparison import Answer, Comparison, Contender, Line, Quality, Result
+from crossknn.evaluate.comparison import Answer, Comparison, Contender, Line, Quality, Reliability, Result
 from crossknn.evaluate.report.page import write_report
 from crossknn.evaluate.studies import (
     Curve,
@@ -26,6 +26,7 @@ from crossknn.evaluate.studies import (
 from crossknn.items.items import Items
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
+from crossknn.strategies.posterior.calibration import ReliabilityBin
 from crossknn.strategies.rerank import Rerank
 from crossknn.testing import MatrixScorer
 from tests.browsers import open_browser
@@ -132,7 +133,10 @@ def with_studies(name="axn", **changes) -> Comparison:
         ),
         quality=QualityStudy(beside),
     )
-    return made_by_hand(**{"results": results, "quality": judged, "studies": made, **changes})
+    bins = [ReliabilityBin(3, 0.25, 0.5), ReliabilityBin(9, 0.75, 0.875)]
+    reliability = [Reliability(name, k, 0.0625, bins) for k in (1, 10)]
+    settings = {"results": results, "quality": judged, "reliability": reliability, "studies": made}
+    return made_by_hand(**{**settings, **changes})
 
 
 @pytest.fixture(scope="session")

@@ -57,6 +57,21 @@ def test_what_can_find_everything_does(folder):
     assert all(set(result.seconds) == {"solve", "search"} for result in outcome.results)  # no scorer ran
 
 
+def test_reliability_is_of_every_search_of_a_strategy_that_expects_a_recall(folder):
+    bench = Bench(read_matrix(folder), calls_per_item=3)
+    outcome = run(bench, ["rerank:retriever=bm25", "posterior"], budgets=(10, 20), ks=(1, 5, 15))
+    queries = len(bench.task.queries)
+    searches = {(one.strategy, one.k): sum(place.searches for place in one.bins) for one in outcome.reliability}
+    assert {k for _, k in searches} == {1, 5, 15}
+    assert all("posterior" in name for name, _ in searches)
+    assert all(count == queries * (1 if k == 15 else 2) for (_, k), count in searches.items())
+    for one in outcome.reliability:
+        if one.k == 5:
+            mean = sum(place.searches * place.measured for place in one.bins) / searches[one.strategy, 5]
+            recall = [result.recall for result in outcome.results if (result.strategy, result.k) == (one.strategy, 5)]
+            assert mean == pytest.approx(sum(recall) / 2)
+
+
 def test_a_run_repeats_itself(folder):
     first, second = (
         recalls(run(bench, default_names(bench.available)))

@@ -20,7 +20,7 @@ FORMATS: Final = ("percent", "number", "short", "milliseconds", "signed", "value
 
 
 def write_report(comparison: Comparison, folder: str | Path) -> Path:
-    """Write `report.html`, `results.json`, `recall.png` and a figure of each study into `folder`.
+    """Write `report.html`, `results.json`, and as PNG the recall, its reliability and each study into `folder`.
 
     The folder is created if it does not exist. Each file replaces an older one atomically.
 

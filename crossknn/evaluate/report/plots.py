@@ -144,6 +144,8 @@ class Plot:
 def make_plots(comparison: Comparison) -> dict[str, Plot]:
     """The figures of a report by name: recall, and those of its studies."""
     plots, studies = {"recall": plot_recall(comparison)}, comparison.studies
+    if comparison.reliability:
+        plots["reliability"] = plot_reliability(comparison)
     if studies is None:
         return plots
     if studies.rounds:
@@ -194,6 +196,25 @@ def plot_recall(comparison: Comparison) -> Plot:
     caption += [f"Bands: {100 * LEVEL:.0f}{PERCENT} confidence intervals."] * bands
     alt = f"Recall of the true top {', '.join(map(str, ks))} against the budget. {headline(comparison)} {ON_PAGE}"
     return Plot(canvas, alt, " ".join(caption))
+
+
+def plot_reliability(comparison: Comparison) -> Plot:
+    """Measured against expected recall, one panel per k."""
+    ks, styles = list(dict.fromkeys(one.k for one in comparison.reliability)), styles_of(comparison)
+    canvas = Canvas([f"True top {k}" for k in ks])
+    for axis, k in zip(canvas.axes, ks, strict=True):
+        axis.plot([0, 100], [0, 100], **EXACT_STYLE)
+        for one in comparison.reliability:
+            if one.k == k:
+                points = [(100 * place.expected, 100 * place.measured) for place in one.bins]
+                axis.plot(*zip(*points, strict=True), **styles[one.strategy])
+        axis.set(xlim=(-2, 102), ylim=(-2, 102))
+    names = dict.fromkeys(one.strategy for one in comparison.reliability)
+    labels = [*((name, styles[name]) for name in names), ("Perfect calibration", EXACT_STYLE)]
+    canvas.label("expected recall, %", "measured recall, %", labels)
+    alt = f"Measured recall where about as much was expected, for each strategy that expects one. {ON_PAGE}"
+    caption = "Each point is the mean of the searches, over all queries and budgets, that expect about the same recall."
+    return Plot(canvas, alt, caption)
 
 
 def _plot_sweep(sweep: Sweep, comparison: Comparison, setting: str, meaning: str) -> Plot:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from crossknn.strategies.posterior.calibration import RecallCalibration
 from crossknn.vectors.device import to_device
 
 Array = NDArray[np.float64]
@@ -151,20 +152,44 @@ def _dense_ranks(values: Tensor) -> Tensor:
     return torch.zeros_like(order).scatter_(-1, order[..., 1:], steps)
 
 
-def expected_recall(best: Tensor, k: int, means: Tensor, std: Tensor, *, stride: int = 1) -> Tensor:
-    """(queries,) the expected share of the true top k that is among the scored rows.
+def expected_recall(
+    best: Tensor,
+    k: int,
+    means: Tensor,
+    std: Tensor,
+    *,
+    stride: int = 1,
+    calibration: RecallCalibration | None = None,
+) -> Tensor:
+    """(queries,) the expected share of the true top k that is among the scored rows: `recall_of_counts`."""
+    return recall_of_counts(count_above(best, means, std, stride=stride), best, k, calibration)
+
+
+def recall_of_counts(above: Tensor, best: Tensor, k: int, calibration: RecallCalibration | None = None) -> Tensor:
+    """(queries,) the expected share of the true top k among the scored rows, from `count_above`.
 
     The r-th best score (from 1) is in the top k if at most k − r unscored rows are above it. Their number is taken as
-    Poisson distributed, with mean Σ P(score > best_r). Each score is logistic, whose tails are heavier than a normal
-    distribution's, as those of scores are. `best` (queries, at most k) are the highest scores, descending; `means` and
-    `std` (queries, n) belong to unscored rows, each of which stands for `stride` rows. Padding is −∞.
+    Poisson distributed; a calibration maps its mean to a chance instead.
     """
     valid = torch.isfinite(best)
     room = (k - torch.arange(best.shape[1], device=best.device)).double().expand(best.shape)
-    above = stride * _count_above(best.double(), valid.sum(1), means, std)
-    # P(Poisson(above) ≤ room − 1) = Q(room, above), the regularized upper incomplete gamma function
-    chances: Tensor = torch.special.gammaincc(room, above.clamp(min=0))
+    if calibration is None:
+        # P(Poisson(above) ≤ room − 1) = Q(room, above), the regularized upper incomplete gamma function
+        chances: Tensor = torch.special.gammaincc(room, above)
+    else:
+        chances = torch.sigmoid(calibration.log_odds(room.log() - above.log()))
     return chances.masked_fill(~valid, 0).sum(1) / k
+
+
+def count_above(best: Tensor, means: Tensor, std: Tensor, *, stride: int = 1) -> Tensor:
+    """(queries, n) the expected number of unscored rows above each of the best scores: Σ P(score > best_r).
+
+    Each score is logistic, whose tails are heavier than a normal distribution's, as those of scores are. `best`
+    (queries, n) are the highest scores, descending; `means` and `std` (queries, m) belong to unscored rows, each of
+    which stands for `stride` rows. Padding is −∞.
+    """
+    counts = torch.isfinite(best).sum(1)
+    return stride * _count_above(best.double(), counts, means, std).clamp(min=0)
 
 
 def _count_above(scores: Tensor, counts: Tensor, means: Tensor, std: Tensor) -> Tensor:

@@ -12,7 +12,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from crossknn.strategies.base import Observations, SearchContext
-from crossknn.strategies.posterior.diagnostics import error_scale, expected_recall, order_deficit
+from crossknn.strategies.posterior.diagnostics import (
+    count_above,
+    error_scale,
+    order_deficit,
+    recall_of_counts,
+)
 from crossknn.strategies.posterior.features import RetrieverFeatures
 from crossknn.strategies.posterior.model import BayesianLinearModel, CandidateFeatures
 from crossknn.strategies.posterior.prior import Prior
@@ -200,7 +205,10 @@ class PosteriorSession:
         unscored, std = unscored.masked_fill(missing, -torch.inf), self._error_scale() * std
         best = self.model.scores.masked_fill(~self.model.valid, -torch.inf)
         best = best.sort(dim=1, descending=True).values[:, :k]
-        self.expected_recall = expected_recall(best, k, unscored, std, stride=stride).tolist()
+        above = count_above(best, unscored, std, stride=stride)
+        if self._context.on_counts is not None:
+            self._context.on_counts(above.masked_fill(torch.isinf(best), torch.inf).cpu().numpy())
+        self.expected_recall = recall_of_counts(above, best, k, self._context.recall_calibration).tolist()
 
     def _std(self, rows: Tensor) -> Tensor:
         on_gpu = STD_BATCH_ELEMENTS_ON_GPU // self.model.query_vectors.numel() if rows.is_cuda else 0

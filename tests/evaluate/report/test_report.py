@@ -117,7 +117,7 @@ def figures_of(html):
 
 def test_a_report_with_studies_has_a_figure_and_a_section_for_each(studied):
     html, folder = studied.read_text(encoding="utf-8"), studied.parent
-    names = ["recall", *STUDIED]
+    names = ["recall", "reliability", *STUDIED]
     assert sorted(path.name for path in folder.glob("*.png")) == sorted(f"{name}.png" for name in names)
     assert all((folder / f"{name}.png").read_bytes().startswith(PNG) for name in names)
     figures = figures_of(html)
@@ -161,6 +161,19 @@ def test_quality_needs_no_study_and_what_was_left_out_has_its_reason():
         made_by_hand(studies=Studies(left_out={"sampling": "there are no train queries", "quality": "why not"}))
     )
     assert "Left out: sampling (there are no train queries); quality (why not)." in Reader(left).text
+
+
+def test_reliability_has_a_figure_and_its_numbers_where_a_recall_is_expected():
+    comparison = with_studies()
+    html = render_page(comparison)
+    assert ["axn: calibration error 6.2 points"] in Reader(html).rows
+    assert ["", "3", "25.0", "50.0"] in Reader(html).rows
+    axes = make_plots(comparison)["reliability"].canvas.axes
+    assert [axis.get_title("left") for axis in axes] == ["True top 1", "True top 10"]
+    lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes[1].get_lines()]
+    assert lines == [([0, 100], [0, 100]), ([25, 75], [50, 87.5])]
+    assert comparison.to_json()["reliability"][0]["bins"][0] == {"searches": 3, "expected": 0.25, "measured": 0.5}
+    assert "Expected recall" not in render_page(made_by_hand())
 
 
 def test_every_text_is_escaped():

@@ -2,7 +2,7 @@
 
 import pytest
 
-FIGURES = 9
+FIGURES = 10
 
 
 @pytest.fixture
