@@ -277,7 +277,10 @@ class Build:
                 progress=self.progress,
             )
         self.encoder = taught.encoder
-        self.train_queries, self.entries, self._fresh_queries = taught.some_entries(TAUGHT_QUERIES)
+        self.train_queries, self.entries, held_out = taught.some_entries(TAUGHT_QUERIES)
+        self._held_out = self._choose_held_out([self.train_queries[number] for number in held_out])
+        chosen = set(self._held_out)
+        self._fresh_queries = np.array([n for n in held_out if self.train_queries[n] not in chosen], np.int64)
         return taught
 
     @property
@@ -430,7 +433,8 @@ class Build:
         """Calls of the calibration, at most."""
         queries = len(self._held_out)
         if self.teaching is not None:
-            queries = min(QUERIES, self.teaching.held_out(self.teaching.lists))
+            held_out = self.teaching.held_out(self.teaching.lists)
+            queries = min(QUERIES, held_out // 2 if self.prior else held_out)
         if not self.calibrates or queries < MIN_QUERIES:
             return 0
         return most_calls(len(self.items), queries, len(self.signals))
@@ -438,8 +442,10 @@ class Build:
     @cached_property
     def calibrated(self) -> Calibrated | None:
         """The calibration of expected recall, on queries that nothing else was learned from."""
-        queries = self._calibration_queries() if self.calibrates else []
-        if not queries:
+        taught, queries = self.taught, self._held_out  # a teaching holds out its own
+        if self.calibrates and len(queries) < MIN_QUERIES:
+            self.not_calibrated = f"{len(queries)} held-out queries are fewer than {MIN_QUERIES}"
+        if not self.calibrates:
             return None
         log = open_score_log(self._work_dir, self.scorer)
         score = partial(
@@ -454,21 +460,28 @@ class Build:
         try:
             with self._timing("calibrate"):
                 context = self._search_context(queries)
-                return calibrate(queries, self.items, context, score, signals=self.signals, seed=self.seed)
+                known = None if taught is None else self._known_scores()
+                return calibrate(queries, self.items, context, score, signals=self.signals, known=known, seed=self.seed)
         except MissingExtra as error:
             self.not_calibrated = str(error)
             return None
 
-    def _calibration_queries(self) -> list[str]:
-        """The queries that were set aside, or held out by the teaching; none, and why, where they are too few."""
-        queries = self._held_out
-        if self.taught is not None:
-            chosen = np.random.default_rng((self.seed, 7)).permutation(self.taught.held_out)[:QUERIES]
-            queries = [self.taught.queries[number] for number in np.sort(chosen)]
-        if len(queries) < MIN_QUERIES:
-            self.not_calibrated = f"{len(queries)} held-out queries are fewer than {MIN_QUERIES}"
+    def _choose_held_out(self, queries: list[str]) -> list[str]:
+        """For the calibration: of the queries that a teaching held out, half if a prior is fitted to the others."""
+        if not self.calibrates:
             return []
-        return queries
+        count = min(QUERIES, len(queries) // 2 if self.prior else len(queries))
+        chosen = np.random.default_rng((self.seed, 7)).permutation(len(queries))[:count]
+        return [queries[number] for number in np.sort(chosen)]
+
+    def _known_scores(self) -> list[dict[int, float]]:
+        """By row, the scores that the teaching has for the queries of the calibration."""
+        known: dict[str, dict[int, float]] = {query: {} for query in self._held_out}
+        pairs, scores = self.entries.pairs, self.entries.scores
+        chosen = np.isin(pairs.queries, [n for n, query in enumerate(self.train_queries) if query in known])
+        for number, row, score in zip(pairs.queries[chosen], pairs.rows[chosen], scores[chosen], strict=True):
+            known[self.train_queries[number]][int(row)] = float(score)
+        return list(known.values())
 
     def _search_context(self, queries: list[str]) -> SearchContext:
         """What a search of the index sees of these queries."""

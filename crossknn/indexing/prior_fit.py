@@ -30,6 +30,7 @@ PCA_SCORES: Final = 64  # at most, of these items
 EM_STEPS: Final = 12
 PCA_BATCH: Final = 2**17  # whose loadings are in memory together
 INITIAL_NOISE: Final = 0.7  # share of the variance
+MAX_STORED: Final = float(np.finfo(np.float16).max)
 MIN_VARIANCE, MAX_VARIANCE = 1e-4, 1e3  # relative to the residuals' own
 
 Array = NDArray[np.float64]
@@ -236,7 +237,8 @@ def _fit_variance_components(
     *variances, factor_variance, noise = _maximize_likelihood(cases) * scale
     pca = ProbabilisticPca.fit(seen.queries, seen.rows, residuals, n_items=n_items, seed=seed)
     latent_factors = pca.features(np.arange(n_items)) * min(1.0, np.sqrt(factor_variance))
-    return np.array(variances), float(noise), latent_factors.astype(np.float16)  # as stored in an index
+    stored = latent_factors.clip(-MAX_STORED, MAX_STORED).astype(np.float16)  # as in an index
+    return np.array(variances), float(noise), stored
 
 
 def _regress_out(queries: NDArray[np.int32], features: Array, values: Array) -> Array:

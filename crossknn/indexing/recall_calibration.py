@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Self
 
@@ -77,7 +77,14 @@ def most_calls(items: int, queries: int, signals: int) -> int:
 
 
 def calibrate(
-    queries: Sequence[str], items: Items, context: SearchContext, score: Score, *, signals: Sequence[str], seed: int = 0
+    queries: Sequence[str],
+    items: Items,
+    context: SearchContext,
+    score: Score,
+    *,
+    signals: Sequence[str],
+    known: Sequence[Mapping[int, float]] | None = None,
+    seed: int = 0,
 ) -> Calibrated:
     """Search the queries, estimate after each round which share of the true top was found, and fit the calibration.
 
@@ -88,8 +95,9 @@ def calibrate(
         context: Of these queries.
         score: Scores pairs of some queries and items.
         signals: The retrievers whose tops are scored.
+        known: Scores of each query by row.
     """
-    pool = _Pool(queries, items, score)
+    pool = _Pool(queries, items, score, known or [{} for _ in queries])
     context = replace(context, k=max(KS))
     traces = [_watch(strategy, context, pool) for strategy in (SHORT, LONG)]
     pool.look_up([_distinct(lists) for lists in zip(*(_tops(context, name) for name in signals), strict=True)])
@@ -106,13 +114,18 @@ class _Pool:
         weights: For each query, the number of items that each random item stands for; 1 for all others.
     """
 
-    def __init__(self, queries: Sequence[str], items: Items, score: Score) -> None:
+    def __init__(
+        self, queries: Sequence[str], items: Items, score: Score, known: Sequence[Mapping[int, float]]
+    ) -> None:
         self._queries, self._items, self._score = queries, items, score
-        self._scores: list[dict[int, float]] = [{} for _ in queries]
+        self._scores = [dict(scores) for scores in known]
+        self._known = sum(map(len, known))
         self.weights: list[dict[int, float]] = [{} for _ in queries]
 
-    def __len__(self) -> int:
-        return sum(map(len, self._scores))
+    @property
+    def calls(self) -> int:
+        """Scores that were not known before."""
+        return sum(map(len, self._scores)) - self._known
 
     def look_up(self, rows: Sequence[Rows]) -> list[Scores]:
         """The scores of these rows for each query."""
@@ -267,7 +280,7 @@ def _describe(points: Sequence[_Points], calibration: RecallCalibration, pool: _
     by_k = [[one for one in points if one.k == k] for k in KS]
     return CalibrationReport(
         queries=queries,
-        calls=len(pool),
+        calls=pool.calls,
         expected_before=float(shown.expected(None)[-1].mean()),
         expected=float(shown.expected(calibration)[-1].mean()),
         measured=float(shown.recall[-1].mean()),

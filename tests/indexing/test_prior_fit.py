@@ -68,6 +68,28 @@ def test_gamma_grows_where_top_items_have_larger_residuals():
     assert prior.gamma_max > 2
 
 
+def test_what_holds_for_train_queries_only_is_not_believed():
+    """Signal and biases tell the scores of the first queries, as vectors do that were trained on them; not the others'."""
+    scores, trained = make_scores(noise=0.1, vectors=0.1), np.arange(QUERIES) < 40
+    scores[~trained] = RNG.normal(size=scores[~trained].shape)
+    entries, held_out = score_sampled_pairs(scores), np.flatnonzero(~trained)
+    believing = fit_prior(entries, ["signal"], propose, VECTORS)
+    fitted = fit_prior(entries, ["signal"], propose, VECTORS, held_out=held_out)
+    assert prior_mean(believing, 0).std() > 0.8
+    assert prior_mean(fitted, 0).std() < 0.2
+    assert fitted.bias.std() < 0.3 * believing.bias.std()
+    assert 0.7 < fitted.noise + fitted.vector_variance + fitted.variances[1:-1].sum() < 1.4
+
+
+def test_held_out_queries_like_the_others_change_little():
+    entries = score_sampled_pairs(make_scores())
+    every = fit_prior(entries, ["signal"], propose, VECTORS)
+    some = fit_prior(entries, ["signal"], propose, VECTORS, held_out=np.arange(0, QUERIES, 2))
+    assert np.corrcoef(every.bias, some.bias)[0, 1] > 0.99
+    assert some.bias.std() == pytest.approx(every.bias.std(), rel=0.15)
+    np.testing.assert_allclose(prior_mean(some, 0), prior_mean(every, 0), atol=0.3)
+
+
 @pytest.mark.parametrize("bias", [0.0, 1.0])
 def test_biases_are_shrunk_to_zero_if_there_are_none(bias):
     spread = fit(make_scores(bias=bias)).bias.std()
