@@ -26,7 +26,7 @@ from crossknn.evaluate.ground_truth import truth_rows
 from crossknn.evaluate.matrices import ScoreFolder, precomputed_scorer, read_scores
 from crossknn.evaluate.measures import top_k_recall
 from crossknn.indexing.index import Index
-from crossknn.indexing.teaching.teach import Teaching
+from crossknn.indexing.teaching.settings import Teaching
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.posterior.strategy import Posterior

@@ -35,7 +35,7 @@ from crossknn.evaluate.ground_truth import exact_scores, truth_rows
 from crossknn.evaluate.matrices import SharedRetriever, precomputed_scorer, read_scores
 from crossknn.evaluate.measures import top_k_recall
 from crossknn.indexing.index import Index
-from crossknn.indexing.teaching.teach import Teaching
+from crossknn.indexing.teaching.settings import Teaching
 from crossknn.items.items import Items
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.search.searcher import Searcher

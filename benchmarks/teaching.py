@@ -30,7 +30,7 @@ from crossknn.evaluate.ground_truth import exact_scores, truth_rows
 from crossknn.evaluate.matrices import precomputed_scorer
 from crossknn.evaluate.measures import top_k_recall
 from crossknn.indexing.index import Index
-from crossknn.indexing.teaching.teach import Teaching
+from crossknn.indexing.teaching.settings import Teaching
 from crossknn.items.items import Items
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
@@ -68,7 +68,12 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("sets", nargs="+")
     add_options(parser, train=1_000_000, test=100)
     parser.add_argument("--prior", action="store_true", help="also with a prior over the taught vectors")
-    parser.add_argument("--change", nargs="*", default=[], help='other settings of teaching, such as {"evidence": 0}')
+    parser.add_argument(
+        "--change",
+        nargs="*",
+        default=[],
+        help='other settings of teaching, such as {"evidence": 0} or {"student": "adapter"}',
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/teaching_h200.json"))
     return parser.parse_args()
 
@@ -93,8 +98,11 @@ def measure_set(
     print(f"{data.name}: {scores.size:,} exact scores in {time.perf_counter() - began:.0f} s", flush=True)
     yield "facts", {"items": len(data.items), "train_queries": len(data.train.texts), "test_queries": len(queries)}
     ways: dict[str, dict[str, Any]] = {"encoder": {"factors": None, "teach": False}, "taught": {}}
-    default = Teaching.default(len(data.items), device=options.device)
-    ways |= {f"taught, {text}": {"teach": replace(default, **json.loads(text))} for text in options.change}
+    for text in options.change:
+        changes = json.loads(text)
+        student = changes.pop("student", "encoder")
+        default = Teaching.default(len(data.items), student=student, device=options.device)
+        ways[f"taught, {text}"] = {"teach": replace(default, **changes)}
     if options.prior:
         ways["taught, prior"] = {"prior": True}
     for way, settings in ways.items():

@@ -1,4 +1,4 @@
-"""Tables of teaching: recall with the encoder as it came and taught, calls saved, and what it costs."""
+"""Tables of teaching: recall with the encoder as it came, taught and with an adapter; calls saved; what it costs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ KINDS = {"Rerank": "best `Rerank`", "Axn": "best `Axn`", "Posterior": "`Posterio
 WAYS = {"encoder": "as it came", "taught": "taught", "taught, prior": "taught, with a prior"}
 BUDGETS = (100, 200, 500)
 SHARE = 4
+ADAPTER_CELLS = (
+    ("rerank, dense", "10@100"),
+    ("posterior", "1@100"),
+    ("posterior", "10@100"),
+    ("posterior", "100@500"),
+)
 
 
 def recall() -> Table:
@@ -63,6 +69,22 @@ def cost() -> Table:
     return markdown_table(header, rows)
 
 
+def adapters() -> Table:
+    """Recall with an adapter over frozen vectors, beside the vectors as they came."""
+    rows = [
+        [
+            name,
+            way,
+            f"{measured['calls']:,}",
+            *(f"{measured['recall'][strategy][cell]['mean']:.1f}" for strategy, cell in ADAPTER_CELLS),
+        ]
+        for name, ways in read_result("adapters")["sets"].items()
+        for way, measured in ways.items()
+    ]
+    header = ["set", "vectors", "calls", *(f"{strategy}, {cell}" for strategy, cell in ADAPTER_CELLS)]
+    return markdown_table(header, rows)
+
+
 def _sets() -> dict[str, Any]:
     sets: dict[str, Any] = read_result("teaching_h200")["sets"]
     return sets
@@ -73,4 +95,4 @@ def _best(recall: dict[str, Any], kind: str, cell: str) -> float:
     return max(float(cells[cell]["mean"]) for name, cells in recall.items() if name.startswith(kind) and cell in cells)
 
 
-TABLES = {"taught recall": recall, "taught calls": fewer_calls, "taught cost": cost}
+TABLES = {"taught recall": recall, "taught calls": fewer_calls, "taught cost": cost, "adapters": adapters}

@@ -106,7 +106,7 @@ class BuildOptions:
     def teaching(self, items: Items, encoder: Encoder) -> dict[str, Any]:
         """The argument `teach` of `Build`, where options set more than yes or no."""
         from crossknn.encoders.sentence import SentenceEncoder
-        from crossknn.indexing.teaching.teach import Teaching
+        from crossknn.indexing.teaching.settings import Teaching
 
         changes: dict[str, Any] = {"lists": self.teach_lists, "time_limit": self.teach_seconds}
         changes = {name: value for name, value in changes.items() if value is not None}
@@ -435,7 +435,7 @@ def _mention_teaching(build: Build, *, measure: bool) -> None:
     """Say what a teaching takes on a CPU, where there will be one or could be; a server is not called to measure it."""
     from crossknn.encoders.sentence import SentenceEncoder
     from crossknn.indexing.planner import estimate_teaching
-    from crossknn.indexing.teaching.teach import Teaching
+    from crossknn.indexing.teaching.settings import Teaching
 
     encoder, settings = build.encoder, build.teaching
     if not isinstance(encoder, SentenceEncoder) or encoder.model.device.type != "cpu":

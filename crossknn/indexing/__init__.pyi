@@ -11,5 +11,5 @@ from crossknn.indexing.planner import plan_build as plan_build
 from crossknn.indexing.sampling import PerItem as PerItem
 from crossknn.indexing.sampling import PerQuery as PerQuery
 from crossknn.indexing.score_sources import read_scored_lists as read_scored_lists
-from crossknn.indexing.teaching.teach import Teaching as Teaching
+from crossknn.indexing.teaching.settings import Teaching as Teaching
 from crossknn.indexing.teaching.teach import teach as teach

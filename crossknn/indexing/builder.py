@@ -48,8 +48,9 @@ from crossknn.indexing.sampling import (
     sample_per_query,
 )
 from crossknn.indexing.score_matrix import Pairs, SparseScores, all_pairs
+from crossknn.indexing.teaching.settings import Teaching
 from crossknn.indexing.teaching.stored_encoder import StoredEncoder
-from crossknn.indexing.teaching.teach import KnownList, Taught, Teaching, TeachReport, teach
+from crossknn.indexing.teaching.teach import KnownList, Taught, TeachReport, teach
 from crossknn.items.items import Items
 from crossknn.models.fingerprints import is_unnamed
 from crossknn.retrievers.bm25 import Bm25

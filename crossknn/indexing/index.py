@@ -24,8 +24,8 @@ from crossknn.indexing.pair_scoring import CHUNK, open_score_log, score_pairs_in
 from crossknn.indexing.sampling import PerItem, Sampling, sample_per_item
 from crossknn.indexing.score_matrix import all_pairs
 from crossknn.indexing.score_sources import merge_lists
+from crossknn.indexing.teaching.settings import Teaching
 from crossknn.indexing.teaching.stored_encoder import StoredEncoder
-from crossknn.indexing.teaching.teach import Teaching
 from crossknn.items.items import Items
 from crossknn.models.fingerprints import is_unnamed
 from crossknn.retrievers.bm25 import Bm25, StoredBm25

@@ -24,7 +24,7 @@ from crossknn.indexing.recall_calibration import QUERIES as CALIBRATION_QUERIES
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling, sample_per_item
 from crossknn.indexing.score_matrix import SparseScores
 from crossknn.indexing.teaching.adapter_student import HIDDEN_PER_DIM
-from crossknn.indexing.teaching.teach import Teaching
+from crossknn.indexing.teaching.settings import Teaching
 from crossknn.items.items import Items
 from crossknn.retrievers.bm25 import estimate_bytes
 from crossknn.scorers.timing import measure_speed

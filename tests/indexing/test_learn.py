@@ -9,7 +9,7 @@ import pytest
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.indexing.score_sources import open_scored_lists, read_scored_lists
-from crossknn.indexing.teaching.teach import Teaching
+from crossknn.indexing.teaching.settings import Teaching
 from crossknn.search.searcher import Searcher
 from crossknn.storage.search_log import LoggedSearch, SearchLog, read_searches
 from tests.indexing.teaching import builds, world

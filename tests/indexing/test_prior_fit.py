@@ -69,7 +69,7 @@ def test_gamma_grows_where_top_items_have_larger_residuals():
 
 
 def test_what_holds_for_train_queries_only_is_not_believed():
-    """Signal and biases tell the scores of the first queries, as vectors do that were trained on them; not the others'."""
+    """Signal and biases explain the first queries only, as vectors do that were trained on them."""
     scores, trained = make_scores(noise=0.1, vectors=0.1), np.arange(QUERIES) < 40
     scores[~trained] = RNG.normal(size=scores[~trained].shape)
     entries, held_out = score_sampled_pairs(scores), np.flatnonzero(~trained)

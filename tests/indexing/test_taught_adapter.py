@@ -11,7 +11,7 @@ from crossknn.encoders.adapter import AdaptedEncoder
 from crossknn.encoders.base import function_encoder
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index
-from crossknn.indexing.teaching.teach import Teaching
+from crossknn.indexing.teaching.settings import Teaching
 from crossknn.search.searcher import Searcher
 from crossknn.storage.atomic_dir import read_folder, write_folder
 from crossknn.storage.search_log import LoggedSearch

@@ -24,7 +24,7 @@ from crossknn.storage.safetensors import read_arrays, write_arrays
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from crossknn.indexing.teaching.teach import Teaching
+    from crossknn.indexing.teaching.settings import Teaching
 
 STEP_TOKENS: Final = {"cpu": 16_384, "cuda": 393_216}  # whose activations are in memory together
 CHECK_STEPS: Final = 20  # between looks at the clock and the loss, which wait for the device

@@ -9,7 +9,7 @@ import numpy as np
 
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.indexing.index import Index
-from crossknn.indexing.teaching.teach import Teaching
+from crossknn.indexing.teaching.settings import Teaching
 from crossknn.items.items import Items
 from crossknn.types import Encoder
 from tests.indexing.teaching import world

@@ -13,7 +13,8 @@ import pytest
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError
 from crossknn.indexing.score_matrix import Pairs, SparseScores
-from crossknn.indexing.teaching.teach import POOL_BEST, POOL_DEPTH, Taught, Teaching, TeachReport, teach
+from crossknn.indexing.teaching.settings import POOL_DEPTH, Teaching
+from crossknn.indexing.teaching.teach import POOL_BEST, Taught, TeachReport, teach
 from crossknn.items.items import Items
 from crossknn.scorers.base import function_scorer
 from tests.indexing.teaching.world import ITEMS, QUERIES, Teacher, save_encoder, topic_scores

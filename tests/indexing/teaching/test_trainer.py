@@ -10,8 +10,8 @@ from crossknn.errors import InputError
 from crossknn.indexing.score_matrix import Pairs, SparseScores
 from crossknn.indexing.teaching.lists import ScoredLists
 from crossknn.indexing.teaching.losses import ListLoss
+from crossknn.indexing.teaching.settings import Teaching
 from crossknn.indexing.teaching.student import ITEM, QUERY, EncoderStudent
-from crossknn.indexing.teaching.teach import Teaching
 from crossknn.indexing.teaching.trainer import CHECK_STEPS, STEP_TOKENS, Trainer, _lists_of_step
 from tests.indexing.teaching.world import ITEMS, QUERIES, save_encoder, topic_scores
 from tests.scorers import tiny
