@@ -1,4 +1,3 @@
-from crossknn.indexing.builder import BuildReport as BuildReport
 from crossknn.indexing.distillation import Distillation as Distillation
 from crossknn.indexing.distillation import distill as distill
 from crossknn.indexing.factorization.factors import Cur as Cur
@@ -8,6 +7,7 @@ from crossknn.indexing.index import Index as Index
 from crossknn.indexing.planner import BuildPlan as BuildPlan
 from crossknn.indexing.planner import Cost as Cost
 from crossknn.indexing.planner import plan_build as plan_build
+from crossknn.indexing.report import BuildReport as BuildReport
 from crossknn.indexing.sampling import PerItem as PerItem
 from crossknn.indexing.sampling import PerQuery as PerQuery
 from crossknn.indexing.score_sources import read_scored_lists as read_scored_lists

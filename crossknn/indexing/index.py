@@ -18,9 +18,10 @@ from crossknn.encoders.item_encoding import encode_items
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError, MissingExtra
-from crossknn.indexing.builder import Build, BuildReport, check_items
+from crossknn.indexing.builder import Build, check_items
 from crossknn.indexing.factorization.factors import Factors, Method
 from crossknn.indexing.pair_scoring import CHUNK, open_score_log, score_pairs_into
+from crossknn.indexing.report import BuildReport
 from crossknn.indexing.sampling import PerItem, Sampling, sample_per_item
 from crossknn.indexing.score_matrix import all_pairs
 from crossknn.indexing.score_sources import merge_lists

@@ -8,7 +8,7 @@ from tests.docs.doc_pages import blocks
 BLOCKS = [text for language, text in blocks("docs/indexing.md") if language == "python"]
 # These need a real encoder:
 (DISTILLING,) = [block for block in BLOCKS if "ck.distill(" in block]
-(TEACHING,) = [block for block in BLOCKS if "Teaching(" in block]
+TEACHING, ADAPTING = [block for block in BLOCKS if "Teaching(" in block]
 WORDS = ["river", "ice", "snow", "lake", "bread", "oven", "freeze", "top", "water", "cold", "winter", "flour"]
 
 
@@ -32,7 +32,7 @@ def test_the_code_of_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
 
     names = {}
     for block in BLOCKS:
-        if block not in (DISTILLING, TEACHING):
+        if block not in (DISTILLING, TEACHING, ADAPTING):
             exec(block, names)
 
     assert "items never scored" in capsys.readouterr().out
@@ -55,6 +55,9 @@ def test_teaching_runs_on_a_cpu_too(encoder_folder, tmp_path, monkeypatch, capsy
     names = given_names(encoder_folder)
     exec(TEACHING, names)
     assert "taught by 8 lists" in capsys.readouterr().out
+    assert len(names["hits"]) == 10
+    exec(ADAPTING, names)
+    assert names["adapted"].is_taught
     assert len(names["hits"]) == 10
 
 

@@ -14,11 +14,11 @@ import pytest
 from crossknn.encoders.base import function_encoder
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError, ScorerError
-from crossknn.indexing.builder import BuildReport, Coverage
 from crossknn.indexing.factorization.factors import Cur
 from crossknn.indexing.factorization.inductive import Inductive
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.index import Index
+from crossknn.indexing.report import BuildReport, Coverage
 from crossknn.indexing.sampling import PerItem, PerQuery
 from crossknn.items.items import Items
 from crossknn.scorers.base import function_scorer

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from crossknn.errors import InputError
-from crossknn.indexing.builder import Build, BuildReport
+from crossknn.indexing.builder import Build
 from crossknn.indexing.factorization.factors import Cur
 from crossknn.indexing.index import Index
 from crossknn.indexing.planner import plan_build
+from crossknn.indexing.report import BuildReport
 from crossknn.indexing.sampling import PerQuery
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.posterior.calibration import calibration_error

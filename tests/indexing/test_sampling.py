@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossknn.errors import InputError
-from crossknn.indexing.builder import Coverage
+from crossknn.indexing.report import Coverage
 from crossknn.indexing.sampling import PerItem, PerQuery, cut_queries, merge, sample_per_item, sample_per_query
 from crossknn.indexing.score_matrix import Pairs, SparseScores
 from crossknn.items.items import Items

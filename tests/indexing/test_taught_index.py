@@ -14,10 +14,11 @@ import pytest
 from crossknn.encoders.base import function_encoder
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError
-from crossknn.indexing.builder import Build, BuildReport, runs_on_gpu
+from crossknn.indexing.builder import Build, runs_on_gpu
 from crossknn.indexing.factorization.factors import Cur
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.index import Index
+from crossknn.indexing.report import BuildReport
 from crossknn.indexing.sampling import PerItem
 from crossknn.scorers.cached import Cached
 from crossknn.search.searcher import Searcher
