@@ -34,7 +34,7 @@ from crossknn.indexing.index import Index
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Flow, FlowResult, SearchContext
 from crossknn.strategies.posterior.calibration import calibration_error, reliability_bins
-from crossknn.strategies.posterior.diagnostics import recall_of_counts
+from crossknn.strategies.posterior.diagnostics import expected_recall
 from crossknn.strategies.posterior.session import PosteriorSession
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.types import Rows
@@ -147,7 +147,7 @@ class Watch:
         def expect(counts: np.ndarray) -> None:
             above, k = torch.from_numpy(counts), min(context.k or 0, context.reachable)
             best = torch.where(torch.isinf(above), -torch.inf, 0.0)
-            self.uncalibrated.append(recall_of_counts(above, best, k).tolist())
+            self.uncalibrated.append(expected_recall(above, best, k).tolist())
 
         flow = WATCHED.flow(replace(context, on_counts=expect))
         ask = next(flow)

@@ -225,11 +225,11 @@ class _Points(NamedTuple):
         """(rounds, queries) expected recall."""
         import torch
 
-        from crossknn.strategies.posterior.diagnostics import recall_of_counts
+        from crossknn.strategies.posterior.diagnostics import expected_recall
 
         above = torch.from_numpy(self.above.reshape(-1, self.k))
         valid = torch.where(torch.isinf(above), -torch.inf, 0.0)
-        expected: Array = recall_of_counts(above, valid, self.k, calibration).reshape(self.recall.shape).numpy()
+        expected: Array = expected_recall(above, valid, self.k, calibration).reshape(self.recall.shape).numpy()
         return expected
 
     def log_ratios(self) -> Array:

@@ -152,20 +152,7 @@ def _dense_ranks(values: Tensor) -> Tensor:
     return torch.zeros_like(order).scatter_(-1, order[..., 1:], steps)
 
 
-def expected_recall(
-    best: Tensor,
-    k: int,
-    means: Tensor,
-    std: Tensor,
-    *,
-    stride: int = 1,
-    calibration: RecallCalibration | None = None,
-) -> Tensor:
-    """(queries,) the expected share of the true top k that is among the scored rows: `recall_of_counts`."""
-    return recall_of_counts(count_above(best, means, std, stride=stride), best, k, calibration)
-
-
-def recall_of_counts(above: Tensor, best: Tensor, k: int, calibration: RecallCalibration | None = None) -> Tensor:
+def expected_recall(above: Tensor, best: Tensor, k: int, calibration: RecallCalibration | None = None) -> Tensor:
     """(queries,) the expected share of the true top k among the scored rows, from `count_above`.
 
     The r-th best score (from 1) is in the top k if at most k − r unscored rows are above it. Their number is taken as

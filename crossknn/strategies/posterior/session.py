@@ -15,8 +15,8 @@ from crossknn.strategies.base import Observations, SearchContext
 from crossknn.strategies.posterior.diagnostics import (
     count_above,
     error_scale,
+    expected_recall,
     order_deficit,
-    recall_of_counts,
 )
 from crossknn.strategies.posterior.features import RetrieverFeatures
 from crossknn.strategies.posterior.model import BayesianLinearModel, CandidateFeatures
@@ -208,7 +208,7 @@ class PosteriorSession:
         above = count_above(best, unscored, std, stride=stride)
         if self._context.on_counts is not None:
             self._context.on_counts(above.masked_fill(torch.isinf(best), torch.inf).cpu().numpy())
-        self.expected_recall = recall_of_counts(above, best, k, self._context.recall_calibration).tolist()
+        self.expected_recall = expected_recall(above, best, k, self._context.recall_calibration).tolist()
 
     def _std(self, rows: Tensor) -> Tensor:
         on_gpu = STD_BATCH_ELEMENTS_ON_GPU // self.model.query_vectors.numel() if rows.is_cuda else 0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from crossknn.errors import InputError
 from crossknn.strategies.posterior.calibration import RecallCalibration, calibration_error, reliability_bins
-from crossknn.strategies.posterior.diagnostics import recall_of_counts
+from crossknn.strategies.posterior.diagnostics import expected_recall
 
 COUNTS = st.lists(st.floats(0, 1e6), min_size=1, max_size=8).map(sorted)
 CALIBRATIONS = st.builds(RecallCalibration, st.floats(-5, 5), st.floats(0.05, 5))
@@ -16,7 +16,7 @@ CALIBRATIONS = st.builds(RecallCalibration, st.floats(-5, 5), st.floats(0.05, 5)
 
 def expect(counts, k, calibration=None):
     above = torch.tensor([counts], dtype=torch.float64)
-    return recall_of_counts(above, torch.zeros_like(above), k, calibration).item()
+    return expected_recall(above, torch.zeros_like(above), k, calibration).item()
 
 
 @given(COUNTS, CALIBRATIONS, st.floats(1, 10), st.integers(0, 50))

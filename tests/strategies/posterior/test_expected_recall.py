@@ -86,8 +86,9 @@ def expected_recall(best, k, means, deviations, stride=1) -> float:
     best, means, deviations = (torch.from_numpy(np.stack([line, line])) for line in (best, means, deviations))
     best[1, 1:] = -torch.inf
     means[1, 1:] = -torch.inf
-    found = module.expected_recall(best, k, means, deviations, stride=stride)
-    alone = module.expected_recall(best[1:, :1], k, means[1:, :1], deviations[1:, :1], stride=stride)
+    found = module.expected_recall(module.count_above(best, means, deviations, stride=stride), best, k)
+    above = module.count_above(best[1:, :1], means[1:, :1], deviations[1:, :1], stride=stride)
+    alone = module.expected_recall(above, best[1:, :1], k)
     assert found[1].item() == pytest.approx(alone.item())
     return float(found[0])
 
