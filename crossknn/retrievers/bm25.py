@@ -20,7 +20,7 @@ from crossknn.items.string_column import StringColumn, StringColumnBuilder, map_
 from crossknn.retrievers.analyzer import Analyzer, import_bm25s
 from crossknn.retrievers.base import TEXT_BLOCK, ScoringRetriever, check_fitted
 from crossknn.storage.atomic_dir import Write
-from crossknn.storage.safetensors import read_arrays, write_arrays
+from crossknn.storage.safetensors import check_array, read_arrays, write_arrays
 from crossknn.types import Scores
 
 WEIGHT_BLOCK: Final = 2**20  # postings weighted at once
@@ -30,7 +30,12 @@ DELTA: Final = 0.5  # of these two, as in bm25s
 
 STEM: Final = "stem"
 STEMS_FILE, POSTINGS_FILE = "stems.arrow", "postings.safetensors"
-DTYPES: Final = {"starts": np.int64, "rows": np.int32, "weights": np.float32, "absent": np.float32}
+DTYPES: Final[dict[str, type[np.generic]]] = {
+    "starts": np.int64,
+    "rows": np.int32,
+    "weights": np.float32,
+    "absent": np.float32,
+}
 ESTIMATE_ITEMS: Final = 10_000  # items that sizes are estimated from
 
 
@@ -153,10 +158,20 @@ class Postings:
     absent: Scores  # (stems,) the stem's weight in every item besides; (0,) if there is none
 
     def __post_init__(self) -> None:
+        for name, dtype in DTYPES.items():
+            check_array(name, getattr(self, name), (None,), dtype)
         valid = len(self.starts) == len(self.stems) + 1 and len(self.absent) in (0, len(self.stems))
         valid = valid and len(self.rows) == len(self.weights) == self.starts[-1] and self.starts[0] == 0
-        if not valid or (np.diff(self.starts) < 0).any():
+        if not valid or (self.starts[1:] < self.starts[:-1]).any():
             raise InputError("BM25 postings must have one range of rows per stem and one weight per row.")
+
+    def check(self, n_items: int) -> None:
+        """Raise `InputError` for rows that do not exist: the sparse product of `score` would write outside its array.
+
+        Reads all rows once; those of a file are as its writer left them.
+        """
+        if len(self.rows) and self.rows.view(np.uint32).max() >= n_items:  # a negative row is a large one
+            raise InputError(f"BM25 postings must have rows between 0 and {n_items - 1}.")
 
     def score(self, stems: Iterable[str], n_items: int) -> Scores:
         """(items,) the sum of the weights of these stems."""
@@ -197,8 +212,13 @@ class StoredBm25(NamedTuple):
     def load(cls, files: Mapping[str, Path], settings: dict[str, Any], n_items: int) -> Self:
         """From the files of an index, memory-mapped."""
         (stems,), _ = map_columns(files[STEMS_FILE], [STEM])
-        arrays = read_arrays(files[POSTINGS_FILE])
-        postings = Postings(stems, **{name: np.asarray(arrays[name], dtype) for name, dtype in DTYPES.items()})
+        path = files[POSTINGS_FILE]
+        arrays = read_arrays(path)
+        try:
+            postings = Postings(stems, **{name: arrays[name] for name in DTYPES})
+            postings.check(n_items)
+        except (KeyError, InputError) as error:
+            raise InputError(f"{path}: damaged: {error}") from error
         return cls(settings, postings, n_items)
 
     def files(self) -> dict[str, Write]:

@@ -104,6 +104,17 @@ def map_tensor(path: Path, name: str, tensor: Tensor) -> NDArray[Any]:
     return wide.view(np.float32)
 
 
+def check_array(name: str, array: NDArray[Any], shape: tuple[int | None, ...], dtype: type[np.generic]) -> None:
+    """Raise `InputError` unless an array of a file has this shape, None for any length, and this dtype."""
+    fits = array.ndim == len(shape) and all(n in (None, found) for n, found in zip(shape, array.shape, strict=True))
+    if not fits or not np.issubdtype(array.dtype, dtype):
+        wanted = ", ".join("any" if n is None else str(n) for n in shape)
+        raise InputError(
+            f"the array {name} must have the shape ({wanted}) and the dtype {dtype.__name__}, got {array.shape} and "
+            f"{array.dtype}."
+        )
+
+
 def _read_entry(path: Path, name: str, entry: Any, data_start: int, size: int) -> Tensor:
     try:
         dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])

@@ -52,11 +52,16 @@ def rewrite(folder, change):
     write_folder(folder, facts, files)
 
 
+def change_postings(folder, change):
+    """Write the index again after `change(arrays)`."""
+    arrays = {name: np.array(values) for name, values in read_arrays(read_folder(folder).files[POSTINGS_FILE]).items()}
+    change(arrays)
+    rewrite(folder, lambda facts, files: files.update({POSTINGS_FILE: lambda path: write_arrays(path, arrays)}))
+
+
 def double_weights(folder):
     """Double all scores of the stored BM25: they differ from those of one that is fitted again."""
-    arrays = {name: np.array(values) for name, values in read_arrays(read_folder(folder).files[POSTINGS_FILE]).items()}
-    arrays["weights"] *= 2
-    rewrite(folder, lambda facts, files: files.update({POSTINGS_FILE: lambda path: write_arrays(path, arrays)}))
+    change_postings(folder, lambda arrays: arrays.update(weights=2 * arrays["weights"]))
 
 
 def drop_bm25(facts, files):
@@ -171,6 +176,31 @@ def test_files_that_do_not_belong_together_are_refused(saved, tmp_path):
         Index.load(saved)
     rewrite(saved, lambda facts, files: files.pop(POSTINGS_FILE))
     with pytest.raises(InputError, match=r"do not fit together .*postings"):
+        Index.load(saved)
+
+
+WRONG_POSTINGS = {
+    "one row too far": lambda arrays: arrays["rows"].__setitem__(7, 120),
+    "far outside": lambda arrays: arrays["rows"].__setitem__(0, 2**31 - 1),
+    "negative row": lambda arrays: arrays["rows"].__setitem__(-1, -1),
+    "range before the first": lambda arrays: arrays["starts"].__setitem__(0, -5),
+    "range past the last": lambda arrays: arrays["starts"].__setitem__(-1, 2**40),
+    "crossed ranges": lambda arrays: arrays["starts"].__setitem__(5, 2**40),
+    "wide rows": lambda arrays: arrays.update(rows=arrays["rows"].astype(np.int64) + 2**32),
+    "rows of fractions": lambda arrays: arrays.update(rows=arrays["rows"].astype(np.float32)),
+    "table of rows": lambda arrays: arrays.update(rows=arrays["rows"][:, None]),
+    "one number": lambda arrays: arrays.update(starts=np.array(3)),
+    "no ranges": lambda arrays: arrays.update(starts=arrays["starts"][:0]),
+    "few weights": lambda arrays: arrays.update(weights=arrays["weights"][1:]),
+    "no rows": lambda arrays: arrays.pop("rows"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_POSTINGS)
+def test_postings_that_point_outside_are_refused_when_opened(saved, wrong):
+    """With right checksums, as in an index from elsewhere: the sparse product of a search checks nothing."""
+    change_postings(saved, WRONG_POSTINGS[wrong])
+    with pytest.raises(InputError, match=r"postings-\w+\.safetensors: damaged: "):
         Index.load(saved)
 
 
