@@ -32,6 +32,7 @@ from crossknn.models.fingerprints import is_unnamed
 from crossknn.retrievers.bm25 import Bm25, StoredBm25
 from crossknn.scorers.timing import Timed
 from crossknn.storage.atomic_dir import Folder, Write, read_folder, write_folder
+from crossknn.storage.block_file import BlockFile
 from crossknn.storage.safetensors import read_arrays, write_arrays
 from crossknn.storage.search_log import LoggedSearch
 from crossknn.strategies.normalization import Normalization
@@ -74,6 +75,7 @@ class Index:
     _bm25: Bm25 | StoredBm25 | None = None
     _taught: StoredEncoder | Adapter | None = None
     _folder: Folder | None = None
+    _source: Folder | Path | None = None  # what arrays are mapped from: an index, or the vectors in a work folder
 
     def __post_init__(self) -> None:
         n_items, fitted = len(self.items), len(self.items if self.factors is None else self.factors.items)
@@ -176,6 +178,7 @@ class Index:
             report=report,
             _bm25=build.bm25,
             _taught=build.stored_encoder,
+            _source=build.vectors_path,
         )
 
     @property
@@ -238,17 +241,30 @@ class Index:
             "adapter": self._taught.facts if isinstance(self._taught, Adapter) else None,
             "report": self.report.as_dict(),
         }
-        arrays = self._arrays()
         files: dict[str, Write] = {
             "items.arrow": self.items.to_arrow,
             "queries.arrow": Items(self.queries).to_arrow,
-            "vectors.safetensors": lambda file: write_arrays(file, arrays),
         }
         if bm25 is not None:
             files |= bm25.files()
         if isinstance(self._taught, StoredEncoder):
             files |= self._taught.files()
-        self._folder = write_folder(path, facts, files)
+        self._folder = write_folder(path, facts, files | {"vectors.safetensors": self._write_vectors})
+
+    def _write_vectors(self, path: Path) -> None:
+        """The last file of a save, which is given up if what it was read from does not hold."""
+        write_arrays(path, self._arrays())
+        self._check_source()
+
+    def _check_source(self) -> None:
+        """Raise `InputError` if a file that arrays are mapped from was damaged, even after it was opened."""
+        source = self._source
+        if isinstance(source, Folder) and source.is_current():
+            source.verify()
+        if isinstance(source, Path) and BlockFile.stored(source).count_rows() < len(self):
+            raise InputError(
+                f"{source}: damaged after the build read it. Build again: damaged vectors are computed again."
+            )
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         arrays = {VECTORS: self.vectors, **({} if self.factors is None else self.factors.arrays())}
@@ -298,6 +314,7 @@ class Index:
                 _bm25=None if bm25 is None else StoredBm25.load(folder.files, bm25, len(items)),
                 _taught=_load_taught(folder, arrays, taught, adapter),
                 _folder=folder,
+                _source=folder,
             )
 
     @property
@@ -463,7 +480,8 @@ class Index:
 
     def _change(self, **changes: Any) -> Self:
         """A changed copy, not saved yet."""
-        return replace(self, **changes, _bm25=None, _folder=None)
+        self._check_source()
+        return replace(self, **changes, _bm25=None, _folder=None, _source=None)
 
     def __len__(self) -> int:
         return len(self.items)

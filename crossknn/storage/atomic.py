@@ -86,7 +86,7 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def digest(data: bytes) -> str:
+def digest(data: bytes | memoryview) -> str:
     """The checksum of a stored block: 8 bytes of BLAKE2b in hexadecimal."""
     return blake2b(data, digest_size=8).hexdigest()
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -28,7 +28,8 @@ class BlockFile:
 
     The file is named `<path>.partial` until it is complete. The sidecar `<path>.json` holds lines of JSON: what the
     array is computed from, its shape and dtype; then first row, end and digest of each block that is on disk. When the
-    file is opened again, every block is verified: one that is missing, cut short or damaged is to be computed again.
+    file is opened again, and before it gets its name, every block is verified: one that is missing, cut short or
+    damaged is to be computed again.
 
     Args:
         inputs: Fingerprints of what the array is computed from. A file with other inputs is refused, not overwritten.
@@ -46,6 +47,22 @@ class BlockFile:
         self._inputs = {"format": FORMAT, **inputs, "rows": rows, "dtype": str(np.dtype(dtype))}
         self._width: int | None = None
         self._blocks: dict[int, tuple[int, str]] = {}  # first row: end and digest
+
+    @classmethod
+    def stored(cls, path: Path) -> Self:
+        """The file as its sidecar describes it, whatever it was computed from."""
+        sidecar = path.with_name(f"{path.name}.json")
+        with disk_errors(sidecar, "this file cannot be read"), sidecar.open("rb") as file:
+            first = file.readline()
+        try:
+            facts = dict(json.loads(first))
+            rows, width, dtype = int(facts["rows"]), int(facts["width"]), np.dtype(facts["dtype"])
+            if min(rows, width) < 1 or dtype.kind != "f":
+                raise ValueError("no array of numbers")
+            inputs = {key: facts[key] for key in facts.keys() - {"format", "rows", "width", "dtype"}}
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise InputError(f"{sidecar}: damaged ({error!r}). Delete it to start over.") from error
+        return cls(path, inputs, rows=rows, width=lambda: width, dtype=dtype)
 
     @property
     def width(self) -> int:
@@ -90,6 +107,7 @@ class BlockFile:
             yield self._missing()
             with self._disk_errors():
                 if not self.path.exists() and self._is_complete():
+                    self._check_written()
                     self._write_sidecar()  # in the order of rows, whatever order they came in
                     self._partial.replace(self.path)
                     sync(self.path.parent)
@@ -109,6 +127,15 @@ class BlockFile:
                 file.write(_block_lines(written))
                 flush(file)
         self._blocks.update(written)
+
+    def _check_written(self) -> None:
+        """Raise `InputError` if the file on disk does not hold what was written to it."""
+        self._read_blocks()
+        if not self._is_complete():
+            raise InputError(
+                f"{self.path}: another program changed {self._partial.name} while it was being written. Run again: "
+                "damaged blocks are computed again."
+            )
 
     def _read_blocks(self) -> int:
         """Read which blocks are stored, keep those whose digests are right, and return how many were listed."""

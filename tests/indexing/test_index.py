@@ -920,3 +920,39 @@ def test_verify_finds_nan_vectors(tmp_path):
     index.save(tmp_path)
     with pytest.raises(InputError, match=r"fitted.items holds NaN or infinity"):
         Index.load(tmp_path).verify()
+
+
+def zero_rows(path):
+    """Overwrite some bytes near the end with zeros, in place: whoever has the file mapped sees them."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size - 100)
+        file.write(bytes(60))
+
+
+def test_vectors_that_are_damaged_after_they_were_read_do_not_get_into_an_index(tmp_path):
+    setup, work = Setup(), tmp_path / "work"
+    index = setup.build(None, work_dir=work)
+    expected = np.array(index.vectors)
+    [path] = work.glob("vectors-*.npy")
+    zero_rows(path)
+    with pytest.raises(InputError, match=rf"{path}: damaged after the build read it\. Build again"):
+        index.save(tmp_path / "index")
+    with pytest.raises(InputError, match="damaged after the build read it"):
+        index.remove(["id-0"])
+    assert not (tmp_path / "index" / "index.json").exists()
+    again = setup.build(None, work_dir=work)
+    np.testing.assert_array_equal(again.vectors, expected)
+    again.save(tmp_path / "index")
+    assert Index.load(tmp_path / "index").verify()
+
+
+def test_an_index_is_not_made_from_a_damaged_one(tmp_path):
+    setup = Setup()
+    setup.build(None).save(tmp_path / "index")
+    index = Index.load(tmp_path / "index")
+    [path] = (tmp_path / "index").glob("vectors-*.safetensors")
+    zero_rows(path)
+    for change in (lambda: index.remove(["id-0"]), lambda: setup.add(index), lambda: index.save(tmp_path / "copy")):
+        with pytest.raises(InputError, match=rf"{path}: damaged: its hash is"):
+            change()
+    assert not (tmp_path / "copy" / "index.json").exists()

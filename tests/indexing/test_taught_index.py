@@ -243,6 +243,16 @@ def test_an_index_outlives_a_later_build_in_its_work_folder(encoder, tmp_path):
     np.testing.assert_array_equal(loaded.open_encoder().encode_queries(NEW_QUERIES), expected)
 
 
+def test_an_encoder_that_is_damaged_after_the_build_does_not_get_into_an_index(encoder, tmp_path):
+    index = build(encoder, work_dir=tmp_path / "work")
+    [weights] = (tmp_path / "work").rglob("encoder/model.safetensors")
+    with weights.open("r+b") as file:
+        file.seek(weights.stat().st_size // 2)
+        file.write(bytes(64))
+    with pytest.raises(InputError, match=r"model\.safetensors of the taught encoder was damaged"):
+        index.save(tmp_path / "index")
+
+
 def test_an_open_index_stays_valid_when_its_folder_is_replaced(encoder, built, folder, tmp_path):
     """As `Index.save` promises."""
     loaded = Index.load(folder)

@@ -169,3 +169,36 @@ def test_errors_of_the_disk_are_input_errors_and_errors_of_the_caller_pass(tmp_p
     with pytest.raises(ConnectionError):
         fail()
     assert open_file(tmp_path).count_rows() == 3
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "flipped"])
+def test_a_file_that_is_changed_while_it_is_written_is_not_taken_as_complete(tmp_path, damage):
+    def change(path):
+        data = bytearray(path.read_bytes())
+        row = len(data) - 9 * 16  # the first byte of row 1
+        if damage == "cut":
+            del data[row:]
+        else:
+            data[row : row + 16] = bytes(16) if damage == "zeros" else bytes([data[row] ^ 1]) + data[row + 1 : row + 16]
+        path.write_bytes(data)
+
+    def write_and_change():
+        file = open_file(tmp_path)
+        with file.resume():
+            file.write({0: ARRAY[:3], 3: ARRAY[3:6]})
+            change(tmp_path / "a.npy.partial")
+            file.write({6: ARRAY[6:]})
+
+    with pytest.raises(InputError, match=r"changed a\.npy\.partial while it was being written\. Run again"):
+        write_and_change()
+    assert open_file(tmp_path).load() is None
+    assert {0, 1, 2} <= set(complete(open_file(tmp_path))) <= set(range(6))
+    assert np.array_equal(open_file(tmp_path).load(), ARRAY)
+
+
+def test_a_file_is_opened_by_its_own_description(tmp_path):
+    complete(open_file(tmp_path))
+    assert BlockFile.stored(tmp_path / "a.npy").count_rows() == 10
+    (tmp_path / "a.npy.json").write_text('{"rows": 10, "width": 4, "dtype": "object"}\n')
+    with pytest.raises(InputError, match=r"a\.npy\.json: damaged"):
+        BlockFile.stored(tmp_path / "a.npy")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError
+from crossknn.storage.atomic import digest
 from crossknn.storage.atomic_dir import RESTORE, Write
 
 FILES: Final = "encoder.json"  # in the index folder: the model's other files, and the names of its weights
@@ -34,12 +36,14 @@ class StoredEncoder:
         contents: The other files by name, such as `1_Pooling/config.json`.
         normalize: Whether vectors have length 1.
         base: Fingerprint of the encoder that was taught.
+        digests: Of the weights by name, where they are mapped from files that are not those of an index.
     """
 
     weights: Mapping[str, NDArray[np.uint8]]
     contents: Mapping[str, bytes]
     normalize: bool
     base: str
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, encoder: SentenceEncoder, *, base: str) -> Self:
@@ -55,7 +59,8 @@ class StoredEncoder:
                 contents[name] = path.read_bytes()
         if len(weights) > len(WEIGHTS):
             raise InputError(f"{folder}: an index holds an encoder of at most {len(WEIGHTS)} files of weights.")
-        return cls(weights, contents, encoder.normalize, base)
+        digests = {name: digest(array.data) for name, array in weights.items()}
+        return cls(weights, contents, encoder.normalize, base, digests)
 
     @classmethod
     def load(cls, files: Mapping[str, Path], facts: Mapping[str, Any]) -> Self:
@@ -86,8 +91,14 @@ class StoredEncoder:
         stored = dict(zip(self.weights, WEIGHTS, strict=False))
         contents = {name: _to_json(content) for name, content in self.contents.items()}
         listed = json.dumps({"weights": stored, "contents": contents}).encode()
-        copies: dict[str, Write] = {stored[name]: array.tofile for name, array in self.weights.items()}
+        copies: dict[str, Write] = {stored[name]: partial(self._copy_weights, name) for name in self.weights}
         return {**copies, FILES: lambda path: _write(path, listed)}
+
+    def _copy_weights(self, name: str, path: Path) -> None:
+        array = self.weights[name]
+        array.tofile(path)
+        if name in self.digests and digest(array.data) != self.digests[name]:
+            raise InputError(f"{name} of the taught encoder was damaged after it was written. Run the build again.")
 
     def open(self, *, device: str | None = None) -> SentenceEncoder:
         """The encoder, from a temporary folder that lives as long as it."""
