@@ -5,26 +5,25 @@ from __future__ import annotations
 import logging
 import os
 import random
-import socket
 import ssl
 import threading
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult
+from urllib.parse import SplitResult, quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from crossknn._imports import import_extra
-from crossknn.errors import ScorerError
+from crossknn.errors import InputError, ScorerError
 from crossknn.scorers.remote.cost import CostTracker, Usage
 
 if TYPE_CHECKING:
-    import httpx
+    from crossknn.scorers.remote.network import RequestBounds
 
 KEY_VARIABLE = "CROSSKNN_API_KEY"
 PLAIN_HEADERS = {
@@ -33,12 +32,16 @@ PLAIN_HEADERS = {
     "accept-encoding": "identity",
     "user-agent": "crossknn",
 }
+MIN_RESPONSE_BYTES = 2**22  # allowed for the response to any request, head and body
 MAX_RESPONSE_BYTES = 2**26
+RESPONSE_PER_REQUEST = 8  # bytes that a response may have for each of its request: servers return texts, escaped
 MAX_ERROR_BYTES = 2**14  # of the body of an error response
 MAX_QUOTED_CHARACTERS = 300  # of a server's error message
 INITIAL_BACKOFF = 0.5  # seconds, doubled after each attempt
 MAX_BACKOFF = 60.0
 KEY_HINT = f"Set `api_key` or the environment variable {KEY_VARIABLE}."
+DEFAULT_PORTS = {"http": 80, "https": 443}
+PROXY_SCHEMES = ("http", "https", "socks5", "socks5h")
 REFUSED = (400, 413, 422)  # statuses of a request that the server cannot use, maybe because of one pair
 STATUS_HINTS = {
     401: KEY_HINT,
@@ -68,27 +71,21 @@ class Failure:
     status: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """A response whose body has been read."""
+
+    status: int
+    headers: Mapping[str, str]  # by lowercase name
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Connection:
-    """A keep-alive connection whose socket is shut down once a request passes its deadline."""
+    """A kept connection, and what its request in flight may still use."""
 
-    def __init__(self, transport: httpx.HTTPTransport) -> None:
-        self.transport = transport
-        self.expired = False
-        self._socket: socket.socket | None = None
-
-    def on_event(self, event: str, info: Mapping[str, Any]) -> None:
-        """Remember the socket of a new connection; called by httpx for each step of a request."""
-        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
-            self._socket = info["return_value"].get_extra_info("socket")
-            if self.expired:
-                self.expire()
-
-    def expire(self) -> None:
-        """End the request in flight, whatever it is waiting for."""
-        self.expired = True
-        if self._socket is not None:
-            with suppress(OSError):  # closed already
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # of TLS too: its own would race with a read
+    pool: Any  # httpcore.ConnectionPool
+    bounds: RequestBounds
 
 
 class HttpClient:
@@ -101,16 +98,26 @@ class HttpClient:
     def __init__(
         self, url: SplitResult, headers: Mapping[str, str], *, timeout: float, retries: int, costs: CostTracker
     ) -> None:
-        self._httpx = import_extra("httpx", extra="remote")
+        self._httpcore = import_extra("httpcore", extra="remote")
+        self._errors = (
+            self._httpcore.NetworkError,
+            self._httpcore.TimeoutException,
+            self._httpcore.ProtocolError,
+            self._httpcore.ProxyError,
+        )
+        self._unsent = (self._httpcore.ConnectError, self._httpcore.ConnectTimeout, self._httpcore.ProxyError)
         self._url = url
+        self._target = self._httpcore.URL(
+            scheme=url.scheme, host=str(url.hostname), port=url.port, target=request_target(url)
+        )
         self._name = f"{url.scheme}://{url.netloc}{url.path}"  # the query string may hold a key
-        self._headers = dict(headers)
+        self._headers = {"host": host_header(url), **headers}
         self._secrets = find_secrets(headers)
         self._timeout = timeout
         self._retries = retries
         self._costs = costs
         self._proxy = find_proxy(url)
-        self._verify = ssl.create_default_context() if url.scheme == "https" else False
+        self._context = ssl.create_default_context() if url.scheme == "https" else None
         self._idle: deque[Connection] = deque()
         self._process = os.getpid()
 
@@ -138,7 +145,7 @@ class HttpClient:
     def close(self) -> None:
         """Close the idle connections."""
         while self._idle:
-            self._take().transport.close()
+            self._take().pool.close()
 
     def _error(self, failure: Failure, attempts: int) -> ScorerError:
         reason = failure.reason + (f" ({attempts} attempts)" if attempts > 1 else "")
@@ -150,63 +157,66 @@ class HttpClient:
         self._costs.charge(usage)
         connection = self._take()
         try:
-            response, content = self._exchange(connection, body)
-        except self._httpx.TransportError as error:
-            if isinstance(error, self._httpx.ConnectError | self._httpx.ConnectTimeout):  # never sent
+            response = self._exchange(connection, body)
+        except self._errors as error:
+            if isinstance(error, self._unsent):
                 self._costs.adjust(Usage() - usage)
-            if connection.expired or isinstance(error, self._httpx.TimeoutException):
-                return Failure(f"did not respond within {self._timeout:g} seconds", retryable=True)
-            reason = self._quote(str(error)) or type(error).__name__
-            return Failure(f"cannot be reached: {reason}", "CERTIFICATE_VERIFY_FAILED" not in reason)
+            return self._network_failure(error, exceeded=connection.bounds.exceeded)
         finally:
             self._idle.append(connection)  # after an error it opens anew
-        if response.status_code == 200:
-            return content
+        if response.status == 200:
+            return response.content
         self._costs.adjust(Usage() - usage)
-        return self._http_failure(response, content)
+        return self._http_failure(response)
 
-    def _exchange(self, connection: Connection, body: bytes) -> tuple[httpx.Response, bytes]:
-        connection.expired = False
-        timer = threading.Timer(self._timeout, connection.expire)  # httpx limits each read, not the whole request
-        timer.daemon = True
-        timer.start()
+    def _exchange(self, connection: Connection, body: bytes) -> HttpResponse:
+        allowed = min(MIN_RESPONSE_BYTES + RESPONSE_PER_REQUEST * len(body), MAX_RESPONSE_BYTES)
+        connection.bounds.start(self._timeout, allowed)
+        request = self._httpcore.Request(
+            "POST",
+            self._target,
+            headers={**self._headers, "content-length": str(len(body))},
+            content=body,
+            extensions={"timeout": {"pool": self._timeout}},
+        )
+        response = connection.pool.handle_request(request)
         try:
-            timeouts = dict.fromkeys(("connect", "read", "write", "pool"), self._timeout)
-            extensions = {"timeout": timeouts, "trace": connection.on_event}
-            request = self._httpx.Request(
-                "POST", self._url.geturl(), headers=self._headers, content=body, extensions=extensions
-            )
-            response = connection.transport.handle_request(request)
-            try:
-                content = _read_bounded(response)
-            finally:
-                response.close()
+            headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+            return HttpResponse(response.status, headers, _read_body(response))
         finally:
-            timer.cancel()
-            timer.join()  # so that it cannot end the connection's next request
-        if connection.expired:
-            raise self._httpx.ReadTimeout("the deadline passed within the response")
-        return response, content
+            response.close()
 
     def _take(self) -> Connection:
+        from crossknn.scorers.remote.network import RequestBounds, open_pool
+
         if self._process != os.getpid():  # a forked process must not use its parent's connections
             self._idle, self._process = deque(), os.getpid()
         try:
             return self._idle.pop()
         except IndexError:
-            limits = self._httpx.Limits(max_connections=1, keepalive_expiry=None)
-            return Connection(self._httpx.HTTPTransport(verify=self._verify, proxy=self._proxy, limits=limits))
+            bounds = RequestBounds()
+            return Connection(open_pool(self._proxy, self._context, bounds), bounds)
 
-    def _http_failure(self, response: httpx.Response, content: bytes) -> Failure:
-        status = response.status_code
+    def _network_failure(self, error: Exception, *, exceeded: bool) -> Failure:
+        if isinstance(error, self._httpcore.TimeoutException):
+            return Failure(f"did not respond within {self._timeout:g} seconds", retryable=True)
+        if exceeded:
+            return Failure("sent a response far longer than the scores of this request", retryable=False)
+        reason = self._quote(str(error)) or type(error).__name__
+        if isinstance(error, self._httpcore.ProtocolError):
+            return Failure(f"sent no valid HTTP response: {reason}", retryable=True)
+        return Failure(f"cannot be reached: {reason}", "CERTIFICATE_VERIFY_FAILED" not in reason)
+
+    def _http_failure(self, response: HttpResponse) -> Failure:
+        status = response.status
         hint = STATUS_HINTS.get(status, "")
         if 300 <= status < 400:
             target = self._quote(response.headers.get("location", "nowhere"))
             hint = f"It redirects to {target}: use that URL if you trust it."
-        retry_after = parse_retry_after(response.headers.get("retry-after"))
+        retry_after = parse_retry_after(response.headers.get("retry-after"), response.headers.get("date"))
         if retry_after is not None and retry_after > MAX_BACKOFF:
             hint = f"The server demands a wait of {retry_after:,.0f} seconds."
-        quoted = self._quote(content.decode("utf-8", "replace")) or "an empty body"
+        quoted = self._quote(response.content.decode("utf-8", "replace")) or "an empty body"
         retryable = status in (408, 429) or status >= 500
         return Failure(f"responded with {status}: {quoted}", retryable, retry_after, hint, status)
 
@@ -218,15 +228,26 @@ class HttpClient:
         return line if len(line) <= MAX_QUOTED_CHARACTERS else line[: MAX_QUOTED_CHARACTERS - 1] + "…"
 
 
-def _read_bounded(response: httpx.Response) -> bytes:
-    """The body, truncated where it is far too long; closing the response then drops the connection."""
-    limit = MAX_RESPONSE_BYTES if response.status_code == 200 else MAX_ERROR_BYTES
+def _read_body(response: Any) -> bytes:
+    """The body; that of an error is truncated, and closing the response then drops the connection."""
     content = bytearray()
-    for chunk in response.iter_raw():
+    for chunk in response.iter_stream():
         content += chunk
-        if len(content) > limit:
-            break
-    return bytes(content[:limit])
+        if response.status != 200 and len(content) > MAX_ERROR_BYTES:
+            return bytes(content[:MAX_ERROR_BYTES])
+    return bytes(content)
+
+
+def request_target(url: SplitResult) -> str:
+    """The path and the query string as a request line has them."""
+    target = (url.path or "/") + (f"?{url.query}" if url.query else "")
+    return quote(target, safe="!$%&'()*+,/:;=?@[]~")
+
+
+def host_header(url: SplitResult) -> str:
+    """The host, with its port unless that is the scheme's."""
+    host = f"[{url.hostname}]" if ":" in str(url.hostname) else str(url.hostname)
+    return host if url.port in (None, DEFAULT_PORTS[url.scheme]) else f"{host}:{url.port}"
 
 
 def backoff(attempt: int) -> float:
@@ -234,27 +255,43 @@ def backoff(attempt: int) -> float:
     return min(INITIAL_BACKOFF * 2.0 ** (attempt - 1), MAX_BACKOFF) * random.uniform(0.5, 1.0)  # noqa: S311
 
 
-def parse_retry_after(value: str | None) -> float | None:
-    """The seconds of a Retry-After header, which is a number or a date; None if it is neither."""
+def parse_retry_after(value: str | None, date: str | None = None) -> float | None:
+    """The seconds of a Retry-After header, a number or a date by the server's clock; None if it is neither."""
     if value is None:
         return None
     if value.strip().isdecimal():
-        return float(value)
+        return float(value.strip()[:18])
+    until, now = _parse_date(value), _parse_date(date) or datetime.now(UTC)
+    return None if until is None else max(0.0, (until - now).total_seconds())
+
+
+def _parse_date(value: str | None) -> datetime | None:
     try:
-        until = parsedate_to_datetime(value)
-    except ValueError:
+        date = parsedate_to_datetime(value or "")
+    except (ValueError, OverflowError):
         return None
-    return max(0.0, (until.replace(tzinfo=until.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+    return date.replace(tzinfo=date.tzinfo or UTC)
 
 
-def find_proxy(url: SplitResult) -> str | None:
+def find_proxy(url: SplitResult) -> SplitResult | None:
     """The proxy of the environment (`https_proxy`, `no_proxy`, …) for this URL."""
     host = str(url.hostname)
     if is_loopback(host) or proxy_bypass(host):
         return None
     proxies = getproxies()
     proxy = proxies.get(url.scheme) or proxies.get("all")
-    return proxy if not proxy or "://" in proxy else f"http://{proxy}"
+    if not proxy:
+        return None
+    try:
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        known = parts.scheme in PROXY_SCHEMES and parts.hostname and (parts.port or True)
+    except ValueError:
+        known = False
+    if not known:  # it may hold a password
+        raise InputError(f"The environment's proxy for {url.scheme} must be an http, https or socks5 URL with a host.")
+    if parts.scheme.startswith("socks") and find_spec("socksio") is None:
+        raise InputError("The environment's proxy needs the package socksio: pip install 'httpcore[socks]'.")
+    return parts
 
 
 def is_loopback(host: str) -> bool:
@@ -264,5 +301,6 @@ def is_loopback(host: str) -> bool:
 
 def find_secrets(headers: Mapping[str, str]) -> list[str]:
     """Every word of a header that may be a secret, longest first."""
-    words = {word for name, value in headers.items() if name not in PLAIN_HEADERS for word in value.split()}
+    plain = {*PLAIN_HEADERS, "host"}
+    words = {word for name, value in headers.items() if name not in plain for word in value.split()}
     return sorted((word for word in words if len(word) >= 6 and word != "Bearer"), key=len, reverse=True)

@@ -645,7 +645,7 @@ def test_a_proxy_of_the_environment_is_used_but_not_for_this_machine(server, mon
     monkeypatch.setenv("http_proxy", f"http://me:pass@127.0.0.1:{server.server_port}")
     monkeypatch.setenv("no_proxy", "")
     RemoteScorer("http://rerank.example/rerank").score(["q"], ["a"])
-    assert (server.paths[0], server.headers[0]["Host"]) == ("http://rerank.example/rerank", "rerank.example")
+    assert (server.paths[0], server.headers[0]["host"]) == ("http://rerank.example/rerank", "rerank.example")
     assert server.headers[0]["Proxy-Authorization"] == "Basic bWU6cGFzcw=="
     RemoteScorer(server.url).score(["q"], ["a"])
     assert server.paths[1] == "/rerank"
@@ -730,7 +730,7 @@ def test_only_the_remote_extra_is_needed(server):
     np.testing.assert_allclose(json.loads(output), known(["q", "q"], ["a", "bcd"]), rtol=1e-6)
 
 
-def test_without_httpx_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(MissingExtra, match=r"httpx .* pip install 'crossknn\[remote\]'"):
+def test_without_httpcore_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "httpcore", None)
+    with pytest.raises(MissingExtra, match=r"httpcore .* pip install 'crossknn\[remote\]'"):
         RemoteScorer("http://localhost:8080/rerank")

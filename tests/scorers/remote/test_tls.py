@@ -31,10 +31,14 @@ def certificate(tmp_path_factory):
 @pytest.fixture
 def server(certificate):
     with serving() as one:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate)
-        one.socket = context.wrap_socket(one.socket, server_side=True)
+        one.socket = server_context(certificate).wrap_socket(one.socket, server_side=True)
         yield one
+
+
+def server_context(certificate):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context
 
 
 def test_an_untrusted_certificate_is_an_error_at_once(server, monkeypatch):
@@ -79,14 +83,17 @@ class Tunnel(BaseHTTPRequestHandler):
         pass
 
 
-def test_https_through_a_proxy_of_the_environment(server, certificate, monkeypatch):
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_https_through_a_proxy_of_the_environment(server, certificate, monkeypatch, scheme):
     with ThreadingHTTPServer(("127.0.0.1", 0), Tunnel) as proxy:
         proxy.daemon_threads, proxy.block_on_close = True, False
         proxy.asked, proxy.port = [], server.server_port
+        if scheme == "https":
+            proxy.socket = server_context(certificate).wrap_socket(proxy.socket, server_side=True)
         thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        monkeypatch.setenv("https_proxy", f"http://me:pass@127.0.0.1:{proxy.server_port}")
+        monkeypatch.setenv("https_proxy", f"{scheme}://me:pass@localhost:{proxy.server_port}")
         monkeypatch.setenv("no_proxy", "")
         scorer = RemoteScorer("https://rerank.example/rerank", api_key="secret-key")
         assert scorer.score(["q"], ["abc"]).tolist() == pytest.approx(lengths("q", ["abc"]), rel=1e-5)
