@@ -50,6 +50,12 @@ class ServerOptions:
     public_info: Annotated[bool, Option("--public-info", help="Serve /info and /metrics without a key.")] = False
     running: Annotated[int, Option("--workers", min=1, help="Requests to run at once.")] = 32
     waiting: Annotated[int, Option(min=0, help="Requests to queue; further ones get status 429.")] = 128
+    connections: Annotated[
+        int, Option("--max-connections", min=1, help="Limit of open connections; further ones get status 503.")
+    ] = 512
+    header_timeout: Annotated[float, Option(help="Seconds for a client to send the headers of a request.")] = 10.0
+    body_timeout: Annotated[float, Option(help="Seconds for it to send the body.")] = 30.0
+    write_timeout: Annotated[float, Option(help="Seconds for it to read the response.")] = 60.0
     batch_pairs: Annotated[int, Option("--batch", min=1, help="Limit of pairs per scorer batch.")] = 512
     scorer_timeout: Annotated[float, Option(help="Seconds after which a scorer counts as stalled.")] = 60.0
     poll: Annotated[float, Option(help="Seconds between two checks for a newer index.")] = 2.0

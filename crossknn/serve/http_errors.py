@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 
 from crossknn.errors import CrossKnnError, InputError
 from crossknn.serve.dynamic_batching import ScorerUnavailable
@@ -15,11 +16,31 @@ ERROR_TYPES: Final = {404: "not_found", 405: "method_not_allowed", 413: "too_lar
 
 
 class HttpError(HTTPException):
-    """A request that fails with this status; `retry_after` is in seconds, where a retry may succeed."""
+    """A request that fails with this status.
 
-    def __init__(self, status: int, type_: str, message: str, *, retry_after: float | None = None) -> None:
-        retry = {} if retry_after is None else {"Retry-After": str(max(1, math.ceil(retry_after)))}
-        super().__init__(status, message, retry | ({"WWW-Authenticate": "Bearer"} if status == 401 else {}))
+    Args:
+        retry_after: Seconds, where a retry may succeed.
+        close: Whether the connection ends after the response.
+        allow: The methods of the resource.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        type_: str,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        close: bool = False,
+        allow: str | None = None,
+    ) -> None:
+        headers = {
+            "Retry-After": None if retry_after is None else str(max(1, math.ceil(retry_after))),
+            "WWW-Authenticate": "Bearer" if status == 401 else None,
+            "Connection": "close" if close else None,
+            "Allow": allow,
+        }
+        super().__init__(status, message, {name: value for name, value in headers.items() if value is not None})
         self.type = type_
 
     def __str__(self) -> str:
@@ -32,8 +53,13 @@ def check_size(what: str, size: int, limit: int, unit: str = "bytes") -> None:
         raise HttpError(413, "too_large", f"{what} must have at most {limit:,} {unit}, got {size:,}.")
 
 
-def not_ready(reason: str) -> HttpError:
-    return HttpError(503, "not_ready", reason, retry_after=5)
+def not_ready(reason: str, *, close: bool = False) -> HttpError:
+    return HttpError(503, "not_ready", reason, retry_after=5, close=close)
+
+
+def error_response(error: HttpError, request_id: str) -> JSONResponse:
+    detail = {"message": error.detail, "type": error.type, "request_id": request_id}
+    return JSONResponse({"error": detail}, error.status_code, error.headers)
 
 
 def http_error_of(error: Exception) -> HttpError:

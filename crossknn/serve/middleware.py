@@ -11,11 +11,10 @@ import uuid
 from typing import Any, Final
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from crossknn.serve.backpressure import ClientDisconnected
-from crossknn.serve.http_errors import HttpError, check_size, http_error_of, not_ready
+from crossknn.serve.http_errors import HttpError, check_size, error_response, http_error_of, not_ready
 from crossknn.serve.monitoring import Metrics, error_location
 from crossknn.serve.settings import Settings
 
@@ -132,8 +131,7 @@ class Exchange:
             self.log_fields["error"] = error_location(error)
             self.private_log_fields["detail"] = str(error)
         if not self.status:
-            detail = {"message": failure.detail, "type": failure.type, "request_id": self.request_id}
-            await JSONResponse({"error": detail}, failure.status_code, failure.headers)(scope, receive, self.send)
+            await error_response(failure, self.request_id)(scope, receive, self.send)
 
 
 def _request_id(headers: Headers) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
@@ -18,6 +19,8 @@ from crossknn.search.results import Hits
 STANDARD_FIELDS: Final = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "color_message"])
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 PAIRS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+log = logging.getLogger(__name__)
 
 
 class JsonFormatter(logging.Formatter):
@@ -41,13 +44,30 @@ def error_location(error: BaseException) -> str:
 
 
 def log_to_stderr() -> None:
-    """Write the logs of the service and of its HTTP server to standard error."""
+    """Write the logs of the service, its HTTP server and their event loop to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
-    for name, level in (("crossknn.serve", logging.INFO), ("uvicorn.error", logging.WARNING)):
+    levels = {"crossknn.serve": logging.INFO, "uvicorn.error": logging.WARNING, "asyncio": logging.WARNING}
+    for name, level in levels.items():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
+
+
+class LoopErrors:
+    """The exception handler of an event loop, which logs at most one error per second and counts the others."""
+
+    def __init__(self) -> None:
+        self._quiet_until = 0.0
+        self._suppressed = 0
+
+    def __call__(self, loop: AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        if loop.time() < self._quiet_until:
+            self._suppressed += 1
+            return
+        extra = {"reason": context.get("message"), "suppressed": self._suppressed}
+        log.error("event loop error", extra=extra, exc_info=context.get("exception"))
+        self._quiet_until, self._suppressed = loop.time() + 1, 0
 
 
 class Metrics:
@@ -57,6 +77,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._requests = self._counter("requests", "Requests by route and status.", "route", "status")
         self._request_seconds = self._histogram("request_seconds", "Duration of requests.", SECONDS, "route")
+        self._ended = self._counter("connections_ended", "Connections that the server ended, by reason.", "reason")
         self._steps = self._histogram(
             "search_seconds", "Duration of searches by step: scorer, solve and total.", SECONDS, "step"
         )
@@ -69,6 +90,10 @@ class Metrics:
     def count_request(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()
         self._request_seconds.labels(route).observe(seconds)
+
+    def count_ended(self, reason: str) -> None:
+        """A connection that the server ended, for what its client did or was late to do."""
+        self._ended.labels(reason).inc()
 
     def count_search(self, results: Sequence[Hits]) -> None:
         self.calls.inc(sum(hits.calls for hits in results))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 from collections.abc import Callable
@@ -10,9 +11,12 @@ import uvicorn
 
 from crossknn.errors import InputError
 from crossknn.serve.app import make_app
+from crossknn.serve.connection import ConnectionConfig
+from crossknn.serve.monitoring import LoopErrors
 from crossknn.serve.service import Service
 
 BACKLOG = 2048  # connections that may wait to be accepted
+CANCEL_SECONDS = 0.5  # for the responses of cancelled requests
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -43,20 +47,22 @@ class Server(uvicorn.Server):
     """The HTTP server of a service, for `run(sockets=[…])`; `on_start` is called once it accepts connections."""
 
     def __init__(self, service: Service, *, on_start: Callable[[], None] = lambda: None) -> None:
-        config = uvicorn.Config(
-            make_app(service),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_graceful_shutdown=max(1, round(service.settings.grace)),
-        )
-        super().__init__(config)
+        super().__init__(ConnectionConfig(service, make_app(service)))
         self._on_start = on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(LoopErrors())
         await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(BACKLOG)  # asyncio's own backlog limits its accepts per turn, too
         self._on_start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.server_state.tasks:  # cancelled at the end of the grace period
+            await asyncio.wait(self.server_state.tasks, timeout=CANCEL_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 def run(service: Service, bound: socket.socket, *, on_start: Callable[[], None]) -> None:

@@ -38,6 +38,10 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     running: int = 32  # requests that run at the same time
     waiting: int = 128  # requests that may be queued; any more are rejected with status 429
+    connections: int = 512  # any more are refused with status 503; the limit of open files may allow fewer
+    header_timeout: float = 10.0  # seconds that a client has to send the headers of a request
+    body_timeout: float = 30.0  # seconds that it has to send the body
+    write_timeout: float = 60.0  # seconds that it has to read the response
     batch_pairs: int = 512  # maximum number of pairs in a scorer batch
     scorer_timeout: float = 60.0  # seconds after which a scorer that does not answer counts as stalled
     poll: float = 2.0  # seconds between two checks for a newer index
@@ -50,12 +54,11 @@ class Settings:
     learn_mb: int = 1_024  # its maximum size
 
     def __post_init__(self) -> None:
-        check_positive("running", self.running)
-        check_positive("batch_pairs", self.batch_pairs)
-        check_positive("learn_mb", self.learn_mb)
+        for name in ("running", "connections", "batch_pairs", "learn_mb"):
+            check_positive(name, getattr(self, name))
         if not isinstance(self.waiting, int) or self.waiting < 0:
             raise invalid("waiting", "a nonnegative integer", self.waiting)
-        for name in ("scorer_timeout", "poll", "grace"):
+        for name in ("header_timeout", "body_timeout", "write_timeout", "scorer_timeout", "poll", "grace"):
             check_number(name, getattr(self, name))
         if self.api_key is not None and (not self.api_key or not self.api_key.isascii() or " " in self.api_key):
             raise InputError("`api_key` must be a nonempty string of ASCII characters without spaces.")

@@ -27,7 +27,7 @@ def is_closed(url):
 
 
 def test_running_requests_finish_after_sigterm():
-    process, url = start("tests.serve.slow_server", "0.15")
+    process, url = start("tests.serve.slow_server", "0.15", '{"grace": 20}')
     try:
         with httpx.Client(base_url=url, timeout=20) as client, ThreadPoolExecutor(12) as threads:
 
