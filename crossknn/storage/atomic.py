@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -38,6 +38,19 @@ def write_atomic(path: Path, data: bytes, *, first_wins: bool = False, private: 
             _claim(temporary, path)
         else:
             temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file by a function of a path, synced, so that readers see all of it or the previous content."""
+    temporary = temporary_path(path)
+    try:
+        write(temporary)
+        sync(temporary)
+        temporary.replace(path)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

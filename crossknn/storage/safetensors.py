@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from crossknn._checks import invalid
 from crossknn.errors import InputError
+from crossknn.storage.atomic import disk_errors, replace_file
 
 DTYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64, "U8": np.uint8}
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
@@ -25,6 +27,7 @@ BFLOAT16 = "BF16"  # unknown to numpy: stored as the upper halves of float32
 BLOCK_BYTES = 1 << 24  # written at a time: an array may be larger than memory
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 ALIGNMENT = 64  # of the first tensor
+DIGEST = "digest"  # the name of the array that holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,31 @@ def _write_blocks(file: IO[bytes], array: NDArray[Any]) -> None:
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """All arrays of the file, as `map_tensor` returns them."""
     return {name: map_tensor(path, name, tensor) for name, tensor in read_header(path).items()}
+
+
+def write_checked(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write named arrays with their digest, atomically and synced."""
+    with disk_errors(path, "this file cannot be written", "The previous content is unchanged."):
+        replace_file(path, lambda temporary: write_arrays(temporary, {**arrays, DIGEST: _digest(arrays)}))
+
+
+def read_checked(path: Path) -> dict[str, NDArray[Any]] | None:
+    """The arrays of a file of `write_checked`, in memory; None if it is damaged, or was written without a digest."""
+    try:
+        arrays = {name: np.array(array) for name, array in read_arrays(path).items()}
+    except (InputError, OSError, ValueError):
+        return None
+    expected = arrays.pop(DIGEST, None)
+    return arrays if expected is not None and np.array_equal(expected, _digest(arrays)) else None
+
+
+def _digest(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
+    """(8,) the same for equal arrays of equal names."""
+    total = blake2b(digest_size=8)
+    for name, array in sorted(arrays.items()):
+        total.update(json.dumps([name, str(array.dtype), array.shape]).encode())
+        total.update(np.ascontiguousarray(array).data)
+    return np.frombuffer(total.digest(), np.uint8)
 
 
 def read_header(path: Path) -> dict[str, Tensor]:

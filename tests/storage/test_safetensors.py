@@ -10,7 +10,15 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from crossknn.errors import InputError
 from crossknn.storage import safetensors as module
-from crossknn.storage.safetensors import Tensor, map_tensor, read_arrays, read_header, write_arrays
+from crossknn.storage.safetensors import (
+    Tensor,
+    map_tensor,
+    read_arrays,
+    read_checked,
+    read_header,
+    write_arrays,
+    write_checked,
+)
 
 WORLD = {
     "vectors": np.arange(12, dtype=np.float16).reshape(4, 3),
@@ -114,3 +122,25 @@ def test_the_header_lists_tensors_of_any_dtype(tmp_path):
     assert (wide.dtype, wide.tolist()) == (np.float32, [[1.0], [-2.5]])
     with pytest.raises(InputError, match="'odd' has the dtype F8_E4M3"):
         read_arrays(tmp_path / "a")
+
+
+def test_a_checked_file_is_what_was_written_or_nothing(tmp_path):
+    path = tmp_path / "checked.safetensors"
+    write_checked(path, WORLD)
+    assert same(read_checked(path), WORLD)
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    data = path.read_bytes()
+    for place in range(len(data)):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
+        found = read_checked(path)
+        assert found is None or same(found, WORLD)
+    write_arrays(path, WORLD)
+    assert read_checked(path) is None
+
+
+def test_a_checked_file_that_cannot_be_written_leaves_nothing(tmp_path):
+    path = tmp_path / "checked.safetensors"
+    path.mkdir()
+    with pytest.raises(InputError, match=f"{path}: this file cannot be written"):
+        write_checked(path, WORLD)
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]

@@ -34,8 +34,7 @@ from crossknn.indexing.teaching.settings import POOL_DEPTH, Teaching
 from crossknn.indexing.teaching.student import ITEM, QUERY, EncoderStudent, Student
 from crossknn.indexing.teaching.trainer import Trainer
 from crossknn.items.items import Items
-from crossknn.storage.atomic import temporary_path
-from crossknn.storage.safetensors import read_arrays, write_arrays
+from crossknn.storage.safetensors import read_checked, write_checked
 from crossknn.types import Encoder, Engine, Progress, Scorer, Scores
 
 logger = logging.getLogger(__name__)
@@ -268,12 +267,13 @@ class _Run:
         steps = max(1, math.ceil(settings.epochs * len(fitted) / settings.batch))
         with self._timing("mine"):
             near_before = self._nearest(student, held_out, self._pool_depth)
+        checkpoint = state / "checkpoint.safetensors"
+        self._drop_damaged(state, checkpoint)
         known = self._known()
         self._known_scores = 0 if known is None else len(known)
         entries = self._mine(student, known, state / "lists-1.safetensors")
         lists = ScoredLists.of(entries).split(held_out)
         loss = self._loss(student, lists[0])
-        checkpoint = state / "checkpoint.safetensors"
         trainer = Trainer(student, loss, self._inputs, settings, total_steps=steps, checkpoint=checkpoint)
         resumed = trainer.load()
         for number in range(1, settings.rounds + 1):
@@ -382,16 +382,28 @@ class _Run:
         settings = self.settings
         if not settings.items_per_list and known is not None:
             return known
-        if path.exists():
-            return self._read_entries(path)
+        if path.exists() and (stored := read_checked(path)) is not None:
+            pairs = Pairs(stored["queries"], stored["rows"], len(self.queries), len(self.items))
+            return SparseScores(pairs, stored["scores"])
         with self._timing("mine"):
             nearest = self._nearest(student, np.arange(len(self.queries)), DEPTH, known)
         rng = np.random.default_rng((settings.seed, 5, 0 if known is None else len(known)))
         share, n_items = settings.random_share, len(self.items)
         pairs = choose_items(nearest, settings.items_per_list, n_items=n_items, rng=rng, random_share=share)
         entries = self._score(pairs) if known is None else self._score_missing(pairs, known)
-        self._write_entries(path, entries)
+        arrays = {"queries": entries.pairs.queries, "rows": entries.pairs.rows, "scores": entries.scores}
+        write_checked(path, arrays)
         return entries
+
+    def _drop_damaged(self, state: Path, checkpoint: Path) -> None:
+        """Delete lists that are damaged; without those of a later round, the training begins again, too."""
+        for number in range(1, self.settings.rounds + 1):
+            path = state / f"lists-{number}.safetensors"
+            if path.exists() and read_checked(path) is None:
+                logger.warning("%s: damaged; the items of these lists are chosen again", path)
+                path.unlink()
+                if number > 1:  # which were mined between the steps that the checkpoint has behind it
+                    checkpoint.unlink(missing_ok=True)
 
     def _score_missing(self, pairs: Pairs, known: SparseScores) -> SparseScores:
         """The known scores, and those of the other pairs."""
@@ -451,20 +463,6 @@ class _Run:
             for pool_rows, *both in zip(best.rows[:, :POOL_BEST], before, after, strict=True)
         ]
         return PooledRecall.of(np.array(shares)), entries
-
-    def _read_entries(self, path: Path) -> SparseScores:
-        arrays = read_arrays(path)
-        queries, rows, scores = (np.array(arrays[name]) for name in ("queries", "rows", "scores"))
-        return SparseScores(Pairs(queries, rows, len(self.queries), len(self.items)), scores)
-
-    def _write_entries(self, path: Path, entries: SparseScores) -> None:
-        temporary = temporary_path(path)
-        arrays = {"queries": entries.pairs.queries, "rows": entries.pairs.rows, "scores": entries.scores}
-        try:
-            write_arrays(temporary, arrays)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _report(self, step: int, *, steps: int) -> None:
         if self.progress is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -18,13 +19,14 @@ from crossknn.indexing.teaching.lists import ScoredLists
 from crossknn.indexing.teaching.losses import ListLoss
 from crossknn.indexing.teaching.student import Student
 from crossknn.models.batching import batches_in_order
-from crossknn.storage.atomic import temporary_path
-from crossknn.storage.safetensors import read_arrays, write_arrays
+from crossknn.storage.safetensors import read_checked, write_checked
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from crossknn.indexing.teaching.settings import Teaching
+
+logger = logging.getLogger(__name__)
 
 STEP_TOKENS: Final = {"cpu": 16_384, "cuda": 393_216}  # whose activations are in memory together
 CHECK_STEPS: Final = 20  # between looks at the clock and the loss, which wait for the device
@@ -229,33 +231,31 @@ class Trainer:
         for number, (value, moments) in enumerate(self._state()):
             arrays |= {f"{number}.{name}": one.detach().cpu().numpy() for name, one in moments.items()}
             arrays[f"{number}.value"] = value.detach().cpu().numpy()
-        temporary = temporary_path(self._checkpoint)
-        try:
-            write_arrays(temporary, arrays)
-            temporary.replace(self._checkpoint)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_checked(self._checkpoint, arrays)
 
     def load(self) -> bool:
-        """Continue from the checkpoint; False if there is none."""
+        """Continue from the checkpoint; False if there is none, or a damaged one."""
         if self._checkpoint is None or not self._checkpoint.exists():
             return False
-        torch, arrays = self._torch, read_arrays(self._checkpoint)
+        torch, arrays = self._torch, read_checked(self._checkpoint)
+        if arrays is None:
+            logger.warning("%s: damaged; the training begins again", self._checkpoint)
+            return False
         step, skipped, seconds, pairs = arrays["progress"].tolist()
         self.progress = Progress(int(step), int(skipped), seconds, int(pairs), arrays["losses"].tolist())
         if f"{BEST}loss" in arrays:
             loss, age = arrays[f"{BEST}loss"].tolist()
             values = [
-                torch.from_numpy(np.array(arrays[f"{BEST}{number}"])).to(value.device)
+                torch.from_numpy(arrays[f"{BEST}{number}"]).to(value.device)
                 for number, value in enumerate(self._values())
             ]
             self._best = Best(loss, int(age), values)
         with torch.no_grad():
             for number, value in enumerate(self._values()):
-                value.copy_(torch.from_numpy(np.array(arrays[f"{number}.value"])))
+                value.copy_(torch.from_numpy(arrays[f"{number}.value"]))
                 prefix = f"{number}."
                 self._optimizer.state[value] = {
-                    name.removeprefix(prefix): torch.from_numpy(np.array(array)).to(value.device)
+                    name.removeprefix(prefix): torch.from_numpy(array).to(value.device)
                     for name, array in arrays.items()
                     if name.startswith(prefix) and name != f"{number}.value"
                 }

@@ -231,6 +231,19 @@ def test_a_finished_teaching_is_not_repeated(encoder, uninterrupted, tmp_path):
     assert weights_of(made) == weights_of(uninterrupted.made)
 
 
+@pytest.mark.parametrize("name", ["checkpoint", "lists-1", "lists-2"])
+@pytest.mark.parametrize("damage", ["zeros", "cut"])
+def test_damaged_files_of_a_teaching_are_not_used(encoder, uninterrupted, tmp_path, name, damage):
+    work_dir, teacher = shutil.copytree(uninterrupted.work_dir, tmp_path / "work"), Teacher()
+    [path] = work_dir.rglob(f"{name}.safetensors")
+    content = path.read_bytes()
+    path.write_bytes(content[:-40] + bytes(40) if damage == "zeros" else content[:-40])
+    made = run(encoder, tmp_path / "model", teacher=teacher, work_dir=work_dir, chunk=CHUNK)
+    assert teacher.scored == []
+    assert weights_of(made) == weights_of(uninterrupted.made)
+    assert facts(made.report) == facts(uninterrupted.made.report)
+
+
 def test_another_teaching_in_the_same_work_folder_shares_nothing_but_scores(encoder, uninterrupted, tmp_path):
     work_dir, teacher = shutil.copytree(uninterrupted.work_dir, tmp_path / "work"), Teacher()
     settings = replace(SETTINGS, seed=1)
