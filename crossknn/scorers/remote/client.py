@@ -21,6 +21,7 @@ from urllib.request import getproxies, proxy_bypass
 from crossknn._imports import import_extra
 from crossknn.errors import InputError, ScorerError
 from crossknn.scorers.remote.cost import CostTracker, Usage
+from crossknn.scorers.remote.redaction import Redaction, find_secrets
 
 if TYPE_CHECKING:
     from crossknn.scorers.remote.network import RequestBounds
@@ -92,7 +93,8 @@ class HttpClient:
     """POST requests to one URL from any number of threads, each on a connection of its own.
 
     Redirects are not followed. Proxies come from the environment and are never used for this machine itself. Error
-    messages mask all `headers` but the plain ones, and `costs` are charged before each attempt; see `RemoteScorer`.
+    messages mask the values of all `headers` but the plain ones, of the query string, and a proxy's password. `costs`
+    are charged before each attempt; see `RemoteScorer`.
     """
 
     def __init__(
@@ -112,11 +114,12 @@ class HttpClient:
         )
         self._name = f"{url.scheme}://{url.netloc}{url.path}"  # the query string may hold a key
         self._headers = {"host": host_header(url), **headers}
-        self._secrets = find_secrets(headers)
         self._timeout = timeout
         self._retries = retries
         self._costs = costs
         self._proxy = find_proxy(url)
+        plain = {*PLAIN_HEADERS, "host"}
+        self._redaction = Redaction(find_secrets(headers, plain, url, self._proxy))
         self._context = ssl.create_default_context() if url.scheme == "https" else None
         self._idle: deque[Connection] = deque()
         self._process = os.getpid()
@@ -202,7 +205,7 @@ class HttpClient:
             return Failure(f"did not respond within {self._timeout:g} seconds", retryable=True)
         if exceeded:
             return Failure("sent a response far longer than the scores of this request", retryable=False)
-        reason = self._quote(str(error)) or type(error).__name__
+        reason = self.quote(str(error)) or type(error).__name__
         if isinstance(error, self._httpcore.ProtocolError):
             return Failure(f"sent no valid HTTP response: {reason}", retryable=True)
         return Failure(f"cannot be reached: {reason}", "CERTIFICATE_VERIFY_FAILED" not in reason)
@@ -211,20 +214,19 @@ class HttpClient:
         status = response.status
         hint = STATUS_HINTS.get(status, "")
         if 300 <= status < 400:
-            target = self._quote(response.headers.get("location", "nowhere"))
+            target = self.quote(response.headers.get("location", "nowhere"))
             hint = f"It redirects to {target}: use that URL if you trust it."
         retry_after = parse_retry_after(response.headers.get("retry-after"), response.headers.get("date"))
         if retry_after is not None and retry_after > MAX_BACKOFF:
             hint = f"The server demands a wait of {retry_after:,.0f} seconds."
-        quoted = self._quote(response.content.decode("utf-8", "replace")) or "an empty body"
+        quoted = self.quote(response.content.decode("utf-8", "replace")) or "an empty body"
         retryable = status in (408, 429) or status >= 500
         return Failure(f"responded with {status}: {quoted}", retryable, retry_after, hint, status)
 
-    def _quote(self, text: str) -> str:
-        """A server's message on one line, shortened, with secrets masked."""
-        for secret in self._secrets:
-            text = text.replace(secret, "•••")
-        line = " ".join(text.split())
+    def quote(self, text: str) -> str:
+        """What a server says on one line, shortened, with secrets masked and nothing that a terminal would obey."""
+        line = " ".join(self._redaction.mask(text).split())
+        line = "".join(character if character.isprintable() else "\ufffd" for character in line)
         return line if len(line) <= MAX_QUOTED_CHARACTERS else line[: MAX_QUOTED_CHARACTERS - 1] + "…"
 
 
@@ -297,10 +299,3 @@ def find_proxy(url: SplitResult) -> SplitResult | None:
 def is_loopback(host: str) -> bool:
     """Whether the host is this machine itself."""
     return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def find_secrets(headers: Mapping[str, str]) -> list[str]:
-    """Every word of a header that may be a secret, longest first."""
-    plain = {*PLAIN_HEADERS, "host"}
-    words = {word for name, value in headers.items() if name not in plain for word in value.split()}
-    return sorted((word for word in words if len(word) >= 6 and word != "Bearer"), key=len, reverse=True)

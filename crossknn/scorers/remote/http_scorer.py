@@ -8,7 +8,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any, ClassVar
@@ -184,11 +184,13 @@ class HttpScorer(RankMixin, ABC):
         except ValueError as error:
             more = f" and {len(items) - 1} more" if len(items) > 1 else ""
             pair = describe_pair(queries[0], items[0])
-            raise ScorerError(f"{self.url} returned an invalid response for {pair}{more}: {error}.") from error
+            reason = self._client.quote(str(error))  # the error itself may hold a secret, and is not chained
+            raise ScorerError(f"{self.url} returned an invalid response for {pair}{more}: {reason}.") from None
         units = expected.units if response.units is None else response.units
         tokens = expected.tokens if response.tokens is None else response.tokens
         self._costs.adjust(Usage(units, tokens) - expected)
-        return response
+        unscored = {position: self._client.quote(reason) for position, reason in response.unscored.items()}
+        return replace(response, unscored=unscored)
 
 
 def _group_pairs(queries: Sequence[str], batch_size: int, *, mixed: bool) -> list[list[int]]:

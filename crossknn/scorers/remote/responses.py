@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_COUNT = 2**40  # of tokens; more is no bill
 MAX_SCORE = float(np.finfo(np.float32).max)
 TOKEN_COUNTS = (  # where servers report the tokens of a request, best first; lists are added up
     (("usage", "total_tokens"),),
@@ -75,8 +76,8 @@ def read_tokens(response: Any) -> int | None:
 
 
 def read_count(response: Any, *path: str) -> int | None:
-    """The nonnegative integer at this path of nested objects, if there is one."""
+    """The nonnegative integer at this path of nested objects, if there is one that a server can mean."""
     for name in path:
         response = response.get(name) if isinstance(response, dict) else None
-    counted = isinstance(response, int) and not isinstance(response, bool) and response >= 0
+    counted = isinstance(response, int) and not isinstance(response, bool) and 0 <= response <= MAX_COUNT
     return response if counted else None

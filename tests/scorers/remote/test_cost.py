@@ -39,7 +39,15 @@ def test_reported_tokens_are_counted(server, usage):
 
 
 @pytest.mark.parametrize(
-    "usage", [{}, {"usage": None}, {"usage": {"total_tokens": 0}}, {"usage": {"total_tokens": "61"}}, {"meta": []}]
+    "usage",
+    [
+        {},
+        {"usage": None},
+        {"usage": {"total_tokens": 0}},
+        {"usage": {"total_tokens": "61"}},
+        {"usage": {"total_tokens": 10**4000}},
+        {"meta": []},
+    ],
 )
 def test_tokens_are_estimated_where_none_are_reported(server, usage):
     server.faults = [respond({"results": SCORES} | usage)]

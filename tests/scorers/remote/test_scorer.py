@@ -1,5 +1,6 @@
 """Remote scores equal the model's own, whatever fails on the way, and no call is paid for twice."""
 
+import base64
 import json
 import logging
 import pickle
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -596,6 +598,52 @@ def test_secrets_are_never_shown(caplog):
         assert server.headers[0]["x-team"] == "team-token-42"
     shown = [str(raised.value), str(other.value), repr(scorer), scorer.fingerprint, scorer.url, caplog.text]
     assert not any(secret in text for text in shown for secret in (KEY, "team-token-42"))
+
+
+ECHOES = {
+    "in lines": lambda key: "\n".join(key[start : start + 4] for start in range(0, len(key), 4)),
+    "in letters": lambda key: " ".join(key),
+    "half of it": lambda key: key[: len(key) // 2],
+    "the end of it": lambda key: "…" + key[-8:],
+    "in capitals": str.upper,
+    "as JSON": lambda key: json.dumps({"key": "\n".join([key[:9], key[9:]])}),
+    "as JSON, escaped": lambda key: "".join(f"\\u{ord(character):04x}" for character in key),
+    "as in a URL": lambda key: "".join(f"%{ord(character):02X}" for character in key),
+    "as in HTML": lambda key: "".join(f"&#{ord(character)};" for character in key),
+    "as base64": lambda key: base64.b64encode(f"Bearer {key}".encode()).decode(),
+    "as base64 of a URL": lambda key: base64.urlsafe_b64encode(f"user:{key}".encode()).decode(),
+    "as digits": lambda key: key.encode().hex(),
+}
+
+
+@pytest.mark.parametrize("how", ECHOES)
+def test_a_key_that_is_echoed_in_pieces_is_masked(server, how):
+    key = "qZ7-Kd93/xW+b1Rt"
+    echo = ECHOES[how](key)
+    faults = [
+        refuse(401, f"no rights for {echo}, sorry".encode()),
+        refuse(302, b"", location="https://x.example/" + echo.replace("\n", "").replace("…", "")),
+        respond({echo: 1}),
+        respond([{"index": 0, "score": echo}]),
+    ]
+    for fault in faults:
+        server.faults = [fault]
+        with pytest.raises(ScorerError) as raised:
+            RemoteScorer(server.url, api_key=key, retries=0).score(["q"], ["a"])
+        shown = "".join(traceback.format_exception(raised.value))
+        length = max(8, 8 * len(echo) // len(key))  # of eight characters of the key, as they are echoed
+        pieces = {echo[start : start + length] for start in range(len(echo) - length + 1)}
+        assert not any(piece in shown for piece in pieces)
+        assert fault is not faults[0] or "•••" in shown
+
+
+def test_other_secrets_are_masked_and_nothing_commands_the_terminal(server, monkeypatch):
+    monkeypatch.setenv("http_proxy", f"http://me:proxy-word@127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("no_proxy", "")
+    server.faults = [refuse(403, "proxy-word\x1b[2J query-word \u202e".encode())]
+    with pytest.raises(ScorerError, match=r"403: •••.* •••") as raised:
+        RemoteScorer("http://rerank.example/rerank?code=query-word").score(["q"], ["a"])
+    assert str(raised.value).isprintable()
 
 
 def test_the_key_comes_from_the_environment_or_the_argument(server, monkeypatch):
