@@ -103,7 +103,7 @@ def too_late():
     start = time.monotonic()
     with pytest.raises(ScorerError, match=r"did not respond within 0\.3 seconds\."):
         yield
-    assert TIMEOUT * 0.95 < time.monotonic() - start < TIMEOUT + 0.5
+    assert TIMEOUT * 0.95 < time.monotonic() - start < TIMEOUT + 2.0
 
 
 def score(port, *, scheme="http", items=("a",), timeout=TIMEOUT):
@@ -123,7 +123,7 @@ def test_a_server_that_floods(place):
         start = time.monotonic()
         with pytest.raises(ScorerError, match=r"did not respond|far longer than the scores"):
             score(port)
-        assert time.monotonic() - start < TIMEOUT + 0.5
+        assert time.monotonic() - start < TIMEOUT + 2.0
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_an_endless_response_ends_early(place):
 
 def test_a_server_that_does_not_read():
     with listening(lambda connection, ended: ended.wait()) as port, too_late():
-        score(port, items=["x" * 30_000_000])
+        score(port, items=["x" * 16_000_000])
 
 
 def test_a_server_that_reads_slowly():
@@ -148,7 +148,7 @@ def test_a_server_that_reads_slowly():
             connection.recv(1000)
 
     with listening(serve) as port, too_late():
-        score(port, items=["x" * 30_000_000])
+        score(port, items=["x" * 16_000_000])
 
 
 @pytest.mark.parametrize("record", [b"", b"\x16\x03\x03\x40\x00" + b"\x02" * 1000], ids=["nothing", "a long record"])
