@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, overload
@@ -11,9 +12,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError
+from crossknn.storage.regular_files import open_regular
 from crossknn.types import Rows
 
 BLOCK_STRINGS: Final = 8192  # Python objects at a time
+ARROW: Final = b"ARROW1\0\0"  # the start of a file
+MESSAGE_HEADER, BATCH_COMPRESSION = 2, 3  # fields of Arrow's tables Message and RecordBatch
 
 
 class StringColumn(Sequence[str]):
@@ -52,11 +56,19 @@ class StringColumn(Sequence[str]):
         indices = pa.Array.from_buffers(pa.int64(), len(rows), [None, buffer])  # pa.array would import pandas
         return self.array.take(indices).to_pylist()  # type: ignore[no-any-return]
 
-    def is_valid(self) -> bool:
-        """Whether the offsets ascend within the data, and there are no nulls."""
+    def check(self, *, text: bool = False) -> None:
+        """Raise `ValueError` unless the offsets ascend within the data, and there are no nulls.
+
+        Args:
+            text: Also read the data, which must be UTF-8.
+        """
+        self.array.validate(full=text)  # that there are as many offsets as strings, too
         offsets, data = self._buffers()
         inside = not len(offsets) or (offsets[0] >= 0 and offsets[-1] <= (0 if data is None else data.size))
-        return bool(inside and (offsets[1:] >= offsets[:-1]).all() and not self.array.null_count)
+        if not inside or (offsets[1:] < offsets[:-1]).any():
+            raise ValueError("wrong offsets of strings")
+        if self.array.buffers()[0] is not None:
+            raise ValueError("a column with nulls")
 
     def update(self, digest: Any) -> None:
         """Feed lengths and bytes to a hash: equal for equal strings, whatever the layout of the array."""
@@ -100,18 +112,51 @@ def write_columns(path: Path, columns: Mapping[str, StringColumn], facts: Mappin
 
 def map_columns(path: Path, names: Sequence[str]) -> tuple[list[StringColumn], dict[str, int]]:
     """The columns and the numbers that `write_columns` wrote, memory-mapped; only the offsets are read and checked."""
-    try:
-        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-        columns = [StringColumn(table.column(name).chunk(0)) for name in names]
-        facts = {name.decode(): int(value) for name, value in (table.schema.metadata or {}).items()}
-        valid = all(column.array.type == pa.large_string() and column.is_valid() for column in columns)
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError, LookupError, ValueError) as error:
-        raise InputError(f"{path}: not a file of items ({error}). Restore it from a copy or build it again.") from error
-    if not valid:
-        raise InputError(f"{path}: damaged: wrong offsets of strings. Restore it from a copy or build it again.")
+    with open_regular(path) as file:
+        try:
+            batch = _read_batch(pa.py_buffer(np.memmap(file, np.uint8, mode="r")))
+            columns = [StringColumn(batch.column(name)) for name in names]
+            facts = {name.decode(): int(value) for name, value in (batch.schema.metadata or {}).items()}
+            for column in columns:
+                column.check()
+        except (pa.ArrowException, OSError, LookupError, ValueError, struct.error) as error:
+            raise InputError(f"{path}: damaged: {error}. Restore it from a copy or build it again.") from error
     return columns, facts
+
+
+def _read_batch(data: pa.Buffer) -> pa.RecordBatch:
+    """The only batch of an Arrow file of string columns, which points into the file's bytes.
+
+    Compressed ones are refused: a small file could need any amount of memory.
+    """
+    if data.size < len(ARROW) or data[: len(ARROW)].to_pybytes() != ARROW:
+        raise ValueError("not an Arrow file")
+    messages = list(pa.ipc.MessageReader.open_stream(pa.BufferReader(data.slice(len(ARROW)))))
+    if [message.type for message in messages] != ["schema", "record batch"]:
+        raise ValueError("an Arrow file of other content")
+    schema = pa.ipc.read_schema(messages[0])
+    if any(field.type != pa.large_string() for field in schema):
+        raise ValueError("columns of other types than large strings")
+    if _is_compressed(messages[1].metadata.to_pybytes()):
+        raise ValueError("compressed columns, which are not read")
+    return pa.ipc.read_record_batch(messages[1], schema)
+
+
+def _is_compressed(message: bytes) -> bool:
+    """Whether the metadata of a record batch, a flatbuffer, name a compression."""
+    (root,) = struct.unpack_from("<I", message)
+    header = _find_field(message, root, MESSAGE_HEADER)
+    batch = header + struct.unpack_from("<I", message, header)[0]
+    return _find_field(message, batch, BATCH_COMPRESSION) != 0
+
+
+def _find_field(message: bytes, table: int, field: int) -> int:
+    """Where a field of a flatbuffer's table lies; 0 if the table has none."""
+    fields = table - struct.unpack_from("<i", message, table)[0]
+    (size,) = struct.unpack_from("<H", message, fields)
+    place = 4 + 2 * field
+    (offset,) = struct.unpack_from("<H", message, fields + place) if place < size else (0,)
+    return table + int(offset) if offset else 0
 
 
 def hash_ids(ids: Collection[str]) -> NDArray[np.int64]:

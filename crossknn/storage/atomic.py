@@ -12,6 +12,7 @@ from secrets import token_hex
 from typing import IO
 
 from crossknn.errors import InputError
+from crossknn.storage.regular_files import open_handle
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -76,9 +77,12 @@ def exclusive_lock(path: Path) -> Iterator[None]:
     except ImportError:
         yield
         return
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    handle = open_handle(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(handle)
 
 
 def flush(file: IO[bytes]) -> None:

@@ -19,12 +19,15 @@ from typing import Any, TypedDict
 
 from crossknn.errors import InputError
 from crossknn.storage.atomic import disk_errors, exclusive_lock, sync, temporary_path, write_atomic
+from crossknn.storage.json_values import parse_json, read_as
+from crossknn.storage.regular_files import check_regular, open_regular
 
 MANIFEST = "index.json"
 LOCK = ".lock"
 FORMAT = 2
-STORED_NAME = re.compile(r"^(?P<stem>[a-z_]+)-[0-9a-f]{16}(?P<suffix>\.[a-z]+)$")
-TEMPORARY_NAME = re.compile(r"^\.[a-z_.]+\.[0-9a-f]{16}\.tmp$")  # left by a writer that was killed
+STORED_NAME = re.compile(r"[a-z_]+-[0-9a-f]{16}\.[a-z]+")
+TEMPORARY_NAME = re.compile(r"\.[a-z_.]+\.[0-9a-f]{16}\.tmp")  # left by a writer that was killed
+MAX_MANIFEST_BYTES = 1 << 24
 MAX_ATTEMPTS = 5  # to read a folder that is being replaced
 RESTORE = "Restore it from a copy or build the index again."
 
@@ -40,6 +43,15 @@ class Entry(TypedDict):
     hash: str
 
 
+class Manifest(TypedDict):
+    """The content of `index.json`."""
+
+    format: int
+    hash: str  # of the facts and the files
+    facts: dict[str, Any]
+    files: dict[str, Entry]
+
+
 @dataclass(frozen=True)
 class Folder:
     """An opened folder."""
@@ -51,6 +63,11 @@ class Folder:
     _entries: dict[str, Entry] = field(repr=False)
     _stamp: Stamp = field(repr=False)
 
+    @property
+    def size(self) -> int:
+        """The bytes of all files but the manifest."""
+        return sum(entry["bytes"] for entry in self._entries.values())
+
     def is_current(self) -> bool:
         """Whether it has not been replaced since it was opened."""
         try:
@@ -60,25 +77,37 @@ class Folder:
 
     def verify(self) -> int:
         """Read every file and compare its hash; returns the number of bytes read."""
-        problem = self._find_problem()
-        if problem is not None:
-            raise InputError(problem if self.is_current() else f"{self.path}: was replaced meanwhile. Load it again.")
-        for name, path in self.files.items():
-            found, expected = _hash(path), self._entries[name]["hash"]
-            if found != expected:
-                raise InputError(f"{path}: damaged: its hash is {found}, not {expected} as in {MANIFEST}. {RESTORE}")
-        return sum(entry["bytes"] for entry in self._entries.values())
+        try:
+            self.check()
+            for name, path in self.files.items():
+                found, expected = _hash(path), self._entries[name]["hash"]
+                if found != expected:
+                    raise InputError(
+                        f"{path}: damaged: its hash is {found}, not {expected} as in {MANIFEST}. {RESTORE}"
+                    )
+        except (InputError, FileNotFoundError) as error:
+            if not self.is_current():
+                raise InputError(f"{self.path}: was replaced meanwhile. Load it again.") from error
+            if isinstance(error, InputError):
+                raise
+            raise _missing(error.filename) from error
+        return self.size
 
-    def _find_problem(self) -> str | None:
+    def check(self) -> None:
+        """Raise `InputError` for a file that is missing, is no regular file, or has the wrong size."""
         for name, path in self.files.items():
             try:
-                size = path.stat().st_size
-            except OSError:
-                return f"{path}: missing, although {MANIFEST} lists it. {RESTORE}"
-            expected = self._entries[name]["bytes"]
+                status = path.stat()
+            except OSError as error:
+                raise _missing(path) from error
+            check_regular(path, status)
+            size, expected = status.st_size, self._entries[name]["bytes"]
             if size != expected:
-                return f"{path}: damaged: it has {size} bytes, not {expected} as in {MANIFEST}. {RESTORE}"
-        return None
+                raise InputError(f"{path}: damaged: it has {size} bytes, not {expected} as in {MANIFEST}. {RESTORE}")
+
+
+def _missing(path: Path | str) -> InputError:
+    return InputError(f"{path}: missing, although {MANIFEST} lists it. {RESTORE}")
 
 
 def write_folder(path: str | Path, facts: Mapping[str, Any], files: Mapping[str, Write]) -> Folder:
@@ -103,19 +132,21 @@ def read_folder(path: str | Path) -> Folder:
     folder = Path(path)
     for _ in range(MAX_ATTEMPTS):
         opened = _parse(folder, *_read_manifest(folder))
-        problem = opened._find_problem()
-        if problem is None:
+        try:
+            opened.check()
+        except InputError:
+            if opened.is_current():  # it was not replaced meanwhile
+                raise
+        else:
             return opened
-        if opened.is_current():  # it was not replaced meanwhile
-            raise InputError(problem)
     raise InputError(f"{folder}: is being replaced again and again. Try again.")
 
 
 def _read_manifest(folder: Path) -> tuple[bytes, Stamp]:
     with disk_errors(folder, "the index cannot be read"):
         try:
-            with (folder / MANIFEST).open("rb") as file:
-                return file.read(), _stamp(os.fstat(file.fileno()))
+            with open_regular(folder / MANIFEST) as file:
+                return file.read(MAX_MANIFEST_BYTES + 1), _stamp(os.fstat(file.fileno()))
         except (FileNotFoundError, NotADirectoryError) as error:
             problem = f"not an index, for it holds no {MANIFEST}" if folder.exists() else "no such folder"
             raise InputError(f"{folder}: {problem}. Give the folder that an index was saved to.") from error
@@ -128,28 +159,26 @@ def _stamp(status: os.stat_result) -> Stamp:
 def _parse(folder: Path, text: bytes, stamp: Stamp) -> Folder:
     manifest = folder / MANIFEST
     try:
-        content = json.loads(text)
-        version = int(content["format"])
-        facts, entries = (dict(content["facts"]), _parse_entries(content["files"])) if version == FORMAT else ({}, {})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{manifest}: damaged ({error!r}). {RESTORE}") from error
+        if len(text) > MAX_MANIFEST_BYTES:
+            raise ValueError(f"it has more than {MAX_MANIFEST_BYTES:,} bytes")
+        content = read_as(dict[str, Any], parse_json(text))
+        version = read_as(int, content.get("format"), "format")
+        if version < 1:
+            raise ValueError(f"there is no format {version}")
+        if version == FORMAT:
+            content = read_as(Manifest, content)
+    except ValueError as error:
+        raise InputError(f"{manifest}: damaged ({error}). {RESTORE}") from error
     if version != FORMAT:
         age, hint = ("a newer", "Upgrade.") if version > FORMAT else ("an older", "Build the index again.")
         raise InputError(f"{folder}: written by {age} crossknn (format {version}, this one reads {FORMAT}). {hint}")
-    for entry in entries.values():
-        if not STORED_NAME.match(entry["file"]):
+    for entry in content["files"].values():
+        if not STORED_NAME.fullmatch(entry["file"]):
             raise InputError(f"{manifest}: lists {entry['file']!r}, which is not a file of an index.")
-    if content.get("hash") != _hash_json(content["facts"], content["files"]):
+    if content["hash"] != _hash_json(content["facts"], content["files"]):
         raise InputError(f"{manifest}: damaged: its content does not match its hash. {RESTORE}")
-    paths = {name: folder / entry["file"] for name, entry in entries.items()}
-    return Folder(folder, str(content["hash"]), facts, paths, entries, stamp)
-
-
-def _parse_entries(files: dict[str, Any]) -> dict[str, Entry]:
-    return {
-        name: Entry(file=str(entry["file"]), bytes=int(entry["bytes"]), hash=str(entry["hash"]))
-        for name, entry in files.items()
-    }
+    paths = {name: folder / entry["file"] for name, entry in content["files"].items()}
+    return Folder(folder, content["hash"], content["facts"], paths, content["files"], stamp)
 
 
 def check_target(folder: Path) -> None:
@@ -160,7 +189,7 @@ def check_target(folder: Path) -> None:
         raise InputError(f"{folder}: is a file. Give a folder for the index, new or one that holds an index.")
     if not (folder / MANIFEST).exists():
         names = {entry.name for entry in folder.iterdir()} - {LOCK}
-        others = [name for name in names if not TEMPORARY_NAME.match(name) and not STORED_NAME.match(name)]
+        others = [name for name in names if not TEMPORARY_NAME.fullmatch(name) and not STORED_NAME.fullmatch(name)]
         if others:
             raise InputError(f"{folder}: holds other files ({min(others)}) and no index. Give another folder.")
 
@@ -185,13 +214,13 @@ def _store(folder: Path, name: str, write: Write) -> Entry:
 def _remove_unlisted(folder: Path, listed: set[str]) -> None:
     """Delete the files of earlier indexes and killed writers, except where the system keeps a file in use."""
     for entry in folder.iterdir():
-        if TEMPORARY_NAME.match(entry.name) or (STORED_NAME.match(entry.name) and entry.name not in listed):
+        if TEMPORARY_NAME.fullmatch(entry.name) or (STORED_NAME.fullmatch(entry.name) and entry.name not in listed):
             with contextlib.suppress(OSError):
                 entry.unlink()
 
 
 def _hash(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file_digest(file, lambda: blake2b(digest_size=32)).hexdigest()
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +21,23 @@ from numpy.typing import NDArray
 from crossknn._checks import invalid
 from crossknn.errors import InputError
 from crossknn.storage.atomic import disk_errors, replace_file
+from crossknn.storage.json_values import parse_json, read_as
+from crossknn.storage.regular_files import open_regular
 
 DTYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64, "U8": np.uint8}
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 BFLOAT16 = "BF16"  # unknown to numpy: stored as the upper halves of float32
 BLOCK_BYTES = 1 << 24  # written at a time: an array may be larger than memory
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_DIMENSIONS = 8
 ALIGNMENT = 64  # of the first tensor
 DIGEST = "digest"  # the name of the array that holds it
+
+
+class _Entry(TypedDict):
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +109,15 @@ def _digest(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
 
 def read_header(path: Path) -> dict[str, Tensor]:
     """The tensors of the file by name, of any dtype; an error if the header is damaged or the file cut short."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
             raise _damaged(path, "its header does not end within the file")
         try:
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length))
         except ValueError as error:
-            raise _damaged(path, f"its header is not JSON ({error})") from error
+            raise _damaged(path, f"its header cannot be read ({error})") from error
     if not isinstance(header, dict):
         raise _damaged(path, "its header names no tensors")
     header.pop("__metadata__", None)
@@ -122,9 +132,15 @@ def map_tensor(path: Path, name: str, tensor: Tensor) -> NDArray[Any]:
     dtype = np.dtype(np.uint16 if widen else DTYPES[tensor.dtype])
     if tensor.nbytes != math.prod(tensor.shape) * dtype.itemsize:
         raise _damaged(path, f"{name!r} does not have the size of its shape {tensor.shape}")
-    if not tensor.nbytes:
-        return np.empty(tensor.shape, np.float32 if widen else dtype)  # an empty range cannot be mapped
-    mapped: NDArray[Any] = np.memmap(path, dtype, mode="r", offset=tensor.offset, shape=tensor.shape)
+    try:
+        if not tensor.nbytes:
+            return np.empty(tensor.shape, np.float32 if widen else dtype)  # an empty range cannot be mapped
+        with open_regular(path) as file:
+            mapped: NDArray[Any] = np.memmap(file, dtype, mode="r", offset=tensor.offset, shape=tensor.shape)
+    except InputError:
+        raise
+    except ValueError as error:  # lengths whose product is too large, or a file that was cut meanwhile
+        raise _damaged(path, f"{name!r} cannot be mapped ({error})") from error
     if not widen:
         return mapped
     wide = mapped.astype(np.uint32)
@@ -145,12 +161,15 @@ def check_array(name: str, array: NDArray[Any], shape: tuple[int | None, ...], d
 
 def _read_entry(path: Path, name: str, entry: Any, data_start: int, size: int) -> Tensor:
     try:
-        dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
-        start, end = (int(n) for n in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, f"{name!r} is not described as a tensor ({error!r})") from error
+        described = read_as(_Entry, entry, repr(name))
+        start, end = described["data_offsets"]
+    except ValueError as error:
+        raise _damaged(path, f"{name!r} is not described as a tensor ({error})") from error
+    dtype, shape = described["dtype"], tuple(described["shape"])
     if min((*shape, start, end - start)) < 0:
         raise _damaged(path, f"{name!r} has a negative shape or offset")
+    if len(shape) > MAX_DIMENSIONS:
+        raise _damaged(path, f"{name!r} has {len(shape)} dimensions, and at most {MAX_DIMENSIONS} are read")
     if data_start + end > size:
         raise _damaged(path, f"it is cut short: {name!r} should end at byte {data_start + end}, the file at {size}")
     return Tensor(dtype, shape, data_start + start, end - start)

@@ -728,7 +728,7 @@ class TestArrow:
 
     def test_a_file_that_is_none(self, tmp_path: Path) -> None:
         (tmp_path / "c.arrow").write_bytes(b"not an Arrow file, but long enough to be one")
-        with pytest.raises(InputError, match=r"c.arrow: not a file of items .* build it again"):
+        with pytest.raises(InputError, match=r"c.arrow: damaged: not an Arrow file.* build it again"):
             Items.from_arrow(tmp_path / "c.arrow")
         with pytest.raises(FileNotFoundError):
             Items.from_arrow(tmp_path / "missing.arrow")
@@ -740,5 +740,42 @@ class TestArrow:
         at = whole.index(struct.pack("<qqq", 0, 5, 11))  # where the ids begin and end
         for ends in ((0, 2**40, 11), (0, 5, 2**40), (-8, 5, 11), (0, 5, 3)):
             path.write_bytes(whole[:at] + struct.pack("<qqq", *ends) + whole[at + 24 :])
-            with pytest.raises(InputError, match="wrong offsets of strings"):
+            with pytest.raises(InputError, match=r"c.arrow: damaged: .*offset"):
                 Items.from_arrow(path)
+
+    @pytest.mark.parametrize("compression", ["zstd", "lz4"])
+    def test_compressed_columns_are_refused_unread(self, tmp_path: Path, compression: str) -> None:
+        """A small file could unpack to any size."""
+        text = pa.array(["x" * 10_000_000] * 5, pa.large_string())
+        batch = pa.record_batch({"_id": pa.array([*"abcde"], pa.large_string()), "text": text})
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        path = tmp_path / "c.arrow"
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema, options=options) as writer:
+            writer.write_batch(batch)
+        assert path.stat().st_size < 1_000_000
+        before = pa.total_allocated_bytes()
+        with pytest.raises(InputError, match=r"c.arrow: damaged: compressed columns"):
+            Items.from_arrow(path)
+        assert pa.total_allocated_bytes() <= before
+
+    @pytest.mark.parametrize("damage", ["cut", "pipe", "empty", "int32 ids", "nulls", "two batches", "no text"])
+    def test_files_of_another_kind_are_refused(self, tmp_path: Path, damage: str) -> None:
+        path = tmp_path / "c.arrow"
+        columns = {"_id": pa.array(["a", "b"], pa.large_string()), "text": pa.array(["x", "y"], pa.large_string())}
+        if damage == "int32 ids":
+            columns["_id"] = pa.array([1, 2], pa.int32())
+        elif damage == "nulls":
+            columns["text"] = pa.array(["x", None], pa.large_string())
+        elif damage == "no text":
+            del columns["text"]
+        batch = pa.record_batch(columns)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+            for _ in range(1 + (damage == "two batches")):
+                writer.write_batch(batch)
+        if damage == "pipe":
+            path.unlink()
+            os.mkfifo(path)
+        elif damage in ("cut", "empty"):
+            path.write_bytes(path.read_bytes()[: 300 if damage == "cut" else 0])
+        with pytest.raises(InputError, match=r"c.arrow: "):
+            Items.from_arrow(path)

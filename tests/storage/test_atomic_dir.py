@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from crossknn.errors import InputError
-from crossknn.storage.atomic_dir import MANIFEST, read_folder, write_folder
+from crossknn.storage.atomic_dir import MANIFEST, MAX_MANIFEST_BYTES, read_folder, write_folder
 
 FILES = {"items.txt": lambda path: path.write_text("a b"), "vectors.bin": lambda path: path.write_bytes(b"\0" * 100)}
 
@@ -127,6 +127,16 @@ def test_readers_never_see_half_while_it_is_replaced(tmp_path):
     assert len(seen) > 1
 
 
+def replace_by_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def replace_by_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
 def damage_json(folder, **changes):
     path = folder / MANIFEST
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -136,7 +146,19 @@ def damage_json(folder, **changes):
     ("damage", "message"),
     [
         (lambda f: (f / MANIFEST).unlink(), "not an index, for it holds no index.json"),
-        (lambda f: (f / MANIFEST).write_text("{"), r"index.json: damaged \(JSONDecodeError"),
+        (lambda f: (f / MANIFEST).write_text("{"), "index.json: damaged"),
+        (lambda f: (f / MANIFEST).write_text('{"format": NaN}'), "index.json: damaged .it holds nan"),
+        (lambda f: (f / MANIFEST).write_text("[" * 100_000), "index.json: damaged .it is nested too deeply"),
+        (
+            lambda f: (f / MANIFEST).write_bytes(b" " * (MAX_MANIFEST_BYTES + 1)),
+            "index.json: damaged .it has more",
+        ),
+        (lambda f: replace_by_pipe(f / MANIFEST), "index.json: must be a regular file, and is a named pipe"),
+        (lambda f: replace_by_pipe(read_folder(f).files["items.txt"]), r"items-\w+.txt: must be a regular file"),
+        (lambda f: replace_by_folder(read_folder(f).files["items.txt"]), r"items-\w+.txt: must be a .*is a folder"),
+        (lambda f: damage_json(f, format=-1), "index.json: damaged .there is no format -1"),
+        (lambda f: damage_json(f, format="2"), "index.json: damaged .format must be of type int"),
+        (lambda f: damage_json(f, format=True), "index.json: damaged .format must be of type int"),
         (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe\xff"), "index.json: damaged"),
         (lambda f: (f / MANIFEST).write_text("[]"), "index.json: damaged"),
         (lambda f: damage_json(f, files=None), "index.json: damaged"),
@@ -162,6 +184,13 @@ def test_a_flipped_bit_is_found_by_verify(tmp_path):
     opened.files["items.txt"].write_text("a c")
     with pytest.raises(InputError, match=r"items-\w+.txt: damaged: its hash is"):
         read_folder(tmp_path).verify()
+
+
+def test_a_file_that_is_a_pipe_by_the_time_it_is_verified_is_refused(tmp_path):
+    opened = write_folder(tmp_path, {}, FILES)
+    replace_by_pipe(opened.files["items.txt"])
+    with pytest.raises(InputError, match=r"items-\w+.txt: must be a regular file"):
+        opened.verify()
 
 
 def test_what_was_replaced_cannot_be_verified(tmp_path):

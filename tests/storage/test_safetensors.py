@@ -80,18 +80,31 @@ def with_header(header, data=b""):
     return len(text).to_bytes(8, "little") + text + data
 
 
+def tensor(**changes):
+    return {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], **changes}}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"", "its header does not end within the file"),
         (b"\xff" * 20, "its header does not end within the file"),
-        (with_header(b"{nonsense"), "its header is not JSON"),
+        (with_header(b"{nonsense"), "its header cannot be read"),
         (with_header([1]), "names no tensors"),
         (with_header({"a": 3}), "'a' is not described as a tensor"),
         (with_header({"a": {"dtype": "F32", "shape": "x", "data_offsets": [0, 4]}}), "'a' is not described"),
         (with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"abcd"), r"its shape \(2,\)"),
         (with_header({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}), "negative shape or offset"),
         (with_header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}), "negative shape or offset"),
+        (with_header(b"[" * 10_000), "nested too deeply"),
+        (with_header(b'{"a": NaN}'), "its header cannot be read"),
+        (with_header(tensor(dtype=4)), "'a' is not described"),
+        (with_header(tensor(shape=[1.0])), "'a' is not described"),
+        (with_header(tensor(shape=[True])), "'a' is not described"),
+        (with_header(tensor(data_offsets=[0, 4, 8])), "'a' is not described"),
+        (with_header(tensor(shape=[1] * 100)), "'a' has 100 dimensions"),
+        (with_header(tensor(shape=[2**62] * 8), b"abcd"), "'a' does not have the size of its shape"),
+        (with_header(tensor(shape=[2**62, 2**62, 0], data_offsets=[0, 0])), "'a' cannot be mapped"),
         (with_header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"abc"), "it is cut short: 'a'"),
     ],
 )

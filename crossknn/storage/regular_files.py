@@ -1,0 +1,62 @@
+"""Opening files of a folder that may be damaged or crafted: nothing but a regular file is opened."""
+
+from __future__ import annotations
+
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+from crossknn.errors import InputError
+
+FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file, or a link to one, to read. `InputError` for anything else; it never waits for a pipe.
+
+    `FileNotFoundError` where there is nothing.
+    """
+    handle = open_handle(path, os.O_RDONLY)
+    return os.fdopen(handle, "rb")
+
+
+def open_handle(path: Path, flags: int) -> int:
+    """`os.open` of a regular file, with the errors of `open_regular`."""
+    try:
+        handle = os.open(path, flags | FLAGS, 0o666)
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise _refuse(path, error) from error
+    try:
+        check_regular(path, os.fstat(handle))
+    except InputError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def check_regular(path: Path, status: os.stat_result) -> None:
+    """Raise `InputError` unless the status is that of a regular file."""
+    if not stat.S_ISREG(status.st_mode):
+        kind = KINDS.get(stat.S_IFMT(status.st_mode), "no file")
+        raise InputError(f"{path}: must be a regular file, and is {kind}. Restore it from a copy or build it again.")
+
+
+def _refuse(path: Path, error: OSError) -> InputError:
+    """The error for a path that cannot be opened; that of a socket or a folder says what it is."""
+    try:
+        check_regular(path, path.stat())
+    except InputError as found:
+        return found
+    except OSError:
+        pass
+    return InputError(f"{path}: cannot be read ({error.strerror or error}). Check its permissions.")
