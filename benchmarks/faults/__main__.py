@@ -1,0 +1,65 @@
+"""Faults of every kind against the real command line, service and stores, with the packaged models.
+
+    python -m benchmarks.faults                  # everything, about ten minutes on two cores
+    python -m benchmarks.faults --only kills disk --quick
+
+Everything happens in temporary folders and on loopback. Moments and places are drawn from `--seed`. The exit code is 1
+if anything was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.faults import kills
+from benchmarks.faults.report import Report
+from benchmarks.faults.world import World
+from benchmarks.scoring_speed import surroundings
+
+OUT = Path(__file__).parents[1] / "results" / "faults.json"
+GROUPS = {"kills": kills.try_kills}
+
+
+def main() -> int:
+    options = read_options()
+    report, seconds = Report(workers=options.workers), {}
+    with TemporaryDirectory(prefix="crossknn-faults-") as folder:
+        world = World(Path(folder), seed=options.seed, quick=options.quick)
+        for name in options.only or GROUPS:
+            report.group, began = name, time.monotonic()
+            GROUPS[name](report, world)
+            seconds[name] = round(time.monotonic() - began, 1)
+    rows = report.rows()
+    print_table(rows)
+    if options.out is not None:
+        found: dict[str, Any] = {"seed": options.seed, "quick": options.quick, **surroundings(options)}
+        found |= {"seconds": seconds, "lost": sum(row["lost"] for row in rows), "kinds": rows}
+        options.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    return int(any(row["lost"] for row in rows))
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=GROUPS, help="groups to try")
+    parser.add_argument("--quick", action="store_true", help="a few trials of each kind")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2, help="trials at a time")
+    parser.add_argument("--device", default="cpu", choices=["cpu"])
+    parser.add_argument("--out", type=Path, help=f"result file, such as {OUT.name} in benchmarks/results")
+    return parser.parse_args()
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    print(f"\n{'group':<12} {'kind':<44} {'tried':>6} {'held':>6} {'lost':>6}")
+    for row in rows:
+        numbers = row.get("skipped") or "".join(f"{row[key]:>7}" for key in ("tried", "held", "lost"))
+        print(f"{row['group']:<12} {row['kind']:<43} {numbers}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
