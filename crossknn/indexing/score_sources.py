@@ -80,21 +80,34 @@ def open_scored_lists(
     names = [key, scorer, items.fingerprint, *(str(Path(source).resolve()) for source in sources)]
     path = Path(work_dir) / f"lists-{digest(json.dumps(names).encode())}.jsonl"
     with disk_errors(path, "the lists to learn from cannot be kept"):
-        resumed = path.exists()
-        if not resumed:
+        lines = read_kept_lists(path) if path.exists() else None
+        if lines is not None:
+            logger.warning("%s: an interrupted learning is resumed with its %d lists", path, len(lines))
+        else:
+            if path.exists():
+                logger.warning("%s: damaged; the lists are read from their sources again", path)
             lists = [one for source in sources for one in read_scored_lists(source, queries, items, scorer=scorer)]
+            lines = [to_line(*one) for one in lists]
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, b"".join(to_line(*one) for one in lists), private=True)
-        lines = path.read_bytes().splitlines()
+            write_atomic(path, b"".join([*lines, _end_of(lines)]), private=True)
     searches = [search for line in lines if (search := parse_search(line)) is not None]
-    if resumed:
-        logger.warning("%s: an interrupted learning is resumed with its %d lists", path, len(searches))
     try:
         yield searches
     except InputError:  # which the next run would meet again with the same lists
         path.unlink(missing_ok=True)
         raise
     path.unlink(missing_ok=True)
+
+
+def read_kept_lists(path: Path) -> list[bytes] | None:
+    """The lines of a file of lists; None if it is damaged."""
+    *lines, end = path.read_bytes().splitlines(keepends=True) or [b""]
+    return lines if end == _end_of(lines) else None
+
+
+def _end_of(lines: list[bytes]) -> bytes:
+    """The last line of a file of lists."""
+    return digest(b"".join(lines)).encode() + b"\n"
 
 
 def merge_lists(searches: Iterable[LoggedSearch], items: Items) -> list[KnownList]:

@@ -1,7 +1,8 @@
 """Log of searches: the query, ids and scores of everything a search paid for, appended to files of bounded size.
 
-A search is one line of JSON, written at once, so that a kill can tear the last line of a file only; a torn line is
-skipped. Files are numbered, and the oldest ones are deleted when all together exceed the limit.
+A search is one line of JSON with its digest, written at once, so that a kill can tear the last line of a file only; a
+line that is torn or damaged is skipped. Files are numbered, and the oldest ones are deleted when all together exceed
+the limit.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from numpy.typing import NDArray
 
 from crossknn._checks import check_positive
 from crossknn.errors import InputError
-from crossknn.storage.atomic import disk_errors, write_atomic
+from crossknn.storage.atomic import digest, disk_errors, write_atomic
 from crossknn.types import Scores
 
 logger = logging.getLogger(__name__)
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+WITHOUT_DIGESTS: Final = 1  # the format of earlier versions, whose folders are read and continued
 FILES: Final = 8  # that the limit is divided into
 MAX_BYTES: Final = 1 << 30
 FACTS: Final = "searches.json"
@@ -111,26 +113,37 @@ def read_searches(folder: str | Path, *, scorer: str) -> Iterator[LoggedSearch]:
         raise InputError(f"{path}: no log of searches, for it holds no {FACTS}. Give the folder of serve --learn.")
     _check_scorer(path, facts, scorer)
     for _, file in _files(path):
+        skipped = 0
         with disk_errors(file, "the log of searches cannot be read"), file.open("rb") as lines:
             for line in lines:
-                search = parse_search(line)
+                search = parse_search(line, checked=facts["format"] != WITHOUT_DIGESTS)
                 if search is not None:
                     yield search
+                skipped += search is None
+        if skipped:
+            logger.warning("%s: %d torn or damaged lines are left out", file, skipped)
 
 
 def to_line(query: str, ids: Sequence[str], scores: Sequence[float] | NDArray[Any]) -> bytes:
     """A search as a line of JSON."""
     record = {"query": query, "ids": list(ids), "scores": [float(score) for score in scores]}
-    return json.dumps(record, ensure_ascii=True).encode() + b"\n"
+    return json.dumps({**record, "digest": _digest(record)}).encode() + b"\n"
 
 
-def parse_search(line: bytes) -> LoggedSearch | None:
-    """The search in a line; None for a line that was torn."""
+def _digest(record: dict[str, Any]) -> str:
+    return digest(json.dumps(record).encode())
+
+
+def parse_search(line: bytes, *, checked: bool = True) -> LoggedSearch | None:
+    """The search in a line; None if it was torn or damaged, or if it lacks a digest and has to be `checked`."""
     try:
         record = json.loads(line)
+        expected = record.pop("digest", None)
+        if expected != _digest(record) and (checked or expected is not None):
+            return None
         query, ids = str(record["query"]), [str(one) for one in record["ids"]]
         scores = np.array(record["scores"], np.float32)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     valid = scores.shape == (len(ids),) and np.isfinite(scores).all() and query.strip()
     return LoggedSearch(query, ids, scores) if valid else None
@@ -148,9 +161,9 @@ def _read_facts(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         facts = json.loads(path.read_bytes())
-        if int(facts["format"]) == FORMAT and isinstance(facts["scorer"], str):
+        if facts["format"] in (FORMAT, WITHOUT_DIGESTS) and isinstance(facts["scorer"], str):
             return dict(facts)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise InputError(f"{path}: damaged, or written by a newer crossknn. Give another folder.")
 

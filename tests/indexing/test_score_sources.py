@@ -155,6 +155,23 @@ def test_a_learning_that_is_run_again_gets_the_lists_it_began_with(tmp_path):
     assert len(read()) == 6  # the next learning takes what is there then
 
 
+@pytest.mark.parametrize("damage", [lambda data: data[:-30], lambda data: data.replace(b"0", b"1", 1), lambda _: b""])
+def test_damaged_lists_are_read_from_their_sources_again(tmp_path, damage):
+    work = add_to_work(tmp_path / "work", range(3), range(5))
+
+    def interrupted():
+        with opened(work, work):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    (kept,) = work.glob("lists-*")
+    kept.write_bytes(damage(kept.read_bytes()))
+    add_to_work(work, range(6), range(9))
+    with opened(work, work) as lists:
+        assert len(lists) == 6
+
+
 def test_lists_that_nothing_can_be_learned_from_are_not_kept(tmp_path):
     log = SearchLog(tmp_path / "log", scorer="s")
     with pytest.raises(InputError, match="at least two"), opened(tmp_path / "work", tmp_path / "log") as lists:

@@ -45,6 +45,25 @@ def test_lines_of_another_kind_are_skipped(tmp_path, line):
     assert len(searches(tmp_path)) == 1
 
 
+def test_a_damaged_line_is_skipped(tmp_path, caplog):
+    log = SearchLog(tmp_path, scorer="s")
+    for number in range(3):
+        log.append(f"query {number}", ["a"], [number + 0.5])
+    (path,) = tmp_path.glob("searches-*.jsonl")
+    path.write_bytes(path.read_bytes().replace(b"[1.5]", b"[7.5]"))
+    assert [query for query, _, _ in searches(tmp_path)] == ["query 0", "query 2"]
+    assert "1 torn or damaged lines are left out" in caplog.text
+    path.write_bytes(path.read_bytes().replace(b', "digest"', b', "other"'))
+    assert searches(tmp_path) == []
+
+
+def test_a_log_of_an_earlier_version_is_read_and_continued(tmp_path):
+    (tmp_path / "searches.json").write_text(json.dumps({"format": 1, "scorer": "s"}))
+    (tmp_path / "searches-000001.jsonl").write_text('{"query": "one", "ids": ["a"], "scores": [1.0]}\n')
+    SearchLog(tmp_path, scorer="s").append("two", ["a"], [2.0])
+    assert [query for query, _, _ in searches(tmp_path)] == ["one", "two"]
+
+
 def test_the_oldest_searches_go_first(tmp_path):
     log = SearchLog(tmp_path, scorer="s", max_bytes=4_000)
     for number in range(200):
