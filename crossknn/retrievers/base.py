@@ -41,7 +41,7 @@ class BaseRetriever(ABC):
     def retrieve(self, queries: Sequence[str], n: int, *, allowed: Mask | None = None) -> list[Proposal]:
         """For each query at most `n` distinct rows, best first, all of them `allowed`."""
         check_request(self._fitted_items, queries, n, allowed)
-        return self._retrieve(queries, n, allowed)
+        return self._retrieve(queries, min(n, self._fitted_items), allowed)
 
     @property
     def _fitted_items(self) -> int:

@@ -45,22 +45,22 @@ class Axn(MultiRound):
             raise invalid("shortlist", f"at least `budget` ({self.budget})", self.shortlist)
 
     def flow(self, context: SearchContext) -> Flow:
-        share = self._share(1, 0)
-        name, proposals = context.propose(self.first, self.shortlist or share)
+        share = self._share(context, 1, 0)
+        name, proposals = context.propose(self.first, min(self.shortlist or share, context.reachable))
         shortlists = [proposal.rows for proposal in proposals] if self.shortlist else None
         observations = [Observations() for _ in range(context.queries)]
 
         def next_round(number: int) -> Round:  # lines 5 to 8 and 10
-            counts = [self._count(observed, number) for observed in observations]
+            counts = [self._count(context, observed, number) for observed in observations]
             return Round(self._next_rows(context, observations, counts, shortlists), "axn")
 
         first = Round([proposal.first(share) for proposal in proposals], name)  # line 3
         yield from self._run_rounds(first, observations, next_round)  # lines 4, 6 and 9
         return FlowResult(self._all_estimates(context, observations)) if self.estimates else None  # line 12
 
-    def _count(self, observed: Observations, number: int) -> int:
+    def _count(self, context: SearchContext, observed: Observations, number: int) -> int:
         """A query with neither scores nor u_param has no vector to search with."""
-        return self._share(number, len(observed.rows)) if len(observed.rows) or self.mix > 0 else 0
+        return self._share(context, number, len(observed.rows)) if len(observed.rows) or self.mix > 0 else 0
 
     def _next_rows(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -66,9 +67,9 @@ class SearchContext:
     on_counts: Callable[[NDArray[np.float64]], None] | None = None
     """Called with the (queries, at most k) numbers of better unscored rows that each expected recall comes from."""
 
-    @property
+    @cached_property
     def reachable(self) -> int:
-        """Number of items that the filter allows."""
+        """Number of items that the filter allows: no search needs more rows of a query, whatever its budget."""
         return self.items if self.allowed is None else int(self.allowed.sum())
 
     @property
@@ -270,8 +271,10 @@ class MultiRound(Settings):
         if self.rounds > self.budget:
             raise invalid("rounds", f"between 1 and `budget` ({self.budget})", self.rounds)
 
-    def _share(self, number: int, spent: int) -> int:
-        return share_of_round(number, budget=self.budget, rounds=self.rounds, spent=spent)
+    def _share(self, context: SearchContext, number: int, spent: int) -> int:
+        """Number of rows of a query in round `number` (from 1), of those that are left."""
+        share = share_of_round(number, budget=self.budget, rounds=self.rounds, spent=spent)
+        return min(share, context.reachable - spent)
 
     def _normalization(
         self, context: SearchContext, observed: Observations, query_vector: Vectors | None
@@ -279,7 +282,7 @@ class MultiRound(Settings):
         """α and β of the context, or else from the query's own earliest scores."""
         if context.normalization is not None:
             return context.normalization
-        early = max(self._share(1, 0), MIN_NORMALIZATION_SCORES)
+        early = max(self._share(context, 1, 0), MIN_NORMALIZATION_SCORES)
         estimates = None if query_vector is None else context.item_vectors().take(observed.rows[:early]) @ query_vector
         return Normalization.fit_query(observed.scores[:early], estimates)
 

@@ -68,8 +68,8 @@ class AnnCur(Settings):
         scored = yield Round([anchors] * context.queries, "anchors")
         observations = [Observations(anchors.rows, scores) for scores in scored]
         vectors = _solve(context, observations)
-        rest = self.budget - len(anchors)
-        if rest and len(anchors) < context.reachable:
+        rest = min(self.budget, context.reachable) - len(anchors)
+        if rest:
             yield Round(search_unscored(context, vectors, observations, [rest] * context.queries), "anncur")
         return _all_estimates(context, vectors) if self.estimates else None
 
@@ -101,12 +101,12 @@ class AdaCur(MultiRound):
     estimates: bool = False
 
     def flow(self, context: SearchContext) -> Flow:
-        name, proposals = context.propose(self.first, self._share(1, 0))
+        name, proposals = context.propose(self.first, self._share(context, 1, 0))
         observations = [Observations() for _ in range(context.queries)]
 
         def choose_anchors(number: int) -> Round:
             scored = [len(observed.rows) for observed in observations]
-            counts = [self._share(number, calls) if calls else 0 for calls in scored]
+            counts = [self._share(context, number, calls) if calls else 0 for calls in scored]
             return Round(search_unscored(context, _solve(context, observations), observations, counts), "adacur")
 
         yield from self._run_rounds(Round(proposals, name), observations, choose_anchors)

@@ -40,13 +40,13 @@ class Gar(MultiRound):
         check_positive("neighbors", self.neighbors)
 
     def flow(self, context: SearchContext) -> Flow:
-        name, rankings = context.propose(self.first, self.budget)
+        name, rankings = context.propose(self.first, min(self.budget, context.reachable))
         observations = [Observations() for _ in range(context.queries)]
-        graph = _NeighborGraph(context, self.neighbors)
+        graph = _NeighborGraph(context, min(self.neighbors, context.items))
         later = [Proposal(ranking.rows, np.full(len(ranking), np.nan, np.float32)) for ranking in rankings]
 
         def alternate(number: int) -> Round:
-            counts = [self._share(number, len(observed.rows)) for observed in observations]
+            counts = [self._share(context, number, len(observed.rows)) for observed in observations]
             left = [
                 _take_new([ranking], observed.rows, self.budget)
                 for ranking, observed in zip(later, observations, strict=True)
@@ -59,7 +59,7 @@ class Gar(MultiRound):
                 proposals.append(_take_new(sources, EMPTY_PROPOSAL.rows, n))
             return Round(proposals, "gar")
 
-        first = Round([ranking.first(self._share(1, 0)) for ranking in rankings], name)
+        first = Round([ranking.first(self._share(context, 1, 0)) for ranking in rankings], name)
         yield from self._run_rounds(first, observations, alternate)
         return None
 

@@ -22,6 +22,6 @@ class Rerank(Settings):
         check_positive("budget", self.budget)
 
     def flow(self, context: SearchContext) -> Flow:
-        name, proposals = context.propose(self.retriever, self.budget)
+        name, proposals = context.propose(self.retriever, min(self.budget, context.reachable))
         yield Round(proposals, name)
         return None

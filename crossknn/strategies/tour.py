@@ -52,7 +52,7 @@ class Tour(MultiRound):
         observations = [Observations() for _ in range(context.queries)]
 
         def search(number: int) -> Round:
-            counts = [self._share(number, len(observed.rows)) for observed in observations]
+            counts = [self._share(context, number, len(observed.rows)) for observed in observations]
             found = search_unscored(context, vectors, observations, counts)
             pairs = zip(found, scales, strict=True)
             proposals = [Proposal(one.rows, scale.restore(one.estimates).astype(np.float32)) for one, scale in pairs]

@@ -62,7 +62,7 @@ class BaseSearch(ABC):
             raise InputError(f"`allowed` must hold one value per item ({len(self)}), got {len(allowed)}.")
         no_rows = [EMPTY_PROPOSAL.rows] * len(vectors)
         candidates, exclude = (no_rows if rows is None else rows for rows in (candidates, exclude))
-        return self._search(vectors, n, candidates, exclude, allowed)
+        return self._search(vectors, min(n, len(self)), candidates, exclude, allowed)
 
     def _check_queries(self, queries: NDArray[Any]) -> Vectors:
         """(queries, dim) float32."""

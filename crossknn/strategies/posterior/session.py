@@ -93,7 +93,7 @@ class PosteriorSession:
             self._update()
         k = min(self._context.k or 0, self._context.reachable)
         stride = -(-SHORTLIST_PER_HIT * k // SHORTLIST)  # expected recall looks at every n-th row
-        n = max(n, stride * SHORTLIST) if recall else n
+        n = min(max(n, stride * SHORTLIST) if recall else n, self._context.reachable)
         allowed = self._context.allowed
         found = self._search.search(self.model.query_vectors, n, exclude=self._scored_rows, allowed=allowed)
         candidates = self.model.posterior_mean_of_candidates(found.products)
@@ -163,7 +163,9 @@ class PosteriorSession:
         rows = torch.cat([self.model.retrieved.rows.gather(1, positions), means.other_rows], 1)
         values = torch.cat([candidates, means.others], 1)
         if without is not None and without.shape[1]:
-            values.masked_fill_((rows[:, :, None] == without[:, None]).any(2), -torch.inf)
+            ascending = without.sort(dim=1).values
+            nearest = torch.searchsorted(ascending, rows).clamp(max=ascending.shape[1] - 1)
+            values.masked_fill_(ascending.gather(1, nearest) == rows, -torch.inf)
         rows, order = rows.sort(dim=1)
         values, best = values.gather(1, order).sort(dim=1, descending=True, stable=True)
         values, rows = values[:, :n], rows.gather(1, best[:, :n])

@@ -58,9 +58,9 @@ class Posterior(MultiRound):
         first, session = self._start(context)
 
         def next_round(number: int) -> Round:
-            n = 2 * max(self._counts(number, session))
+            n = 2 * max(self._counts(context, number, session))
             means = session.posterior_means(n, recall=self.stop_at is not None)
-            return self._choose_rows(context, session, means, self._counts(number, session))
+            return self._choose_rows(context, session, means, self._counts(context, number, session))
 
         yield from self._run_rounds(first, session.observations, next_round)
         if context.k is not None:
@@ -71,22 +71,22 @@ class Posterior(MultiRound):
         """The first round, and the session with the prior."""
         from crossknn.strategies.posterior.session import PosteriorSession  # imports torch
 
-        share = self._share(1, 0)
+        share = self._share(context, 1, 0)
         names = context.signals if context.prior is None else context.prior.signals
-        lists = [context.propose(name, min(RETRIEVER_DEPTH, context.items))[1] for name in names]
+        lists = [context.propose(name, min(RETRIEVER_DEPTH, context.reachable))[1] for name in names]
         if context.prior is not None:
             session = PosteriorSession(context, lists, context.prior)
             session.hedge_rows = session.model.retrieved.reciprocal_rank_fusion(
                 HEDGE_ROWS, depth=HEDGE_DEPTH, constant=RANK_CONSTANT
             )
             return Round(session.propose_first(session.posterior_means(share), share), "prior"), session
-        name, found = context.propose(self.first, max(STANDARDIZATION_DEPTH, share))
+        name, found = context.propose(self.first, min(max(STANDARDIZATION_DEPTH, share), context.reachable))
         first = Round([proposal.first(share) for proposal in found], name)
         return first, PosteriorSession(context, lists, Prior.weakly_informative(names), near=found)
 
-    def _counts(self, number: int, session: PosteriorSession) -> list[int]:
+    def _counts(self, context: SearchContext, number: int, session: PosteriorSession) -> list[int]:
         """Rows per query in this round: none where the first round found nothing, or `stop_at` is reached."""
-        counts = [self._share(number, len(one.rows)) if len(one.rows) else 0 for one in session.observations]
+        counts = [self._share(context, number, len(one.rows)) if len(one.rows) else 0 for one in session.observations]
         recall, stop_at = session.expected_recall, self.stop_at
         if recall is None or stop_at is None:
             return counts
@@ -100,7 +100,7 @@ class Posterior(MultiRound):
         before = session.unscored_hedge_rows([ceil(HEDGE_SHARE * count) for count in counts])
         misfits = np.flatnonzero(session.misfits() & (np.array(counts) > 0))
         if len(misfits):
-            name, lists = context.propose(None, self.budget)
+            name, lists = context.propose(None, min(self.budget, context.reachable))
             for query in misfits.tolist():
                 names[query], before[query] = name, lists[query].rows.tolist()
         return Round(session.propose(means, counts, before), names, session.expected_recall)
