@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import struct
@@ -26,14 +27,19 @@ from crossknn.types import Scorer, Scores
 KEYS_PER_SELECT = 900  # older versions of SQLite take at most 999
 LOCK_TIMEOUT = 60.0  # seconds
 APPLICATION_ID = 0x434B4E4E  # "CKNN" in the file's header
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+WITHOUT_CHECKSUMS = 1  # the format of earlier versions
 SIGNATURE: Final = b"SQLite format 3\0"  # how every SQLite file begins
-# Added to files of the same format by the first write: `scores` alone does not say which scores have one query.
-LIST_TABLES: Final = (
-    "CREATE TABLE IF NOT EXISTS lists (scorer BLOB, query BLOB, item BLOB, score REAL NOT NULL, "
+TABLES: Final = (
+    "CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL NOT NULL, checksum INTEGER) WITHOUT ROWID",
+    # `scores` alone does not say which scores have one query.
+    "CREATE TABLE IF NOT EXISTS lists (scorer BLOB, query BLOB, item BLOB, score REAL NOT NULL, checksum INTEGER, "
     "PRIMARY KEY (scorer, query, item)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS queries (hash BLOB PRIMARY KEY, text BLOB NOT NULL) WITHOUT ROWID",
 )
+KEYS: Final = {"scores": "key", "lists": "scorer, query, item"}  # by table, which a checksum is of, with the score
+
+logger = logging.getLogger(__name__)
 
 _inherited: list[sqlite3.Connection] = []  # connections of a parent process: never used here, never closed here
 
@@ -132,12 +138,20 @@ class Cached(RankMixin):
 
     def _read(self, keys: list[bytes]) -> dict[bytes, float]:
         known: dict[bytes, float] = {}
+        damaged = 0
         with _readable_errors(self.path):
             connection = self._connection()
             for start in range(0, len(keys), KEYS_PER_SELECT):
                 batch = keys[start : start + KEYS_PER_SELECT]
                 marks = ",".join("?" * len(batch))
-                known.update(connection.execute(f"SELECT key, score FROM scores WHERE key IN ({marks})", batch))  # noqa: S608
+                select = f"SELECT key, score, {_is_intact('scores')} FROM scores WHERE key IN ({marks})"  # noqa: S608
+                rows = connection.execute(select, batch)
+                for key, score, intact in rows:
+                    if intact:
+                        known[key] = score
+                    damaged += not intact
+        if damaged:
+            logger.warning("%s: %d damaged scores are not used", self.path, damaged)
         return known
 
     def _write(self, queries: Sequence[str], items: Sequence[str], scores: Sequence[float] | Scores) -> None:
@@ -146,11 +160,8 @@ class Cached(RankMixin):
         lists = zip(hashes[0] * len(values), *hashes[1:], values, strict=True)
         with _readable_errors(self.path), self._connection() as connection:  # which commits, or rolls back
             connection.execute("BEGIN IMMEDIATE")
-            for statement in LIST_TABLES:
-                connection.execute(statement)
-            rows = zip(self._keys(queries, items), values, strict=True)
-            connection.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", rows)
-            connection.executemany("INSERT OR IGNORE INTO lists VALUES (?, ?, ?, ?)", lists)
+            connection.executemany(_insertion("scores"), zip(self._keys(queries, items), values, strict=True))
+            connection.executemany(_insertion("lists"), lists)
             if self.keep_queries:
                 texts = {
                     hash_: text.encode("utf-8", "surrogatepass") for hash_, text in zip(hashes[1], queries, strict=True)
@@ -186,22 +197,76 @@ def read_cached_lists(path: str | os.PathLike[str], *, scorer: str) -> CachedLis
     """The scores of the scorer with this fingerprint; `InputError` if the cache has none that name their query."""
     path, own = Path(path), hash_texts([scorer])[0].tobytes()
     with _readable_errors(path), closing(_open(path)) as connection:
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-        has_lists = "lists" in tables and connection.execute("SELECT EXISTS (SELECT 1 FROM lists)").fetchone()[0]
-        if has_lists:
-            rows = connection.execute("SELECT query, item, score FROM lists WHERE scorer = ?", [own]).fetchall()
-            texts = connection.execute("SELECT text FROM queries").fetchall()
+        has_lists = connection.execute("SELECT EXISTS (SELECT 1 FROM lists)").fetchone()[0]
+        found = connection.execute(
+            f"SELECT query, item, score, {_is_intact('lists')} FROM lists WHERE scorer = ?",  # noqa: S608
+            [own],
+        ).fetchall()
+        texts = [text for hash_, text in connection.execute("SELECT hash, text FROM queries") if _names(hash_, text)]
     if not has_lists:
         raise InputError(
             f"{path}: a cache without lists: it is empty, or an earlier crossknn wrote it, which did not store which "
             "scores have a query in common."
         )
+    rows = [row for *row, intact in found if intact]
+    if len(rows) < len(found):
+        logger.warning("%s: %d damaged scores are left out", path, len(found) - len(rows))
     if not rows:
         raise InputError(f"{path}: a cache of another scorer's scores, without any of {scorer!r}. Give that scorer.")
     queries, items, scores = zip(*rows, strict=True)
     hashes = [np.frombuffer(b"".join(column), HASH_DTYPE) for column in (queries, items)]
     chunk = Chunk(hashes[0], hashes[1], np.array(scores, np.float32))
-    return CachedLists(chunk, [text.decode("utf-8", "surrogatepass") for (text,) in texts])
+    return CachedLists(chunk, [text.decode("utf-8", "surrogatepass") for text in texts])
+
+
+def verify_cache(path: str | os.PathLike[str]) -> int:
+    """Check every score of a cache by its checksum; the number of scores, or `InputError` if some are damaged."""
+    path = Path(path)
+    with _readable_errors(path), closing(_connect(path)) as connection:
+        version = _format_of(connection)
+        if version != FORMAT_VERSION:
+            raise InputError(
+                f"{path}: a score cache without checksums, of an earlier crossknn. They are added when it is next used."
+            )
+        (state,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(f"malformed: {state}")
+        (scores,) = connection.execute("SELECT count(*) FROM scores").fetchone()
+        damaged = 0
+        for table in KEYS:
+            damaged += connection.execute(f"SELECT count(*) FROM {table} WHERE NOT {_is_intact(table)}").fetchone()[0]  # noqa: S608
+        damaged += sum(not _names(*row) for row in connection.execute("SELECT hash, text FROM queries"))
+    if damaged:
+        raise InputError(f"{path}: {damaged:,} of its rows are damaged. They are not used, and scored again.")
+    return int(scores)
+
+
+def _is_intact(table: str) -> str:
+    """An expression that says whether a row has the checksum of its key and score."""
+    return f"({table}.checksum IS crossknn_checksum({KEYS[table]}, score))"
+
+
+def _insertion(table: str) -> str:
+    """Of the key and score of a row, which replaces a damaged one only."""
+    keys, marks = KEYS[table], ", ".join(f"?{place}" for place in range(1, KEYS[table].count(",") + 3))
+    return (
+        f"INSERT INTO {table} VALUES ({marks}, crossknn_checksum({marks})) ON CONFLICT ({keys}) DO UPDATE "  # noqa: S608
+        f"SET score = excluded.score, checksum = excluded.checksum WHERE NOT {_is_intact(table)}"
+    )
+
+
+def _checksum(*values: object) -> int | None:
+    """Four bytes of a row's key and score; None for values of other types, which damage made."""
+    *keys, score = values
+    if not isinstance(score, float) or not all(isinstance(key, bytes) for key in keys):
+        return None
+    content = b"".join([*(key for key in keys if isinstance(key, bytes)), struct.pack("<d", score)])
+    return int.from_bytes(blake2b(content, digest_size=4).digest(), "little")
+
+
+def _names(hash_: object, text: object) -> bool:
+    """Whether this is the hash of a query's text."""
+    return isinstance(text, bytes) and blake2b(text, digest_size=HASH_DTYPE.itemsize).digest() == hash_
 
 
 @contextmanager
@@ -216,10 +281,14 @@ def _open(path: Path, *, private: bool = False) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
     if private and not path.exists():
         path.touch(mode=0o600)
-    connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
+    connection = _connect(path)
     try:
-        if not _is_ours(connection):
+        version = _format_of(connection)
+        if not version:
             _create(connection)
+        if version == WITHOUT_CHECKSUMS:
+            logger.warning("%s: its scores, written by an earlier crossknn, get checksums", path)
+            _add_checksums(connection)
         connection.execute("PRAGMA synchronous = NORMAL")  # in WAL: a kill loses nothing that was committed
     except BaseException:
         connection.close()
@@ -227,29 +296,52 @@ def _open(path: Path, *, private: bool = False) -> sqlite3.Connection:
     return connection
 
 
-def _is_ours(connection: sqlite3.Connection) -> bool:
-    """False for a new file; an error for another program's."""
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
+    connection.create_function("crossknn_checksum", -1, _checksum, deterministic=True)
+    return connection
+
+
+def _format_of(connection: sqlite3.Connection) -> int:
+    """The file's format; 0 for a new file, an error for another program's."""
     connection.execute("BEGIN")  # a consistent snapshot: another process may be creating the file
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     connection.execute("COMMIT")
-    if application == APPLICATION_ID and version == FORMAT_VERSION:
-        return bool(tables)
+    if application == APPLICATION_ID and version in (FORMAT_VERSION, WITHOUT_CHECKSUMS):
+        return int(version) if tables else 0
     if application == APPLICATION_ID and version > FORMAT_VERSION:
         raise sqlite3.DatabaseError(f"format {version} of a newer crossknn, this one reads {FORMAT_VERSION}")
     if tables or application:
         raise sqlite3.DatabaseError("an SQLite file of another program")
-    return False
+    return 0
 
 
 def _create(connection: sqlite3.Connection) -> None:
     _switch_to_wal(connection)
-    connection.execute("BEGIN IMMEDIATE")
-    connection.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL NOT NULL) WITHOUT ROWID")
+    with connection:  # which commits, or rolls back
+        connection.execute("BEGIN IMMEDIATE")
+        _finish_format(connection)
+
+
+def _add_checksums(connection: sqlite3.Connection) -> None:
+    """Change a file of the earlier format, unless another process has done it."""
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        for table in KEYS.keys() & names if version == WITHOUT_CHECKSUMS else ():
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
+            connection.execute(f"UPDATE {table} SET checksum = crossknn_checksum({KEYS[table]}, score)")  # noqa: S608
+        _finish_format(connection)
+
+
+def _finish_format(connection: sqlite3.Connection) -> None:
+    for statement in TABLES:
+        connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
-    connection.execute("COMMIT")
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
@@ -269,6 +361,7 @@ def _explain(error: Exception) -> str:
     """What is wrong with the file and what to do, from SQLite's message."""
     for words, explanation in (
         ("full", "the disk is full. Free some space and run again: what was written is kept"),
+        ("disk I/O error", "the disk is full or fails. Free some space and run again: what was written is kept"),
         ("readonly", "it is read-only. Use a path in a writable folder"),
         ("unable to open", "it cannot be opened. Use a path in a writable folder"),
         (

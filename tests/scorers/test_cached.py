@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 
 from crossknn.errors import InputError, ScorerError
 from crossknn.scorers.base import function_scorer
-from crossknn.scorers.cached import Cached, read_cached_lists
+from crossknn.scorers.cached import Cached, read_cached_lists, verify_cache
 from crossknn.testing import MatrixScorer, check_scorer
 from tests.paths import ROOT
 
@@ -259,7 +260,7 @@ def test_a_forked_process_opens_the_file_itself(tmp_path: Path) -> None:
 
 WORKER = """
 import sys, time
-from crossknn.scorers.cached import Cached, read_cached_lists
+from crossknn.scorers.cached import Cached, read_cached_lists, verify_cache
 from crossknn.scorers.base import function_scorer
 path, log, pause, first, last = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
 
@@ -321,28 +322,78 @@ def tables(path: Path) -> dict[str, int]:
     return counts
 
 
-def make_old(path: Path) -> None:
-    """As an earlier version wrote it."""
-    connection = sqlite3.connect(path)
-    connection.execute("DROP TABLE lists")
-    connection.execute("DROP TABLE queries")
-    connection.commit()
-    connection.close()
+def make_old(path: Path, *tables: str) -> None:
+    """As an earlier version wrote it: without checksums, and without these tables."""
+    with closing(sqlite3.connect(path)) as connection:
+        for table in tables:
+            connection.execute(f"DROP TABLE {table}")
+        for table in {"scores", "lists"} - {*tables}:
+            connection.execute(f"ALTER TABLE {table} DROP COLUMN checksum")
+        connection.execute("PRAGMA user_version = 1")
+        connection.commit()
 
 
-def test_an_old_file_keeps_its_scores_and_groups_new_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", [("lists", "queries"), ()])
+def test_an_old_file_keeps_its_scores_and_groups_new_ones(tmp_path: Path, missing: tuple[str, ...]) -> None:
     path = tmp_path / "scores.db"
     scorer, asked = counting()
     Cached(scorer, path).score(["a", "b"], ["x", "y"])
-    make_old(path)
-    with pytest.raises(InputError, match="an earlier crossknn"):
-        read_cached_lists(path, scorer="lengths")
-    assert tables(path) == {"scores": 2}  # which reading did not change
+    make_old(path, *missing)
+    with pytest.raises(InputError, match="a score cache without checksums"):
+        verify_cache(path)
+    if missing:
+        with pytest.raises(InputError, match="an earlier crossknn"):
+            read_cached_lists(path, scorer="lengths")
     cache = Cached(scorer, path)
     cache.score(["a", "b", "b"], ["x", "y", "z"])
     assert asked[2:] == [("b", "z")]
-    assert tables(path) == {"scores": 3, "lists": 1, "queries": 0}
-    assert read_cached_lists(path, scorer="lengths").scores.scores == pytest.approx(lengths([("b", "z")]))
+    assert tables(path) == {"scores": 3, "lists": 1 if missing else 3, "queries": 0}
+    found = read_cached_lists(path, scorer="lengths").scores.scores
+    assert lengths([("b", "z")])[0] in found
+    assert verify_cache(path) == 3
+
+
+def damage(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(statement)
+        connection.commit()
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["score = 0", "score = -score", "score = 'a text'", "checksum = 7", "checksum = NULL", "key = zeroblob(16)"],
+)
+def test_damaged_scores_are_scored_again(tmp_path: Path, caplog: pytest.LogCaptureFixture, change: str) -> None:
+    path = tmp_path / "scores.db"
+    scorer, asked = counting()
+    expected = Cached(scorer, path).score(["a", "b"], ["x", "yy"])
+    assert verify_cache(path) == 2
+    damage(path, f"UPDATE scores SET {change} WHERE key = (SELECT min(key) FROM scores)")
+    with pytest.raises(InputError, match=r"scores\.db: 1 of its rows are damaged"):
+        verify_cache(path)
+    cache = Cached(scorer, path)
+    assert cache.count_missing(["a", "b"], ["x", "yy"]) == 1
+    np.testing.assert_array_equal(cache.score(["a", "b"], ["x", "yy"]), expected)
+    assert (cache.misses, len(asked)) == (1, 3)
+    assert ("1 damaged scores are not used" in caplog.text) == ("key" not in change)
+    again = Cached(scorer, path)
+    np.testing.assert_array_equal(again.score(["a", "b"], ["x", "yy"]), expected)
+    assert again.misses == 0
+
+
+def test_damaged_lists_and_queries_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "scores.db"
+    scorer, _ = counting()
+    Cached(scorer, path, keep_queries=True).score(["a", "bb", "ccc"], ["x", "x", "x"])
+    damage(path, "UPDATE lists SET score = 9 WHERE query = (SELECT min(query) FROM lists)")
+    damage(path, "UPDATE queries SET text = 'changed' WHERE text = CAST('ccc' AS BLOB)")
+    found = read_cached_lists(path, scorer="lengths")
+    assert len(found.scores.scores) == 2
+    assert 9 not in found.scores.scores
+    assert set(found.queries) == {"a", "bb"}
+    assert "1 damaged scores are left out" in caplog.text
+    with pytest.raises(InputError, match="2 of its rows are damaged"):
+        verify_cache(path)
 
 
 def test_texts_are_stored_only_if_asked_for(tmp_path: Path) -> None:
