@@ -37,6 +37,7 @@ class Conditions:
     kill_at: int | None = None  # the step, from 1, at which the process is killed
     delay: float = 0.0  # seconds from that step to the kill
     file_limit: int | None = None  # bytes that a file may have
+    output: Path | None = None  # where standard output goes
     clock_jumps: tuple[float, ...] = ()  # seconds that are added to the wall clock, in turn, at every look at it
 
 
@@ -106,8 +107,8 @@ class Running:
 
 def _execute(arguments: list[str], log: Path, conditions: Conditions, notices: Connection) -> None:
     """What the process does."""
-    for number, suffix in ((1, "out"), (2, "err")):
-        os.dup2(os.open(log.with_suffix(f".{suffix}"), os.O_WRONLY | os.O_CREAT), number)
+    for number, path in ((1, conditions.output or log.with_suffix(".out")), (2, log.with_suffix(".err"))):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     steps = _Steps(os.open(log.with_suffix(".log"), os.O_WRONLY | os.O_CREAT), conditions, notices)
     steps.watch()

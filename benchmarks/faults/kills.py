@@ -42,10 +42,10 @@ class Stage:
 
     def __post_init__(self) -> None:
         path = self.new_path("undisturbed")
-        self.before = self._content(path)
+        self.before = self.content(path)
         self.whole = self.run(path)
         expect(self.whole.code == 0, f"the undisturbed command failed: {self.whole.errors}")
-        self.after, self.hits = self._content(path), self.world.hits(self.done(path))
+        self.after, self.hits = self.content(path), self.world.hits(self.done(path))
         self.pairs = set(self.whole.paid)
 
     def new_path(self, name: str) -> Path:
@@ -60,17 +60,17 @@ class Stage:
 
     def check_between(self, path: Path) -> None:
         """What is there after a fault is the old index or the new one, and whole."""
-        if self._content(path) is not None:
+        if self.content(path) is not None:
             ck.Index.load(self.done(path)).verify()
-        expect(self._content(path) in (self.before, self.after), "neither the old index nor the new one is there")
+        expect(self.content(path) in (self.before, self.after), "neither the old index nor the new one is there")
 
     def check_again(self, path: Path, *, hits: bool) -> Outcome:
         """The command, run again, ends with the index of the undisturbed one."""
-        if not self.repeatable and self._content(path) == self.after:
+        if not self.repeatable and self.content(path) == self.after:
             return Outcome(0, "", "", 0.0)
         again = self.run(path)
         expect(again.code == 0, f"the command failed when it was run again: {again.errors[-600:]}")
-        expect(self._content(path) == self.after, "the index is another than that of the undisturbed command")
+        expect(self.content(path) == self.after, "the index is another than that of the undisturbed command")
         ck.Index.load(self.done(path)).verify()
         if hits:
             expect(self.world.hits(self.done(path)) == self.hits, "other hits than in the undisturbed index")
@@ -78,7 +78,7 @@ class Stage:
         expect(set(again.paid) <= self.pairs, "pairs were scored that the undisturbed command did not score")
         return again
 
-    def _content(self, path: Path) -> dict[str, str] | None:
+    def content(self, path: Path) -> dict[str, str] | None:
         return content(self.done(path)) if (self.done(path) / MANIFEST).exists() else None
 
 
