@@ -40,7 +40,7 @@ class ScorerError(CrossKnnError):
 class PartialScores(ScorerError):
     """A scorer failed after some pairs of a call: the `scores` of `queries[i]` and `items[i]`, and whose they are.
 
-    `Cached` keeps them, so that they are not paid for again.
+    `Cached` keeps them, so that they are not paid for again. It is the cause of an interrupt that a scorer passes on.
     """
 
     def __init__(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crossknn._checks import check_positive, invalid
 from crossknn.errors import InputError, ScorerError
@@ -59,21 +60,16 @@ def check_pairs(queries: Sequence[str], items: Sequence[str]) -> None:
 
 
 def check_scores(scores: object, queries: Sequence[str], items: Sequence[str]) -> Scores:
-    """`scores` as a float32 array, one finite number per pair."""
-    try:
-        array = np.asarray(scores, dtype=np.float32)
-    except (TypeError, ValueError) as error:
-        raise ScorerError(f"a scorer must return one number per pair, got {type(scores).__name__}: {error}") from error
+    """`scores` as a float32 array, one finite number per pair; strings, booleans and complex numbers are none."""
+    array = _read_numbers(scores, queries, items)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
         raise ScorerError(f"a scorer must return one number per pair, got an array of shape {array.shape}.")
-    if len(array) != len(queries):
-        message = f"the scorer returned {len(array)} scores for {len(queries)} pairs"
-        if len(array) < len(queries):
-            message += f"; the first without one is {describe_pair(queries[len(array)], items[len(array)])}"
-        raise ScorerError(f"{message}.")
-    bad = np.flatnonzero(~np.isfinite(array))
+    _check_length(len(array), queries, items)
+    with np.errstate(over="ignore"):  # infinite then
+        numbers = array.astype(np.float32, copy=False)
+    bad = np.flatnonzero(~np.isfinite(numbers))
     if len(bad):
         first = int(bad[0])
         raise ScorerError(
@@ -81,7 +77,43 @@ def check_scores(scores: object, queries: Sequence[str], items: Sequence[str]) -
             f" ({len(bad)} of {len(array)} scores are not finite). "
             "In float16 this is usually an overflow: try dtype='bfloat16' or 'float32'."
         )
+    return numbers
+
+
+def _read_numbers(scores: Any, queries: Sequence[str], items: Sequence[str]) -> NDArray[Any]:
+    """An array of any shape, if it holds real numbers. Nothing is read whose length is wrong, or unknown."""
+    if hasattr(scores, "detach"):  # a tensor, on a GPU or in bfloat16 no array by itself
+        scores = scores.detach().cpu()
+        scores = (scores.float() if scores.is_floating_point() else scores).numpy()
+    if not isinstance(scores, np.ndarray):
+        if not hasattr(scores, "__len__") or isinstance(scores, str | bytes | Mapping | set | frozenset):
+            raise ScorerError(f"a scorer must return an array or a list of numbers, got {_name_type(scores)}.")
+        _check_length(len(scores), queries, items)
+        for score in scores if isinstance(scores, list | tuple) else ():
+            if isinstance(score, bool | np.bool_):  # beside numbers they would count as 0 and 1
+                raise ScorerError(f"a scorer must return one number per pair, got {score!r} among them.")
+    try:
+        array = np.asarray(scores)
+    except Exception as error:
+        found = f"{_name_type(scores)}: {type(error).__name__}"
+        raise ScorerError(f"a scorer must return one number per pair, got {found}.") from error
+    if array.dtype.kind not in "iuf" and array.size:
+        found = _name_type(array.flat[0]) if array.dtype.kind == "O" else f"an array of {array.dtype}"
+        raise ScorerError(f"a scorer must return one number per pair, got {found}.")
     return array
+
+
+def _name_type(value: object) -> str:
+    return f"an object of type {type(value).__name__:.80}"
+
+
+def _check_length(length: int, queries: Sequence[str], items: Sequence[str]) -> None:
+    if length == len(queries):
+        return
+    message = f"the scorer returned {length} scores for {len(queries)} pairs"
+    if length < len(queries):
+        message += f"; the first without one is {describe_pair(queries[length], items[length])}"
+    raise ScorerError(f"{message}.")
 
 
 def describe_pair(query: str, item: str, *, width: int = 80) -> str:
@@ -119,8 +151,6 @@ class FunctionScorer(RankMixin):
         if isawaitable(scores):
             with ThreadPoolExecutor(1) as thread:  # the caller's may run an event loop
                 scores = thread.submit(asyncio.run, _await(scores)).result()
-        if hasattr(scores, "detach"):  # a tensor, on a GPU or in bfloat16 no array by itself
-            scores = scores.detach().float().cpu().numpy()
         return check_scores(scores, queries, items)
 
 

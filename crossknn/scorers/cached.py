@@ -103,13 +103,15 @@ class Cached(RankMixin):
         return np.fromiter((known[key] for key in keys), np.float32, len(keys))
 
     def _score_missing(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
-        """The scorer's own scores; those from before a failure are stored."""
+        """The scorer's own scores; those from before a failure or an interrupt are stored."""
         try:
             return score_pairs(self.scorer, queries, items)
-        except PartialScores as error:
-            if error.fingerprint == self.fingerprint:  # not the scores of another scorer inside this one
-                self._write(error.queries, error.items, error.scores)
-                self._count(misses=len(error.scores))
+        except BaseException as error:
+            known = error if isinstance(error, PartialScores) else error.__cause__
+            # Not the scores of another scorer inside this one.
+            if isinstance(known, PartialScores) and known.fingerprint == self.fingerprint:
+                self._write(known.queries, known.items, known.scores)
+                self._count(misses=len(known.scores))
             raise
 
     def count_missing(self, queries: Sequence[str], items: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse
 from crossknn.errors import CrossKnnError, InputError
 from crossknn.serve.dynamic_batching import ScorerUnavailable
 
+MAX_MESSAGE: Final = 4_096  # characters; a scorer's own message may have any number
 ERROR_TYPES: Final = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
 
 
@@ -40,7 +41,9 @@ class HttpError(HTTPException):
             "Connection": "close" if close else None,
             "Allow": allow,
         }
-        super().__init__(status, message, {name: value for name, value in headers.items() if value is not None})
+        super().__init__(
+            status, message[:MAX_MESSAGE], {name: value for name, value in headers.items() if value is not None}
+        )
         self.type = type_
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from crossknn.serve.backpressure import ClientDisconnected
-from crossknn.serve.http_errors import HttpError, check_size, error_response, http_error_of, not_ready
+from crossknn.serve.http_errors import MAX_MESSAGE, HttpError, check_size, error_response, http_error_of, not_ready
 from crossknn.serve.monitoring import Metrics, error_location
 from crossknn.serve.settings import Settings
 
@@ -129,7 +129,7 @@ class Exchange:
         failure = http_error_of(error)
         if self.status or failure.status_code >= 500:
             self.log_fields["error"] = error_location(error)
-            self.private_log_fields["detail"] = str(error)
+            self.private_log_fields["detail"] = str(error)[:MAX_MESSAGE]
         if not self.status:
             await error_response(failure, self.request_id)(scope, receive, self.send)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from crossknn.errors import ScorerError
 from crossknn.strategies.registry import STRATEGIES
 from crossknn.strategies.rerank import Rerank
 from tests.serve.servers import QUERIES, WatchedScorer, opened, serving, true_score, wait_until
@@ -49,6 +50,18 @@ def test_only_the_request_with_a_faulty_pair_fails(scorer, word, message):
         assert error["type"] == "scorer_failed"
         assert message in error["message"]
         assert httpx.get(f"{url}/readyz").status_code == 200
+
+
+class LongWinded(WatchedScorer):
+    def score(self, queries, items):
+        raise ScorerError("very " * 10**6)
+
+
+def test_a_message_of_any_length_is_cut():
+    with opened(scorer=LongWinded()) as service, serving(service) as url:
+        response = post(url, query="ice", budget=5)
+    assert response.status_code == 500
+    assert len(response.content) < 5_000
 
 
 def test_a_stalled_scorer_makes_the_service_unready_until_it_answers(scorer):

@@ -123,22 +123,31 @@ class HttpScorer(RankMixin, ABC):
             self._expected_usage([text_queries[at] for at in batch], [texts[at] for at in batch]) for batch in batches
         )
         run = RequestRun(batches, accepted=self._accepted)
-        run.run(partial(self._send, text_queries, texts), concurrency=self.limits.concurrency)
-        self._accepted = self._accepted or run.accepted  # another thread may have set it
-        error = self._find_error(run, text_queries, [items[row] for row in pair.tolist()])
+        try:
+            run.run(partial(self._send, text_queries, texts), concurrency=self.limits.concurrency)
+            self._accepted = self._accepted or run.accepted  # another thread may have set it
+            error = self._find_error(run, text_queries, [items[row] for row in pair.tolist()])
+        except BaseException as interrupt:
+            error = interrupt
         scores = max_over_windows(run.scores, pair, len(items))  # NaN where a window has no score
+        if error is None:
+            return scores
+        so_far = self._partial_scores(error, queries, items, scores)
         if isinstance(error, ScorerError):
-            done = np.flatnonzero(~np.isnan(scores)).tolist()
-            raise PartialScores(
-                f"{error} {len(done):,} of {len(scores):,} pairs of this call were scored.",
-                fingerprint=self.fingerprint,
-                queries=[queries[position] for position in done],
-                items=[items[position] for position in done],
-                scores=scores[done].tolist(),
-            ) from error
-        if error is not None:
-            raise error
-        return scores
+            raise so_far from error
+        raise error from so_far
+
+    def _partial_scores(
+        self, error: BaseException, queries: Sequence[str], items: Sequence[str], scores: Scores
+    ) -> PartialScores:
+        done = np.flatnonzero(~np.isnan(scores)).tolist()
+        return PartialScores(
+            f"{error} {len(done):,} of {len(scores):,} pairs of this call were scored.",
+            fingerprint=self.fingerprint,
+            queries=[queries[position] for position in done],
+            items=[items[position] for position in done],
+            scores=scores[done].tolist(),
+        )
 
     def close(self) -> None:
         """Close the connections to the server; the next call of `score` opens new ones."""

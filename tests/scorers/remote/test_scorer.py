@@ -3,6 +3,7 @@
 import base64
 import json
 import logging
+import os
 import pickle
 import signal
 import socket
@@ -498,6 +499,25 @@ def test_a_cache_stores_partial_scores(server, tmp_path):
     np.testing.assert_allclose(cache.score(["q"] * 40, ITEMS[:40]), known(["q"] * 40, ITEMS[:40]), rtol=1e-6)
     assert sum(len(body["texts"]) for body in server.bodies) == 10 + 10 + 30
     assert (cache.misses, cache.hits) == (40, 10)
+
+
+def test_an_interrupt_keeps_the_scores_so_far(server, tmp_path):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def send_signal(handler):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        server.faults = [answer, answer, send_signal]
+        cached = ck.Cached(RemoteScorer(server.url, batch_size=2, concurrency=1), tmp_path / "scores.db")
+        with pytest.raises(KeyboardInterrupt):
+            cached.score(["q"] * 8, ITEMS[:8])
+        assert (cached.count_missing(["q"] * 8, ITEMS[:8]), cached.misses) == (4, 4)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_cache_ignores_partial_scores_of_another_scorer(server, tmp_path):
