@@ -18,13 +18,14 @@ from starlette.exceptions import HTTPException
 
 from crossknn import __version__
 from crossknn.serve import schemas
-from crossknn.serve.http_errors import HttpError
+from crossknn.serve.http_errors import HttpError, encode_json
 from crossknn.serve.middleware import Exchange, RequestMiddleware
 from crossknn.serve.service import Service
 from crossknn.types import Scores
 
 PAGE: Final = Path(__file__).parent / "page"  # the search page
 PAGE_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+PAGE_FILES: Final = {path.name: path for path in PAGE.iterdir() if path.suffix in PAGE_TYPES}
 PROMETHEUS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"model": schemas.ErrorResponse, "description": description}
@@ -180,8 +181,8 @@ def _add_pages(app: FastAPI) -> None:
 
     @app.get("/page/{name}", include_in_schema=False)
     async def page_file(name: str) -> Response:
-        path = PAGE / name
-        if path.suffix not in PAGE_TYPES or path.parent != PAGE or not path.is_file():
+        path = PAGE_FILES.get(name)
+        if path is None:
             raise HttpError(404, "not_found", "no such page.")
         return FileResponse(path, media_type=PAGE_TYPES[path.suffix], headers={"Cache-Control": "no-cache"})
 
@@ -195,7 +196,7 @@ async def _respond(service: Service, request: Request, work: Callable[[Event], A
             pass
 
     def write(cancelled: Event) -> bytes:
-        return json.dumps(work(cancelled), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return encode_json(work(cancelled))
 
     return Response(await service.queue.run(write, disconnected), media_type="application/json")
 

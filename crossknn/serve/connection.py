@@ -19,7 +19,7 @@ from crossknn.serve.middleware import RequestMiddleware
 from crossknn.serve.service import Service
 
 SPARE_CONNECTIONS: Final = 32  # beyond the limit, which get status 503; any more are closed at once
-SPARE_SECONDS: Final = 1.0  # for one of them to send its headers
+SPARE_SECONDS: Final = 1.0  # for one of them to send its headers, and for a refused client to hang up
 ACCEPTS_PER_TURN: Final = 16  # connections that the event loop accepts before it does something else
 RESERVED_FILES: Final = 192  # open files for the index, logs, spare connections and those just accepted
 CHECK_SECONDS: Final = 0.5  # between two checks of a connection, at most
@@ -50,6 +50,7 @@ class ConnectionConfig(uvicorn.Config):
             "headers": settings.header_timeout,
             "body": settings.body_timeout,
             "response": settings.write_timeout,
+            "refused": SPARE_SECONDS,
         }
 
 
@@ -84,6 +85,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._refused = False
         self._seconds = self.config.seconds
         excess = len(self.connections) - self.config.max_connections
         if excess > 0:
@@ -100,6 +102,10 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._check.cancel()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._refused:
+            super().data_received(data)
 
     def send_400_response(self, msg: str) -> None:
         """Respond to bytes that are no request; uvicorn's method for it."""
@@ -124,6 +130,9 @@ class Connection(H11Protocol):
 
     def _end(self, stage: str) -> None:
         """End a connection whose stage has lasted too long."""
+        if stage == "refused":
+            self.transport.abort()
+            return
         self.config.count_ended(stage)
         if stage == "response":
             self.transport.abort()
@@ -134,6 +143,8 @@ class Connection(H11Protocol):
 
     def _current_stage(self) -> tuple[str | None, object]:
         """What the client has to do, if anything, and the request that it belongs to."""
+        if self._refused:
+            return "refused", None
         if self.transport.get_write_buffer_size():
             return "response", self.cycle
         if self.conn.their_state is h11.SEND_BODY:
@@ -143,11 +154,21 @@ class Connection(H11Protocol):
         return None, self.cycle
 
     def _refuse(self, error: HttpError) -> None:
-        """Respond in place of the app, unless a response has begun, and close the connection."""
-        begun = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
-        if not begun and not self.transport.is_closing():
-            response = error_response(error, uuid.uuid4().hex)
-            head = [f"HTTP/1.1 {error.status_code} {HTTPStatus(error.status_code).phrase}".encode()]
-            head += [name + b": " + value for name, value in (*response.raw_headers, (b"connection", b"close"))]
-            self.transport.write(b"\r\n".join([*head, b"", bytes(response.body)]))
-        self.transport.close()
+        """Respond in place of the app, unless a response has begun, and close the connection.
+
+        What the client still sends is read for a while, as closing at once could take the response from it.
+        """
+        busy = self.cycle is not None and not self.cycle.response_complete
+        if self.transport.is_closing() or (busy and self.cycle.response_started):
+            self.transport.close()
+            return
+        response = error_response(error, uuid.uuid4().hex)
+        head = [f"HTTP/1.1 {error.status_code} {HTTPStatus(error.status_code).phrase}".encode()]
+        head += [name + b": " + value for name, value in (*response.raw_headers, (b"connection", b"close"))]
+        self.transport.write(b"\r\n".join([*head, b"", bytes(response.body)]))
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._refused = True
+        if busy:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any, Final
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from crossknn.errors import CrossKnnError, InputError
 from crossknn.serve.dynamic_batching import ScorerUnavailable
 
 MAX_MESSAGE: Final = 4_096  # characters; a scorer's own message may have any number
 ERROR_TYPES: Final = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+MAX_MESSAGE: Final = 1_000  # characters; messages may quote values of the request
 
 
 class HttpError(HTTPException):
@@ -60,9 +62,16 @@ def not_ready(reason: str, *, close: bool = False) -> HttpError:
     return HttpError(503, "not_ready", reason, retry_after=5, close=close)
 
 
-def error_response(error: HttpError, request_id: str) -> JSONResponse:
-    detail = {"message": error.detail, "type": error.type, "request_id": request_id}
-    return JSONResponse({"error": detail}, error.status_code, error.headers)
+def encode_json(value: object) -> bytes:
+    """A response as JSON; lone surrogates, which a request may contain, become question marks."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode(errors="replace")
+
+
+def error_response(error: HttpError, request_id: str) -> Response:
+    message = error.detail if len(error.detail) <= MAX_MESSAGE else f"{error.detail[:MAX_MESSAGE]} …"
+    content = encode_json({"error": {"message": message, "type": error.type, "request_id": request_id}})
+    return Response(content, error.status_code, error.headers, media_type="application/json")
 
 
 def http_error_of(error: Exception) -> HttpError:
@@ -74,7 +83,8 @@ def http_error_of(error: Exception) -> HttpError:
             problems = "; ".join(map(_describe, error.errors()[:3]))
             return HttpError(422, "bad_shape", problems or "the request body cannot be read.")
         case HTTPException():
-            return HttpError(error.status_code, ERROR_TYPES.get(error.status_code, "bad_request"), str(error.detail))
+            type_ = ERROR_TYPES.get(error.status_code, "bad_request")
+            return HttpError(error.status_code, type_, error.detail, allow=_allowed_methods(error))
         case InputError():
             return HttpError(400, "bad_request", str(error))
         case ScorerUnavailable():
@@ -84,6 +94,15 @@ def http_error_of(error: Exception) -> HttpError:
             return HttpError(500, f"{kind}_failed", str(error))
         case _:
             return HttpError(500, "internal", "internal server error. Look up the request id in the server's log.")
+
+
+def _allowed_methods(error: HTTPException) -> str | None:
+    """The methods that an error 405 allows, with those that the middleware adds."""
+    given = (error.headers or {}).get("Allow")
+    if given is None:
+        return None
+    methods = set(given.split(", "))
+    return ", ".join(sorted(methods | {"OPTIONS"} | ({"HEAD"} if "GET" in methods else set())))
 
 
 def _describe(problem: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import uuid
 from typing import Any, Final
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from crossknn.serve.backpressure import ClientDisconnected
@@ -41,11 +42,14 @@ class RequestMiddleware:
             return
         start = time.monotonic()
         headers = Headers(scope=scope)
-        exchange = scope["exchange"] = Exchange(send, _request_id(headers))
+        exchange = Exchange(send, _request_id(headers))
+        # The server leaves out the body of a response to HEAD.
+        inner = {**scope, "exchange": exchange, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
         try:
+            _check_framing(headers)
             self._check_host(headers)
             self._check_key(scope["method"], scope["path"], headers)
-            await self._app(scope, self._limit_body(headers, receive), exchange.send)
+            await self._app(inner, self._limit_body(headers, receive, exchange), exchange.send)
         except ClientDisconnected:
             exchange.status = CLIENT_CLOSED_REQUEST
         except asyncio.CancelledError:  # the grace period of the shutdown is over
@@ -53,7 +57,7 @@ class RequestMiddleware:
         except Exception as error:
             await exchange.send_error(error, scope, receive)
         finally:
-            self._record(scope, exchange, time.monotonic() - start)
+            self._record(scope["method"], inner.get("route"), exchange, time.monotonic() - start)
 
     def _check_host(self, headers: Headers) -> None:
         name = PORT.sub("", headers.get("host", "")).lower()
@@ -70,7 +74,7 @@ class RequestMiddleware:
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
             raise HttpError(401, "unauthorized", "missing or wrong API key. Send the header Authorization: Bearer KEY.")
 
-    def _limit_body(self, headers: Headers, receive: Receive) -> Receive:
+    def _limit_body(self, headers: Headers, receive: Receive, exchange: Exchange) -> Receive:
         """`receive` with an error where the body exceeds its limit, whatever its Content-Length says."""
         limit = self._settings.limits.body_bytes
         declared = headers.get("content-length", "")
@@ -81,6 +85,7 @@ class RequestMiddleware:
         async def receive_limited() -> Message:
             nonlocal received
             message = await receive()
+            exchange.disconnected |= message["type"] == "http.disconnect"
             received += len(message.get("body", b""))
             if received > limit:
                 raise HttpError(413, "too_large", f"the body must have at most {limit:,} bytes.")
@@ -88,12 +93,12 @@ class RequestMiddleware:
 
         return receive_limited
 
-    def _record(self, scope: Scope, exchange: Exchange, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "other")
+    def _record(self, method: str, matched: object, exchange: Exchange, seconds: float) -> None:
+        route = getattr(matched, "path", "other")
         self._metrics.count_request(route, exchange.status, seconds)
         fields = {
             "request_id": exchange.request_id,
-            "method": scope["method"],
+            "method": method,
             "route": route,
             "status": exchange.status,
             "seconds": round(seconds, 6),
@@ -112,6 +117,7 @@ class Exchange:
         self._send = send
         self.request_id = request_id
         self.status = 0  # of the response; 0 before it
+        self.disconnected = False  # whether the client has gone
         self.log_fields: dict[str, Any] = {}
         self.private_log_fields: dict[str, Any] = {}  # logged only where the log may contain queries
 
@@ -126,12 +132,24 @@ class Exchange:
 
     async def send_error(self, error: Exception, scope: Scope, receive: Receive) -> None:
         """Respond with an error, unless the response has begun; errors of the server are logged."""
+        if self.disconnected and not self.status:
+            self.status = CLIENT_CLOSED_REQUEST
+            return
         failure = http_error_of(error)
         if self.status or failure.status_code >= 500:
             self.log_fields["error"] = error_location(error)
             self.private_log_fields["detail"] = str(error)[:MAX_MESSAGE]
         if not self.status:
-            await error_response(failure, self.request_id)(scope, receive, self.send)
+            response = error_response(failure, self.request_id)
+            if scope["method"] == "OPTIONS" and failure.status_code == 405:
+                response = Response(status_code=204, headers=failure.headers)
+            await response(scope, receive, self.send)
+
+
+def _check_framing(headers: Headers) -> None:
+    """Refuse requests whose end servers may see in different places, which smuggles a second one past a proxy."""
+    if "transfer-encoding" in headers and "content-length" in headers:
+        raise HttpError(400, "bad_request", "a request has either Content-Length or Transfer-Encoding.", close=True)
 
 
 def _request_id(headers: Headers) -> str:

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, Discriminator, Field, FiniteFloat, JsonValue, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    Tag,
+    model_validator,
+)
 from typing_extensions import TypedDict  # pydantic accepts typing's only from Python 3.12
 
 from crossknn.items.items import Items
@@ -46,7 +55,10 @@ def _list_strategy_names(schema: dict[str, Any]) -> None:
 
 StrategyName = Annotated[str, AfterValidator(_check_strategy_name), Field(json_schema_extra=_list_strategy_names)]
 Text = Annotated[str, Field(min_length=1)]
-Texts = Annotated[list[Text], Field(min_length=1)]
+# Lists stop at their first error: a request may have millions of them.
+Texts = Annotated[list[Text], Field(min_length=1, fail_fast=True)]
+Pair = Annotated[list[Text], Field(min_length=2, max_length=2, fail_fast=True)]
+MAX_FIELDS = 100  # of an object; clients of other servers send some that are ignored
 
 
 def _require_one_group(schema: dict[str, Any], model: type[Any]) -> None:
@@ -58,6 +70,13 @@ class RequestModel(BaseModel, strict=True, json_schema_extra=_require_one_group)
     """No type conversion; unknown fields are ignored; exactly one of the groups of fields in `one_of` must be given."""
 
     one_of: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_size(cls, fields: object) -> object:
+        if isinstance(fields, dict) and len(fields) > MAX_FIELDS:
+            raise ValueError(f"must have at most {MAX_FIELDS} fields")
+        return fields
 
     @model_validator(mode="after")
     def _check_one_of(self) -> Self:
@@ -86,7 +105,7 @@ class FilterRequest(RequestModel, extra="forbid"):
 
     one_of = (("ids",), ("prefix",))
 
-    ids: list[str] | None = None
+    ids: Annotated[list[str], Field(fail_fast=True)] | None = None
     prefix: str | None = None
 
 
@@ -128,7 +147,7 @@ class ScoreRequest(RequestModel, extra="forbid"):
 
     query: Text | None = None
     items: Texts | None = None
-    pairs: Annotated[list[Annotated[list[Text], Field(min_length=2, max_length=2)]], Field(min_length=1)] | None = None
+    pairs: Annotated[list[Pair], Field(min_length=1, fail_fast=True)] | None = None
 
     @property
     def queries_and_items(self) -> tuple[list[str], list[str]]:
@@ -154,7 +173,7 @@ class RerankRequest(RequestModel):
 
     query: Text
     texts: Texts | None = None
-    documents: Annotated[list[Text | RerankDocument], Field(min_length=1)] | None = None
+    documents: Annotated[list[Text | RerankDocument], Field(min_length=1, fail_fast=True)] | None = None
     top_n: int | None = Field(None, ge=1)
     return_text: bool = False
     return_documents: bool = False

@@ -2,37 +2,19 @@
 
 import json
 import resource
-import signal
 import socket
-import subprocess
-import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import httpx
 import pytest
 
+from tests.serve.processes import connect, read_all, slow_server
 from tests.serve.servers import QUERIES, WatchedScorer, opened, serving, wait_until
 
 HEADERS = b"POST /search HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 PAGE = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
 SHORT = {"header_timeout": 0.3, "body_timeout": 0.3, "write_timeout": 0.3}
-
-
-def connect(url):
-    host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=5)
-
-
-def read_all(connection):
-    """What the server sends until it closes the connection."""
-    received = b""
-    try:
-        while data := connection.recv(65_536):
-            received += data
-    except ConnectionResetError:
-        pass
-    return received
 
 
 def ended(url, reason):
@@ -122,46 +104,27 @@ def test_connections_beyond_the_limit_are_refused_until_others_end():
         wait_until(lambda: httpx.get(f"{url}/healthz").status_code == 200)
 
 
-@contextmanager
-def process(*, files=None, **settings):
-    """A server in a process of its own, which may open so many files; its URL, and the lines of its log so far."""
-    command = [sys.executable, "-m", "tests.serve.slow_server", "0.1", json.dumps(settings)]
-    if files is not None:
-        command = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            yield server, server.stdout.readline().strip()
-        finally:
-            server.kill()
-
-
 def test_there_are_fewer_connections_than_open_files_and_shutdown_keeps_its_grace():
-    with process(files=256, grace=1) as (server, url), ExitStack() as stack:
-        body = HEADERS + b"Content-Length: 50\r\n\r\n{"
+    with slow_server(files=256, grace=1) as server, ExitStack() as stack:
         for _ in range(400):
-            connection = stack.enter_context(connect(url))
-            connection.sendall(body)
-        wait_until(lambda: httpx.get(f"{url}/healthz").status_code == 503)
-        server.send_signal(signal.SIGTERM)
+            stack.enter_context(connect(server.url)).sendall(HEADERS + b"Content-Length: 50\r\n\r\n{")
+        wait_until(lambda: httpx.get(f"{server.url}/healthz").status_code == 503)
         start = time.monotonic()
-        lines = server.communicate(timeout=10)[1].splitlines()
+        lines = server.stop()
         assert time.monotonic() - start < 3
-        assert server.returncode == 0
-        assert not [line for line in map(json.loads, lines) if line["event"] == "event loop error"]
+        assert not [line for line in lines if line["event"] == "event loop error"]
 
 
 def test_the_log_stays_short_when_no_file_can_be_opened():
-    with process(files=256) as (server, url), ExitStack() as stack:
-        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (8, 256))
+    with slow_server(files=256) as server, ExitStack() as stack:
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (8, 256))
         for _ in range(100):
-            stack.enter_context(connect(url))
+            stack.enter_context(connect(server.url))
         time.sleep(1.5)
-        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (256, 256))
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (256, 256))
         stack.close()
-        wait_until(lambda: httpx.get(f"{url}/healthz").status_code == 200)
-        server.send_signal(signal.SIGTERM)
-        lines = [json.loads(line) for line in server.communicate(timeout=10)[1].splitlines()]
-        errors = [line for line in lines if line["event"] == "event loop error"]
+        wait_until(lambda: httpx.get(f"{server.url}/healthz").status_code == 200)
+        errors = [line for line in server.stop() if line["event"] == "event loop error"]
         assert 1 <= len(errors) <= 4
         assert "accept" in errors[0]["reason"]
         assert "OSError" in errors[0]["error"]
