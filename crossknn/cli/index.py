@@ -116,7 +116,7 @@ class BuildOptions:
             raise InputError(
                 "--teach-student, --teach-lists and --teach-seconds need --teach. Leave them or --no-teach out."
             )
-        device = str(encoder.model.device) if isinstance(encoder, SentenceEncoder) else None
+        device = str(encoder.device) if isinstance(encoder, SentenceEncoder) else None
         student: Any = str(self.teach_student or StudentName.encoder)
         settings = Teaching.default(len(items), student=student, device=device, seed=self.seed)
         return {"teach": replace(settings, **changes)}
@@ -438,7 +438,7 @@ def _mention_teaching(build: Build, *, measure: bool) -> None:
     from crossknn.indexing.teaching.settings import Teaching
 
     encoder, settings = build.encoder, build.teaching
-    if not isinstance(encoder, SentenceEncoder) or encoder.model.device.type != "cpu":
+    if not isinstance(encoder, SentenceEncoder) or encoder.device.type != "cpu":
         return
     if settings is None:
         if build.teach is False or build.sampling is not None or build.factors != "default":

@@ -1,61 +1,59 @@
-"""Dual encoders of sentence-transformers, with a fast path for its `encode`."""
+"""Dual encoders of sentence-transformers."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from hashlib import file_digest, sha256
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any
 
 import numpy as np
 
 from crossknn._checks import check_choice, check_positive, invalid
 from crossknn._imports import import_extra
 from crossknn.encoders.base import check_vectors
-from crossknn.errors import InputError, ModelNotFound
-from crossknn.models.batching import length_buckets, without_cudnn_attention
-from crossknn.models.hub import EMBEDDED, find_model, no_progress_bars, portable_name
-from crossknn.storage.atomic import sync, temporary_path
+from crossknn.encoders.library_model import LibraryModel, load_library_model
+from crossknn.encoders.padding_free import PaddingFreeEncoder
+from crossknn.encoders.text_tokens import text_tokenizer
+from crossknn.models.batching import without_cudnn_attention
+from crossknn.models.hub import EMBEDDED, find_model, portable_name
+from crossknn.scorers.inference.token_store import Tokenize, Tokens
 from crossknn.types import Vectors
 
-if TYPE_CHECKING:
-    import torch
-
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-BATCH_SIZE = {"cpu": 32, "cuda": 256}
-BATCH_TOKENS = {"cuda": 65_536}  # per batch, where more short texts fit
 AT_ONCE = {"cpu": 256, "cuda": 8192}
 # Files that determine the vectors, unlike README, training notes and copies in other formats.
 CONFIG_FILES = ("modules.json", "config.json", "config_sentence_transformers.json", "sentence_bert_config.json")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "*.model")  # where there is no tokenizer.json
-TENSORS: Final = {"input_ids", "attention_mask", "token_type_ids"}
-SAMPLES: Final = ("Ice", "", "  Two\tspaces  and\na LINE ", "naïve café ﬁ 水 Σ", "[SEP] <s> </s> [PAD]", "word " * 9000)
 
 
 class SentenceEncoder:
     """A sentence-transformers model, such as sentence-transformers/all-MiniLM-L6-v2. Remote code is never run.
 
+    A transformer with a pooling runs padding-free, without importing sentence-transformers; the library itself runs all
+    other models.
+
     Args:
         name_or_folder: A folder, a name on the model hub, or "embedded", the all-MiniLM-L6-v2 of crossknn[example] (a
             folder of that name is "./embedded").
-        device: A torch device. Default: chosen by sentence-transformers.
+        device: A torch device. Default: a GPU if there is one.
         dtype: "float32", "float16", "bfloat16" or "auto": float32 on a CPU, elsewhere as the library loads the model.
             Vectors are float32 always.
-        batch_size: Texts per batch. Default: by device.
+        batch_size: Texts per batch. Default: by device and lengths.
         normalize: Whether vectors have length 1, so that inner products are cosines.
         query_prompt: Put before queries. Default: the model's own prompt, if any.
         item_prompt: Likewise, for items.
         max_tokens: Truncate texts to fewer tokens than the model would.
 
     Attributes:
+        device: The torch device that it runs on.
+        weights: The number of the model's weights.
         at_once: The number of texts that it is best called with,
         threads: and by how many threads.
-        folder_owner: Of a temporary folder, which lives as long as the encoder and its copies.
+        folder_owner: Of a temporary folder, which lives as long as the encoder.
     """
 
     folder_owner: Any = None
@@ -76,47 +74,48 @@ class SentenceEncoder:
         for setting, value in (("batch_size", batch_size), ("max_tokens", max_tokens)):
             if value is not None:
                 check_positive(setting, value)
-        library = import_extra("sentence_transformers", extra="models")
+        import_extra("torch", extra="models")  # says what to install, whatever the folder is
         self.name = str(name_or_folder)
         self.folder = find_model(_full_name(name_or_folder), kind="SentenceTransformer")
         self.normalize = normalize
         self._prompts = {"query": query_prompt, "document": item_prompt}
         self._settings: dict[str, Any] = {"device": device, "batch_size": batch_size, "normalize": normalize}
         self._settings |= {"query_prompt": query_prompt, "item_prompt": item_prompt}
-        self._model = _load(library, self.folder, device, dtype)
-        self.max_tokens = _limit_tokens(self._model, max_tokens)
-        self.batch_size = batch_size or BATCH_SIZE.get(self._model.device.type, BATCH_SIZE["cpu"])
-        self._batch_tokens = 0 if batch_size else BATCH_TOKENS.get(self._model.device.type, 0)
-        self.at_once = AT_ONCE.get(self._model.device.type, AT_ONCE["cpu"])
-        self._fast = None if query_prompt or item_prompt else FastEncoding.for_model(self._model)
-        self.threads = 2 if self._fast is not None and self._model.device.type == "cuda" else 1
+        self._padding_free = PaddingFreeEncoder.open(self.folder, device=device, dtype=dtype)
+        self._library = None if self._padding_free else load_library_model(self.folder, device=device, dtype=dtype)
+        opened: Any = self._padding_free or self._library
+        self.device, self.dtype, self.weights = opened.device, opened.dtype, opened.weights
+        self._own_prompts: dict[str, str] = opened.prompts
+        self.max_tokens = _limit_tokens(opened.max_tokens, max_tokens)
+        self._set_limit(self._library)
+        self._tokenizers: dict[str, Tokenize] = {}
+        self.at_once = AT_ONCE.get(self.device.type, AT_ONCE["cpu"])
+        self.threads = 2 if self._padding_free and self.device.type == "cuda" else 1
         self.dim = int(check_vectors(self._encode("query", ["dimension"]), ["dimension"]).shape[1])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as the model's name and settings; another process loads the model itself."""
         name = portable_name(self.name, self.folder)
-        return partial(type(self), name, dtype=self._dtype, max_tokens=self.max_tokens, **self._settings), ()
+        return partial(type(self), name, dtype=self.dtype, max_tokens=self.max_tokens, **self._settings), ()
 
     @property
     def model(self) -> Any:
-        """The `SentenceTransformer`."""
-        return self._model
+        """The `SentenceTransformer`, loaded when it is first asked for."""
+        if self._library is None:
+            self._library = load_library_model(self.folder, device=str(self.device), dtype=self.dtype)
+            self._set_limit(self._library)
+        return self._library.model
 
-    def copy(self, *, device: str | None, dtype: str) -> Self:
-        """The same model, loaded again, elsewhere or in another precision."""
-        settings = {**self._settings, "device": device or "cpu", "dtype": dtype, "max_tokens": self.max_tokens}
-        made = type(self)(self.folder, **settings)
-        made.folder_owner = self.folder_owner
-        return made
+    def load_model(self, *, device: str | None) -> Any:
+        """A `SentenceTransformer` in float32 that the caller may change, with the same limit of tokens."""
+        library = load_library_model(self.folder, device=device or "cpu", dtype="float32")
+        self._set_limit(library)
+        return library.model
 
-    def prompt(self, side: str) -> str | None:
+    def prompt(self, side: str) -> str:
         """What is put before the texts of a side, "query" or "document"."""
-        own: str | None = self._model.prompts.get(side, self._model.prompts.get(self._model.default_prompt_name))
-        return own if self._prompts[side] is None else self._prompts[side]
-
-    @property
-    def _dtype(self) -> str:
-        return str(next(self._model.parameters()).dtype).removeprefix("torch.")
+        given = self._prompts[side]
+        return self._own_prompts.get(side, "") if given is None else given
 
     @cached_property
     def fingerprint(self) -> str:
@@ -124,7 +123,7 @@ class SentenceEncoder:
             "normalize": self.normalize,
             "prompts": self._prompts,
             "max_tokens": self.max_tokens,
-            "dtype": f"torch.{self._dtype}",
+            "dtype": f"torch.{self.dtype}",
         }
         digest = sha256(json.dumps(settings, sort_keys=True).encode())
         for name, content in _hash_files(self.folder):
@@ -142,90 +141,35 @@ class SentenceEncoder:
             raise invalid("texts", "a list of strings", texts)
         if not len(texts):
             return np.empty((0, self.dim), np.float32)
-        with without_cudnn_attention(self._model.device):
+        with without_cudnn_attention(self.device):
             vectors = self._encode(side, list(texts))
         return check_vectors(vectors, texts, dim=self.dim)
 
+    def tokenize(self, side: str, texts: Sequence[str]) -> list[Tokens]:
+        """The tokens of texts of a side, with prompt and special tokens, truncated."""
+        if side not in self._tokenizers:
+            self._tokenizers[side] = self._make_tokenizer(side)
+        return self._tokenizers[side](list(texts))
+
+    def _make_tokenizer(self, side: str) -> Tokenize:
+        prompt = self.prompt(side)
+        opened: Any = self._padding_free or self._library
+        reference: Tokenize = opened.tokenizer(side, prompt, self.max_tokens)
+        if opened.backend is None or not self.max_tokens:
+            return reference
+        return text_tokenizer(opened.backend, prompt=prompt, max_tokens=self.max_tokens, reference=reference)
+
     def _encode(self, side: str, texts: list[str]) -> Any:
-        if self._fast is not None:
-            sizes = {"batch_size": self.batch_size, "batch_tokens": self._batch_tokens}
-            return self._fast.encode(texts, **sizes, normalize=self.normalize)
-        encode = {"query": self._model.encode_query, "document": self._model.encode_document}[side]
-        options = {"batch_size": self.batch_size, "normalize_embeddings": self.normalize, "show_progress_bar": False}
-        return encode(texts, prompt=self._prompts[side], **options)
+        options = {"batch_size": self._settings["batch_size"], "normalize": self.normalize}
+        if self._padding_free is not None:
+            return self._padding_free.encode(self.tokenize(side, texts), **options)
+        assert self._library is not None
+        return self._library.encode(side, texts, prompt=self.prompt(side), **options)
 
-
-class FastEncoding:
-    """One tokenizer call for all texts and one transfer of all vectors; created by `for_model`.
-
-    The library's own `encode` makes Python lists of all token ids and synchronizes with the device after each batch,
-    which on a fast device takes longer than the model does.
-    """
-
-    def __init__(self, model: Any, backend: Any, features: dict[str, Any]) -> None:
-        self._torch = import_extra("torch", extra="models")
-        self._model = model
-        self._backend = backend
-        self._pad_id = model.tokenizer.pad_token_id or 0
-        self._type_ids = "token_type_ids" in features
-        self._constants = {name: value for name, value in features.items() if name not in TENSORS}  # for all texts
-
-    @classmethod
-    def for_model(cls, model: Any) -> Self | None:
-        """None where the model is unusual in any way, and the library's own `encode` must be used."""
-        if any(model.prompts.values()) or model.truncate_dim is not None:
-            return None
-        backend = getattr(getattr(model, "tokenizer", None), "backend_tokenizer", None)
-        if type(model[0]).__name__ != "Transformer" or backend is None or not model.max_seq_length:
-            return None
-        expected = dict(model.preprocess(list(SAMPLES)))
-        backend = type(backend).from_str(backend.to_str())  # a copy: the library changes its settings at every call
-        backend.no_padding()
-        backend.enable_truncation(model.max_seq_length)
-        fast = cls(model, backend, expected)
-        return fast if fast._agrees(expected) else None
-
-    def encode(self, texts: Sequence[str], *, batch_size: int, batch_tokens: int, normalize: bool) -> Vectors:
-        """(texts, dim), in batches of at least `batch_size` texts, and more while they have at most `batch_tokens`."""
-        tokens = self._tokenize(texts)
-        batches = list(length_buckets(np.array([len(ids) for ids in tokens]), batch_tokens, min_rows=batch_size))
-        torch, parts = self._torch, []
-        with torch.inference_mode():
-            for batch in batches:
-                features = self._pad([tokens[place] for place in batch])
-                part = self._model(self._to_device(features))["sentence_embedding"]
-                parts.append(torch.nn.functional.normalize(part, p=2, dim=1) if normalize else part)
-            in_order: Vectors = torch.cat(parts).float().cpu().numpy()
-        vectors = np.empty_like(in_order)
-        vectors[np.concatenate(batches)] = in_order
-        return vectors
-
-    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts))]
-
-    def _pad(self, tokens: list[list[int]]) -> dict[str, torch.Tensor]:
-        lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
-        mask = np.arange(lengths.max()) < lengths[:, None]
-        ids = np.full(mask.shape, self._pad_id, np.int64)
-        ids[mask] = np.fromiter(chain.from_iterable(tokens), np.int64, int(lengths.sum()))
-        arrays = {"input_ids": ids, "attention_mask": mask.astype(np.int64)}
-        if self._type_ids:
-            arrays["token_type_ids"] = np.zeros_like(ids)
-        return {name: self._torch.from_numpy(array) for name, array in arrays.items()}
-
-    def _to_device(self, features: dict[str, torch.Tensor]) -> dict[str, Any]:
-        device = self._model.device
-        if device.type == "cuda":  # for copies that overlap with computation
-            features = {name: tensor.pin_memory() for name, tensor in features.items()}
-        return {name: tensor.to(device, non_blocking=True) for name, tensor in features.items()} | self._constants
-
-    def _agrees(self, expected: dict[str, Any]) -> bool:
-        """Whether the features of the samples equal the library's."""
-        features = self._pad(self._tokenize(SAMPLES))
-        return all(
-            self._torch.is_tensor(expected.get(name)) and self._torch.equal(expected[name], tensor)
-            for name, tensor in features.items()
-        ) and not any(map(self._torch.is_tensor, self._constants.values()))
+    def _set_limit(self, library: LibraryModel | None) -> None:
+        """Let the library truncate texts as this encoder does."""
+        if library is not None and self.max_tokens != library.max_tokens:
+            library.model.max_seq_length = self.max_tokens
 
 
 def _full_name(name: str | Path) -> str | Path:
@@ -235,53 +179,11 @@ def _full_name(name: str | Path) -> str | Path:
     return name if Path(name).exists() else f"sentence-transformers/{name}"
 
 
-def _load(library: Any, folder: Path, device: str | None, dtype: str) -> Any:
-    broken_weights = import_extra("safetensors", extra="models").SafetensorError
-    torch = import_extra("torch", extra="models")
-    if dtype == "auto" and (device == "cpu" or (device is None and not torch.cuda.is_available())):
-        dtype = "float32"
-    precision = {} if dtype == "auto" else {"model_kwargs": {"dtype": getattr(torch, dtype)}}
-    try:
-        with no_progress_bars():
-            model = library.SentenceTransformer(
-                str(folder), device=device, trust_remote_code=False, local_files_only=True, **precision
-            )
-    except (OSError, ValueError, KeyError, broken_weights) as error:
-        raise ModelNotFound(f"{folder}: sentence-transformers could not load the model ({error}).") from error
-    if dtype == "auto" and model.device.type == "cpu":
-        dtype = "float32"
-    if dtype != "auto":
-        model = model.to(getattr(torch, dtype))
-    return model.eval()
-
-
-def save_model(model: Any, folder: Path) -> None:
-    """Write a `SentenceTransformer` to a folder, atomically; it replaces one that is there."""
-    write_error = import_extra("safetensors", extra="models").SafetensorError
-    fresh = temporary_path(folder)
-    try:
-        with no_progress_bars():
-            model.save_pretrained(str(fresh), create_model_card=False)
-        for path in fresh.rglob("*"):
-            sync(path)
-        shutil.rmtree(folder, ignore_errors=True)
-        fresh.rename(folder)
-    except (OSError, write_error) as error:
-        raise InputError(f"{folder}: the model could not be written ({error}).") from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    sync(folder.parent)
-
-
-def _limit_tokens(model: Any, max_tokens: int | None) -> int | None:
-    """Truncate texts to `max_tokens`, and return the limit in effect."""
-    own: int | None = model.max_seq_length
-    if max_tokens is None:
-        return own
-    if own is not None and max_tokens > own:
+def _limit_tokens(own: int | None, max_tokens: int | None) -> int | None:
+    """The limit in effect: the user's, or the model's own."""
+    if max_tokens is not None and own is not None and max_tokens > own:
         raise invalid("max_tokens", f"at most the model's own limit ({own})", max_tokens)
-    model.max_seq_length = max_tokens
-    return max_tokens
+    return own if max_tokens is None else max_tokens
 
 
 def _hash_files(folder: Path) -> Iterable[tuple[str, str]]:

@@ -517,7 +517,7 @@ class Build:
         Never by default with the scores of a server or a function, whose price is unknown.
         """
         wanted, encoder = self.teach, self.encoder
-        on_gpu = isinstance(encoder, SentenceEncoder) and encoder.model.device.type == "cuda"
+        on_gpu = isinstance(encoder, SentenceEncoder) and encoder.device.type == "cuda"
         if wanted is None:
             wanted = on_gpu and runs_on_gpu(self.scorer) and self.sampling is None and self.factors == "default"
         if wanted is False:
@@ -537,7 +537,7 @@ class Build:
         if isinstance(wanted, Teaching):
             return wanted
         if isinstance(encoder, SentenceEncoder):
-            return Teaching.default(len(self.items), device=str(encoder.model.device), seed=self.seed)
+            return Teaching.default(len(self.items), device=str(encoder.device), seed=self.seed)
         return Teaching.default(len(self.items), student="adapter", device=self.device, seed=self.seed)
 
     @contextmanager

@@ -205,7 +205,7 @@ class Index:
         if taught is None or (given is not None and given.fingerprint != taught.base):
             return given
         if device is None and isinstance(given, SentenceEncoder):
-            device = str(given.model.device)
+            device = str(given.device)
         return self.open_encoder(device=device)
 
     @property
@@ -502,7 +502,7 @@ def _load_taught(
 def _learning(queries: int, items: int, encoder: Encoder, device: str | None) -> Teaching:
     """The default settings for lists that are scored already."""
     if isinstance(encoder, SentenceEncoder):
-        settings = Teaching.default(items, device=str(encoder.model.device))
+        settings = Teaching.default(items, device=str(encoder.device))
     else:
         for_queries = isinstance(encoder, AdaptedEncoder) and encoder.adapter.items is None
         settings = Teaching.default(items, student="query-adapter" if for_queries else "adapter", device=device)

@@ -273,7 +273,7 @@ def _array_bytes(build: Build, dim: int) -> int:
     if build.teaching is not None and build.teaching.student != "encoder":
         prior += 4 * (2 if build.teaching.student == "adapter" else 1) * (2 * HIDDEN_PER_DIM * dim * dim)
     elif build.teaching is not None and isinstance(build.encoder, SentenceEncoder):
-        prior += 2 * sum(int(value.numel()) for value in build.encoder.model.parameters())  # of the encoder
+        prior += 2 * build.encoder.weights
     if factors is None:
         return vectors + prior
     if isinstance(factors, Cur):

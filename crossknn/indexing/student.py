@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from crossknn._imports import import_extra
-from crossknn.encoders.sentence import SentenceEncoder, save_model
+from crossknn.encoders.library_model import save_model
+from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import EncoderError
 from crossknn.indexing.factorization.trainer import Checkpointed, batches
 from crossknn.models.batching import without_cudnn_attention
@@ -82,10 +83,9 @@ class Student(Checkpointed):
     def __init__(self, encoder: SentenceEncoder, *, device: str | None, texts_at_once: int | None) -> None:
         self._torch = import_extra("torch", extra="models")
         self._checkpointed = import_extra("torch.utils.checkpoint", extra="models").checkpoint
-        self._encoder = encoder.copy(device=device, dtype="float32")
-        self._model = self._encoder.model
-        given_prompts = {side: prompt for side, prompt in encoder._prompts.items() if prompt is not None}
-        self._model.prompts = {**self._model.prompts, **given_prompts}
+        self._encoder = encoder
+        self._model = encoder.load_model(device=device)
+        self._model.prompts |= {side: encoder.prompt(side) for side in (QUERY, ITEM)}
         self.device = self._model.device
         self._at_once = texts_at_once or TEXTS_AT_ONCE[self.device.type]
         super().__init__(value for value in self._model.parameters() if value.requires_grad)

@@ -17,15 +17,15 @@ _lock = Lock()
 _users = 0  # threads that have cuDNN's attention disabled; torch has one switch for all
 
 
-def length_buckets(lengths: NDArray[np.int64], batch_tokens: int, *, min_rows: int = 1) -> Iterator[Rows]:
+def length_buckets(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[Rows]:
     """Positions sorted by length, longest first, for padded models.
 
-    rows × longest ≤ `batch_tokens`, but at least `min_rows` rows.
+    rows × longest ≤ `batch_tokens`, or one row.
     """
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):
-        rows = max(min_rows, batch_tokens // max(1, int(lengths[order[start]])))
+        rows = max(1, batch_tokens // max(1, int(lengths[order[start]])))
         yield order[start : start + rows]
         start += rows
 

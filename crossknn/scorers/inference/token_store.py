@@ -94,15 +94,16 @@ class TokenStore:
                     self.tokens -= len(self._rows.pop(key))
 
 
-def fast_tokenize(backend: Any) -> Tokenize:
-    """A function from texts to their own token ids, without special tokens and truncation.
+def fast_tokenize(backend: Any, *, special_tokens: bool = False) -> Tokenize:
+    """A function from texts to their token ids, without the tokenizer's special tokens by default.
 
     `backend` is a `tokenizers.Tokenizer` that nobody else changes: the functions of `transformers` set truncation on
     a shared one at every call, which is not thread-safe.
     """
 
     def tokenize(texts: list[str]) -> list[Tokens]:
-        encodings = backend.encode_batch_fast([_without_surrogates(text) for text in texts], add_special_tokens=False)
+        valid = [_without_surrogates(text) for text in texts]
+        encodings = backend.encode_batch_fast(valid, add_special_tokens=special_tokens)
         return [np.fromiter(encoding.ids, np.int32, len(encoding)) for encoding in encodings]
 
     return tokenize
