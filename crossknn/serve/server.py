@@ -20,12 +20,16 @@ CANCEL_SECONDS = 0.5  # for the responses of cancelled requests
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to this address, which accepts no connection yet; port 0 picks a free one."""
+    """A socket that listens on this address, so that no other server can; port 0 picks a free one.
+
+    Connections wait until the server runs.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        bound.listen(BACKLOG)
     except OSError as error:
         raise InputError(
             f"the address {host}:{port} cannot be used ({error.strerror or error}). Choose another `host` or `port`."

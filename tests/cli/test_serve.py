@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import pytest
 
 from crossknn.cli import main
 from crossknn.cli.serve import serve
+from crossknn.serve.server import bind
 from crossknn.serve.settings import Settings
 from tests.scorers import tiny
 
@@ -86,8 +86,12 @@ def test_what_cannot_be_served_is_said(monkeypatch, capsys, corpus, tmp_path):
     assert (code, "poll must be" in message) == (2, True)
     code, message = fail(monkeypatch, capsys, corpus, "--api-key", "two words")
     assert (code, "without spaces" in message) == (2, True)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        code, message = fail(monkeypatch, capsys, corpus, "--port", taken.getsockname()[1])
+
+
+def test_two_servers_cannot_have_one_port(monkeypatch, capsys, corpus, tmp_path):
+    """The second is refused before it loads its models, even while the first one still loads its own."""
+    with bind("127.0.0.1", 0) as taken:
+        code, message = fail(monkeypatch, capsys, corpus, "--scorer", tmp_path, "--port", taken.getsockname()[1])
         assert (code, "Address already in use" in message) == (2, True)
 
 
