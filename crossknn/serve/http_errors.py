@@ -13,9 +13,8 @@ from starlette.responses import Response
 from crossknn.errors import CrossKnnError, InputError
 from crossknn.serve.dynamic_batching import ScorerUnavailable
 
-MAX_MESSAGE: Final = 4_096  # characters; a scorer's own message may have any number
 ERROR_TYPES: Final = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
-MAX_MESSAGE: Final = 1_000  # characters; messages may quote values of the request
+MAX_MESSAGE: Final = 4_096  # characters; a scorer's own message or a quoted value may have any number
 
 
 class HttpError(HTTPException):
@@ -69,8 +68,7 @@ def encode_json(value: object) -> bytes:
 
 
 def error_response(error: HttpError, request_id: str) -> Response:
-    message = error.detail if len(error.detail) <= MAX_MESSAGE else f"{error.detail[:MAX_MESSAGE]} …"
-    content = encode_json({"error": {"message": message, "type": error.type, "request_id": request_id}})
+    content = encode_json({"error": {"message": error.detail, "type": error.type, "request_id": request_id}})
     return Response(content, error.status_code, error.headers, media_type="application/json")
 
 
