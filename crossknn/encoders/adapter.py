@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from crossknn._imports import import_extra
 from crossknn.encoders.base import check_vectors
 from crossknn.errors import InputError
+from crossknn.storage.json_values import read_as
+from crossknn.storage.safetensors import check_array
 from crossknn.types import Encoder, Vectors
 
 if TYPE_CHECKING:
@@ -23,6 +25,13 @@ QUERIES, ITEMS, PREFIX = "queries", "items", "adapter."  # of the names of array
 BATCH: Final = 16_384  # vectors that pass through a network together
 
 Network = Mapping[str, NDArray[np.float32]]  # w1 (hidden, dim), b1 (hidden,), w2 (dim, hidden), b2 (dim,)
+
+
+class TaughtFacts(TypedDict):
+    """What an index says about its adapter or its encoder, besides arrays and files."""
+
+    normalize: bool
+    base: str
 
 
 def apply_network(network: Mapping[str, Tensor], vectors: Tensor, *, normalize: bool) -> Tensor:
@@ -99,7 +108,8 @@ class Adapter:
                 networks[side][parameter] = np.asarray(array, np.float32)
         for network in networks.values():
             _check_network(network)
-        return cls(networks[QUERIES], networks[ITEMS] or None, bool(facts["normalize"]), str(facts["base"]))
+        facts = read_as(TaughtFacts, facts, "adapter")
+        return cls(networks[QUERIES], networks[ITEMS] or None, facts["normalize"], facts["base"])
 
 
 class AdaptedEncoder:
@@ -134,6 +144,7 @@ def without_adapter(encoder: Encoder) -> Encoder:
 def _check_network(network: Network) -> None:
     if not network:
         return
+    check_array("w1", network["w1"], (None, None), np.floating)
     hidden, dim = network["w1"].shape
     expected = {"w1": (hidden, dim), "b1": (hidden,), "w2": (dim, hidden), "b2": (dim,)}
     found = {name: array.shape for name, array in network.items()}

@@ -33,7 +33,8 @@ from crossknn.retrievers.bm25 import Bm25, StoredBm25
 from crossknn.scorers.timing import Timed
 from crossknn.storage.atomic_dir import Folder, Write, read_folder, write_folder
 from crossknn.storage.block_file import BlockFile
-from crossknn.storage.safetensors import read_arrays, write_arrays
+from crossknn.storage.json_values import read_as
+from crossknn.storage.safetensors import check_array, read_arrays, write_arrays
 from crossknn.storage.search_log import LoggedSearch
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.calibration import RecallCalibration
@@ -41,6 +42,7 @@ from crossknn.strategies.posterior.prior import SIGNALS, Prior
 from crossknn.types import Encoder, Engine, Progress, Retriever, Scorer
 
 VECTORS, BIAS, LATENT_FACTORS = "vectors", "bias", "latent_factors"  # names of the arrays on disk, never to change
+ROWS = 65_536  # verified at once
 LOAD_ATTEMPTS = 20  # while the folder is being replaced
 LEARNED_ITEMS = 24  # mined for each search that `learn` is given
 
@@ -275,12 +277,18 @@ class Index:
         return arrays
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Open the index in a folder; vectors are memory-mapped."""
+    def load(cls, path: str | Path, *, verify: bool = False) -> Self:
+        """Open the index in a folder; vectors are memory-mapped.
+
+        Places that files name, such as rows and offsets, are checked to exist; `verify` reads and checks everything.
+        """
         for _ in range(LOAD_ATTEMPTS):
             folder = read_folder(path)
             try:
-                return cls._open(folder)
+                index = cls._open(folder)
+                if verify:
+                    index.verify()
+                return index
             except FileNotFoundError:  # replaced after the manifest was read
                 continue
             except InputError:  # a file that is missing or damaged
@@ -295,27 +303,52 @@ class Index:
             files = [folder.files[name] for name in ("vectors.safetensors", "items.arrow", "queries.arrow")]
         arrays, items, queries = read_arrays(files[0]), Items.from_arrow(files[1]), Items.from_arrow(files[2])
         with _naming(folder):
+            items.check_ids()
+            queries.check_texts()
+            check_array(VECTORS, arrays[VECTORS], (len(items), None), np.floating)
             factors = facts["factors"]
             prior, bm25, taught, adapter = map(facts.get, ("prior", "bm25", "taught", "adapter"))
-            calibration = facts.get("recall_calibration")  # earlier versions have none
             if prior is not None:
                 prior = Prior.from_dict(prior, bias=arrays[BIAS], latent_factors=arrays[LATENT_FACTORS])
-            return cls(
+            index = cls(
                 items,
                 arrays[VECTORS],
                 queries=queries.texts,
-                normalization=Normalization(**facts["normalization"]),
+                normalization=read_as(Normalization, facts["normalization"], "normalization"),
                 factors=None if factors is None else Factors.load(arrays, factors),
                 prior=prior,
-                recall_calibration=None if calibration is None else RecallCalibration(**calibration),
-                scorer=facts["scorer"],
-                encoder=facts["encoder"],
+                recall_calibration=read_as(  # earlier versions have none
+                    RecallCalibration | None, facts.get("recall_calibration"), "recall_calibration"
+                ),
+                scorer=read_as(str, facts["scorer"], "scorer"),
+                encoder=read_as(str, facts["encoder"], "encoder"),
                 report=BuildReport.from_dict(facts["report"]),
                 _bm25=None if bm25 is None else StoredBm25.load(folder.files, bm25, len(items)),
                 _taught=_load_taught(folder, arrays, taught, adapter),
                 _folder=folder,
                 _source=folder,
             )
+            index._check_widths()
+            return index
+
+    def _check_widths(self) -> None:
+        """Raise `InputError` unless all parts are of the same vector spaces."""
+        width, factors = self.vectors.shape[1], self.factors
+        fitted = width if factors is None else factors.items.shape[1]
+        widths = {"vectors": (width, max(width, 1))}
+        if factors is not None and factors.with_encoder:
+            widths["fitted vectors"] = (fitted, width)
+        if factors is not None and factors.kind == "transductive":
+            check_array("of the train queries", factors.train, (len(self.queries), fitted), np.floating)
+        if factors is not None and factors.nets is not None:
+            widths["nets"] = (factors.nets.dim, width)
+        if self.prior is not None:
+            widths["bias weights of the prior"] = (len(self.prior.bias_weights), fitted + 1)
+        if isinstance(self._taught, Adapter):
+            widths["adapter"] = (len(self._taught.queries["b2"]), width)
+        for name, (found, wanted) in widths.items():
+            if found != wanted:
+                raise InputError(f"the {name} must be {wanted} wide, got {found}.")
 
     @property
     def identity(self) -> str | None:
@@ -327,12 +360,18 @@ class Index:
         return self._folder is not None and self._folder.is_current()
 
     def verify(self) -> int:
-        """Compare every file of the folder with its checksum; the number of bytes read."""
+        """Compare every file of the folder with its checksum; the number of bytes read.
+
+        Numbers must be finite and texts UTF-8, too.
+        """
         if self._folder is None:
             raise InputError("Only an index in a folder can be verified: save it first.")
         size = self._folder.verify()
-        for name, array in self._arrays().items():
-            if not np.isfinite(array).all():
+        with _naming(self._folder):
+            self.items.check_texts()
+        weights = {} if self._bm25 is None else {"weights": self._bm25.postings.weights}
+        for name, array in {**self._arrays(), **weights}.items():
+            if not _is_finite(array):
                 raise InputError(f"{self._folder.path}: {name} holds NaN or infinity. Build the index again.")
         return size
 
@@ -509,13 +548,21 @@ def _learning(queries: int, items: int, encoder: Encoder, device: str | None) ->
     return replace(settings, lists=queries, rounds=1, items_per_list=min(LEARNED_ITEMS, settings.items_per_list))
 
 
+def _is_finite(array: NDArray[Any]) -> bool:
+    rows = np.atleast_1d(array)
+    return all(bool(np.isfinite(rows[start : start + ROWS]).all()) for start in range(0, len(rows), ROWS))
+
+
 @contextmanager
 def _naming(folder: Folder) -> Iterator[None]:
     """Name the folder in errors about its content."""
     try:
         yield
-    except (KeyError, TypeError, AttributeError, InputError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, InputError) and str(error).startswith(str(folder.path)):
+            raise
+        problem = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
         raise InputError(
-            f"{folder.path}: damaged: index.json and the files it names do not fit together ({error!r}). "
+            f"{folder.path}: damaged: index.json and the files it names do not fit together ({problem}). "
             "Restore it from a copy or build the index again."
         ) from error

@@ -12,6 +12,7 @@ from crossknn.indexing.factorization.trainer import FitReport
 from crossknn.indexing.recall_calibration import CalibrationReport
 from crossknn.indexing.score_matrix import Pairs
 from crossknn.indexing.teaching.teach import TeachReport
+from crossknn.storage.json_values import read_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,9 @@ class BuildReport:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        teaching, calibration = values.get("teaching"), values.get("calibration")
-        parts = {"coverage": Coverage(**values["coverage"]), "teaching": teaching and TeachReport.from_dict(teaching)}
-        parts["calibration"] = calibration and CalibrationReport(**calibration)
-        return cls(**{**values, **parts})
+        """The report that `as_dict` gave; `ValueError` names what has another type."""
+        report: Self = read_as(cls, values, "report")
+        return report
 
     def __str__(self) -> str:
         coverage, fit = self.coverage, self.fit

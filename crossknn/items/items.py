@@ -203,7 +203,7 @@ class Items:
     def _lookup(self) -> IdLookup:
         """Made on first use after unpickling or mapping, since hashes differ between processes."""
         hashes = [string_column.hash_ids(block) for block in self._ids.blocks(BLOCK_STRINGS)]
-        return IdLookup(self._ids, np.concatenate(hashes))
+        return IdLookup(self._ids, np.concatenate([np.empty(0, np.int64), *hashes]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_ids": self._ids, "_texts": self._texts, "_empty_texts": self._empty_texts}
@@ -226,6 +226,17 @@ class Items:
         items._ids, items._texts = columns
         items._empty_texts = facts.get("empty texts", 0)
         return items
+
+    def check_ids(self) -> None:
+        """Raise `InputError` for ids that are no text or not unique, as a file of `from_arrow` may have them."""
+        self._ids.check(text=True)
+        duplicate = self._lookup.first_duplicate()
+        if duplicate is not None:
+            raise InputError(f"the id {self._ids[duplicate[0]]!r} is not unique.")
+
+    def check_texts(self) -> None:
+        """Read all texts, and raise `InputError` if they are no text, as in a file of `from_arrow` that is damaged."""
+        self._texts.check(text=True)
 
     @property
     def stored_bytes(self) -> int:

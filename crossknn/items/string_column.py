@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError
-from crossknn.storage.regular_files import open_regular
+from crossknn.storage.regular_files import map_bytes
 from crossknn.types import Rows
 
 BLOCK_STRINGS: Final = 8192  # Python objects at a time
@@ -36,7 +36,7 @@ class StringColumn(Sequence[str]):
     def __getitem__(self, at: int | slice) -> str | list[str]:
         if isinstance(at, slice):
             return self.take(np.arange(*at.indices(len(self))))
-        return self.array[int(at)].as_py()  # type: ignore[no-any-return]
+        return _to_strings(self.array.slice(range(len(self))[at], 1))[0]
 
     def __iter__(self) -> Iterator[str]:
         for block in self.blocks(BLOCK_STRINGS):
@@ -48,27 +48,30 @@ class StringColumn(Sequence[str]):
     def blocks(self, size: int) -> Iterator[list[str]]:
         """All strings in order, at most `size` at a time."""
         for start in range(0, len(self), size):
-            yield self.array.slice(start, size).to_pylist()
+            yield _to_strings(self.array.slice(start, size))
 
     def take(self, rows: Rows) -> list[str]:
         """The strings of these rows, which must exist."""
         buffer = pa.py_buffer(np.ascontiguousarray(rows, np.int64))
         indices = pa.Array.from_buffers(pa.int64(), len(rows), [None, buffer])  # pa.array would import pandas
-        return self.array.take(indices).to_pylist()  # type: ignore[no-any-return]
+        return _to_strings(self.array.take(indices))
 
     def check(self, *, text: bool = False) -> None:
-        """Raise `ValueError` unless the offsets ascend within the data, and there are no nulls.
+        """Raise `InputError` unless the offsets ascend within the data, and there are no nulls.
 
         Args:
             text: Also read the data, which must be UTF-8.
         """
-        self.array.validate(full=text)  # that there are as many offsets as strings, too
+        try:
+            self.array.validate(full=text)  # that there are as many offsets as strings, too
+        except pa.ArrowException as error:
+            raise InputError(f"{error}") from error
         offsets, data = self._buffers()
         inside = not len(offsets) or (offsets[0] >= 0 and offsets[-1] <= (0 if data is None else data.size))
         if not inside or (offsets[1:] < offsets[:-1]).any():
-            raise ValueError("wrong offsets of strings")
+            raise InputError("wrong offsets of strings")
         if self.array.buffers()[0] is not None:
-            raise ValueError("a column with nulls")
+            raise InputError("a column with nulls")
 
     def update(self, digest: Any) -> None:
         """Feed lengths and bytes to a hash: equal for equal strings, whatever the layout of the array."""
@@ -82,6 +85,13 @@ class StringColumn(Sequence[str]):
         """(strings + 1,) offsets, and the bytes they point into."""
         _, offsets, data = self.array.buffers()
         return np.frombuffer(offsets, np.int64)[self.array.offset :][: len(self) + 1], data
+
+
+def _to_strings(array: pa.LargeStringArray) -> list[str]:
+    try:
+        return array.to_pylist()  # type: ignore[no-any-return]
+    except UnicodeDecodeError as error:
+        raise InputError("a stored string is not UTF-8: the file that it was read from is damaged.") from error
 
 
 class StringColumnBuilder:
@@ -112,15 +122,15 @@ def write_columns(path: Path, columns: Mapping[str, StringColumn], facts: Mappin
 
 def map_columns(path: Path, names: Sequence[str]) -> tuple[list[StringColumn], dict[str, int]]:
     """The columns and the numbers that `write_columns` wrote, memory-mapped; only the offsets are read and checked."""
-    with open_regular(path) as file:
-        try:
-            batch = _read_batch(pa.py_buffer(np.memmap(file, np.uint8, mode="r")))
-            columns = [StringColumn(batch.column(name)) for name in names]
-            facts = {name.decode(): int(value) for name, value in (batch.schema.metadata or {}).items()}
-            for column in columns:
-                column.check()
-        except (pa.ArrowException, OSError, LookupError, ValueError, struct.error) as error:
-            raise InputError(f"{path}: damaged: {error}. Restore it from a copy or build it again.") from error
+    data = map_bytes(path)
+    try:
+        batch = _read_batch(pa.py_buffer(data))
+        columns = [StringColumn(batch.column(name)) for name in names]
+        facts = {name.decode(): int(value) for name, value in (batch.schema.metadata or {}).items()}
+        for column in columns:
+            column.check()
+    except (pa.ArrowException, OSError, LookupError, ValueError, struct.error) as error:
+        raise InputError(f"{path}: damaged: {error}. Restore it from a copy or build it again.") from error
     return columns, facts
 
 

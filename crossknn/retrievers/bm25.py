@@ -20,6 +20,7 @@ from crossknn.items.string_column import StringColumn, StringColumnBuilder, map_
 from crossknn.retrievers.analyzer import Analyzer, import_bm25s
 from crossknn.retrievers.base import TEXT_BLOCK, ScoringRetriever, check_fitted
 from crossknn.storage.atomic_dir import Write
+from crossknn.storage.json_values import read_as
 from crossknn.storage.safetensors import check_array, read_arrays, write_arrays
 from crossknn.types import Scores
 
@@ -212,6 +213,7 @@ class StoredBm25(NamedTuple):
     def load(cls, files: Mapping[str, Path], settings: dict[str, Any], n_items: int) -> Self:
         """From the files of an index, memory-mapped."""
         (stems,), _ = map_columns(files[STEMS_FILE], [STEM])
+        stems.check(text=True)
         path = files[POSTINGS_FILE]
         arrays = read_arrays(path)
         try:
@@ -219,7 +221,7 @@ class StoredBm25(NamedTuple):
             postings.check(n_items)
         except (KeyError, InputError) as error:
             raise InputError(f"{path}: damaged: {error}") from error
-        return cls(settings, postings, n_items)
+        return cls(read_as(dict[str, Any], settings, "bm25"), postings, n_items)
 
     def files(self) -> dict[str, Write]:
         """By file name a function that writes the file."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 MAX_DEPTH: Final = 32  # of nested lists and objects
 MAX_INTEGER: Final = 2**63
@@ -61,6 +61,8 @@ def read_as(kind: Any, value: Any, name: str = "content") -> Any:
         return read_as(kind, value, name)
     if is_dataclass(kind) or is_typeddict(kind):
         return _read_fields(kind, value, name)
+    if origin is Literal and value in arguments:
+        return value
     if origin is list and isinstance(value, list):
         return [read_as(arguments[0], one, f"{name}[{place}]") for place, one in enumerate(value)]
     if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, dict):

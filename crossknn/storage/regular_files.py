@@ -7,6 +7,9 @@ import stat
 from io import BufferedReader
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from crossknn.errors import InputError
 
 FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -26,6 +29,14 @@ def open_regular(path: Path) -> BufferedReader:
     """
     handle = open_handle(path, os.O_RDONLY)
     return os.fdopen(handle, "rb")
+
+
+def map_bytes(path: Path) -> NDArray[np.uint8]:
+    """The bytes of a regular file, memory-mapped and read-only."""
+    with open_regular(path) as file:
+        if not os.fstat(file.fileno()).st_size:
+            return np.empty(0, np.uint8)  # an empty file cannot be mapped
+        return np.memmap(file, np.uint8, mode="r")
 
 
 def open_handle(path: Path, flags: int) -> int:

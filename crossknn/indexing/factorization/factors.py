@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from crossknn.errors import InputError
 from crossknn.indexing.factorization.inductive import Inductive, InductiveFit
 from crossknn.indexing.factorization.transductive import Transductive, solve_items
 from crossknn.indexing.score_matrix import SparseScores
+from crossknn.storage.json_values import read_as
+from crossknn.storage.safetensors import check_array
 from crossknn.types import Progress, Vectors
 
 if TYPE_CHECKING:
@@ -23,6 +25,14 @@ if TYPE_CHECKING:
 Kind = Literal["transductive", "inductive", "cur"]
 ITEMS, TRAIN, NETS = "fitted.items", "fitted.queries", "nets."  # names of the arrays on disk, never to change
 NO_VECTORS = np.empty((0, 0), np.float32)
+
+
+class StoredFactors(TypedDict):
+    """What `Factors.facts` gives."""
+
+    kind: Kind
+    ridge: float
+    with_encoder: bool
 
 
 @dataclass(frozen=True)
@@ -109,8 +119,11 @@ class Factors:
     @classmethod
     def load(cls, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> Self:
         """The factors that `arrays` and `facts` were saved from."""
+        facts = read_as(StoredFactors, facts, "factors")
         state = {name.removeprefix(NETS): array for name, array in arrays.items() if name.startswith(NETS)}
         nets = InductiveFit(state) if facts["kind"] == "inductive" else None
+        for name in (ITEMS, TRAIN):
+            check_array(name, arrays[name], (None, None), np.floating)
         return cls(facts["kind"], arrays[ITEMS], arrays[TRAIN], nets, facts["ridge"], facts["with_encoder"])
 
 

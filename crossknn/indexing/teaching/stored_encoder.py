@@ -9,21 +9,32 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn.encoders.adapter import TaughtFacts
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError
 from crossknn.storage.atomic import digest
 from crossknn.storage.atomic_dir import RESTORE, Write
+from crossknn.storage.json_values import parse_json, read_as
+from crossknn.storage.regular_files import map_bytes
 
 FILES: Final = "encoder.json"  # in the index folder: the model's other files, and the names of its weights
 WEIGHTS: Final = ("encoder.safetensors", *(f"encoder_{letter}.safetensors" for letter in "abcdefgh"))
-SAFE_NAME: Final = re.compile(r"^(?:[A-Za-z0-9_]+/)?[A-Za-z0-9_]+(?:\.bpe)?\.(?:json|txt|model|safetensors)$")
+SAFE_NAME: Final = re.compile(r"(?:[A-Za-z0-9_]+/)?[A-Za-z0-9_]+(?:\.bpe)?\.(?:json|txt|model|safetensors)")
 SUFFIX: Final = ".safetensors"
+MAX_BYTES: Final = 1 << 28  # of the model's other files
 BYTES: Final = "latin-1"  # stands for bytes that are no UTF-8
+
+
+class _Listed(TypedDict):
+    """The content of `encoder.json`."""
+
+    weights: dict[str, str]  # names of files in the index folder
+    contents: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ class StoredEncoder:
         folder, weights, contents = encoder.folder, dict[str, NDArray[np.uint8]](), dict[str, bytes]()
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             name = path.relative_to(folder).as_posix()
-            if not SAFE_NAME.match(name):
+            if not SAFE_NAME.fullmatch(name):
                 raise InputError(f"{path}: a file that an index cannot hold. Teach an encoder without it.")
             if path.suffix == SUFFIX:
                 weights[name] = np.memmap(path, np.uint8, mode="r")
@@ -67,19 +78,25 @@ class StoredEncoder:
         """The encoder in an index folder."""
         path = files[FILES]
         try:
-            listed = json.loads(path.read_bytes())
-            stored = {str(name): files[stored] for name, stored in listed["weights"].items()}
-            contents = {str(name): _from_json(content) for name, content in listed["contents"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            content = map_bytes(path)
+            if len(content) > MAX_BYTES:
+                raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+            listed = read_as(_Listed, parse_json(content.tobytes()))
+            if len(set(listed["weights"].values())) < len(listed["weights"]):
+                raise ValueError("a file of weights has two names")
+            stored = {name: files[stored] for name, stored in listed["weights"].items()}
+            contents = {name: _from_json(content) for name, content in listed["contents"].items()}
+        except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path}: damaged ({error!r}). {RESTORE}") from error
         for names, are_weights in ((stored, True), (contents, False)):
             for name in names:
-                if not SAFE_NAME.match(name) or name.endswith(SUFFIX) != are_weights:
+                if not SAFE_NAME.fullmatch(name) or name.endswith(SUFFIX) != are_weights:
                     raise InputError(
                         f"{path}: damaged: it lists {name!r}, which is not a file of an encoder. {RESTORE}"
                     )
-        weights = {name: np.memmap(path, np.uint8, mode="r") for name, path in stored.items()}
-        return cls(weights, contents, bool(facts["normalize"]), str(facts["base"]))
+        facts = read_as(TaughtFacts, facts, "taught")
+        weights = {name: map_bytes(path) for name, path in stored.items()}
+        return cls(weights, contents, facts["normalize"], facts["base"])
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -91,10 +91,6 @@ class TeachReport:
         """The report as JSON-compatible values."""
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        return cls(**values)
-
     def __str__(self) -> str:
         kept = "" if self.helped else ": the encoder stays as it was"
         recall = "nothing held out to check it"

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn.errors import InputError
+from crossknn.storage.json_values import read_as
+from crossknn.storage.safetensors import check_array
 from crossknn.types import Proposal, Rows, Scores
 
 SIGNALS: Final = ("dense", "bm25")  # the retrievers whose features are used by default
@@ -21,6 +24,23 @@ LATENT_FACTORS: Final = 16  # learned per item
 VECTOR_VARIANCE, SIGNAL_VARIANCE, CONSTANT_VARIANCE, NOISE_VARIANCE = 0.3, 0.1, 1.0, 0.2
 ARRAY_FIELDS: Final = ("center", "spread", "weights", "variances", "bias_weights")
 FLOAT_FIELDS: Final = ("intercept", "noise", "gamma_start", "gamma_slope", "gamma_max")
+
+
+class StoredPrior(TypedDict):
+    """What `Prior.to_dict` gives."""
+
+    signals: list[str]
+    intercept: float
+    noise: float
+    gamma_start: float
+    gamma_slope: float
+    gamma_max: float
+    center: list[float]
+    spread: list[float]
+    weights: list[float]
+    variances: list[float]
+    bias_weights: list[float]
+
 
 SignalFeatures = NDArray[np.float32]  # (rows, signals × FEATURES_PER_SIGNAL)
 
@@ -123,11 +143,22 @@ class Prior:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, bias: NDArray[Any], latent_factors: NDArray[Any]) -> Self:
-        """The prior that `to_dict` described; memory-mapped arrays stay mapped."""
-        values: dict[str, Any] = {name: np.array(data[name], np.float64) for name in ARRAY_FIELDS}
-        values |= {name: float(data[name]) for name in FLOAT_FIELDS}
+        """The prior that `to_dict` described; memory-mapped arrays stay mapped.
+
+        `InputError` if the description and the arrays do not fit together.
+        """
+        values: dict[str, Any] = {**read_as(StoredPrior, data, "prior")}
+        signals = tuple(values.pop("signals"))
+        values |= {name: np.array(values[name], np.float64) for name in ARRAY_FIELDS}
+        check_array("bias", bias, (None,), np.floating)
+        check_array("latent_factors", latent_factors, (len(bias), None), np.floating)
+        width = FEATURES_PER_SIGNAL * len(signals)
+        for name, length in {"center": width, "spread": width, "weights": width, "variances": width + 3}.items():
+            check_array(name, values[name], (length,), np.float64)
+        if not signals or values["noise"] <= 0 or (values["spread"] <= 0).any() or (values["variances"] < 0).any():
+            raise InputError("a prior must have signals, positive noise and spread, and no negative variances.")
         values |= {"bias": np.asarray(bias, np.float32), "latent_factors": np.asarray(latent_factors, np.float16)}
-        return cls(signals=tuple(data["signals"]), **values)
+        return cls(signals=signals, **values)
 
 
 def gamma_at(signal_mean: NDArray[Any], *, gamma_start: float, gamma_slope: float, gamma_max: float) -> NDArray[Any]:

@@ -17,6 +17,7 @@ from crossknn.indexing.teaching.settings import POOL_DEPTH, Teaching
 from crossknn.indexing.teaching.teach import POOL_BEST, Taught, TeachReport, teach
 from crossknn.items.items import Items
 from crossknn.scorers.base import function_scorer
+from crossknn.storage.json_values import read_as
 from tests.indexing.teaching.world import ITEMS, QUERIES, Teacher, save_encoder, topic_scores
 
 pytest.importorskip("sentence_transformers")
@@ -85,7 +86,7 @@ def test_teaching_raises_recall_on_queries_held_out(encoder, taught):
     assert report.steps == 190
     assert report.pairs == 190 * 8 * 16
     assert "before" in str(report)
-    assert TeachReport.from_dict(json.loads(json.dumps(report.as_dict()))) == report
+    assert read_as(TeachReport, json.loads(json.dumps(report.as_dict()))) == report
     fresh = SentenceEncoder(encoder.folder, device="cpu")  # the given encoder is left alone
     np.testing.assert_array_equal(encoder.encode_items(ITEMS.texts), fresh.encode_items(ITEMS.texts))
 
