@@ -405,22 +405,28 @@ def remove(
 
 
 def verify(
-    folder: FolderArgument,
-    work_dir: Annotated[Path | None, Option(help="Also verify the scores in this work folder.")] = None,
+    folder: Annotated[Path | None, Argument(metavar="[FOLDER]", help="Folder of an index.")] = None,
+    work_dir: Annotated[
+        Path | None, Option(help="Verify what later runs would reuse of this work folder, too, or it alone.")
+    ] = None,
 ) -> None:
-    """Check every byte of an index against its checksums."""
+    """Check every byte of an index, or of a work folder, against its checksums."""
     from crossknn.indexing.index import Index
+    from crossknn.indexing.work_dir import verify_work_dir
     from crossknn.storage.score_log import ScoreLog
 
-    index = Index.load(folder)
-    lines = [f"{folder}: intact, {index.verify():,} bytes read"]
+    if folder is None and work_dir is None:
+        raise InputError("Give the folder of an index, a work folder with --work-dir, or both.")
+    if folder is not None:
+        index = Index.load(folder)
+        out.print(Text(f"{folder}: intact, {index.verify():,} bytes read"), soft_wrap=True)
+        if work_dir is not None and (work_dir / "scores").is_dir():
+            ScoreLog.open(work_dir / "scores", scorer=index.scorer)  # an error for that of another scorer
     if work_dir is not None:
-        if not (work_dir / "scores").is_dir():
-            raise InputError(f"{work_dir}: no work folder, for it holds no scores. Give the work folder of a build.")
-        size = ScoreLog.open(work_dir / "scores", scorer=index.scorer).verify()
-        lines.append(f"{work_dir}: intact, {size.bytes:,} bytes read, {size.scores:,} scores in {size.chunks:,} chunks")
-    for line in lines:
-        out.print(Text(line), soft_wrap=True)
+        report = verify_work_dir(work_dir)
+        if report.damaged:
+            raise InputError("\n".join(report.damaged))
+        out.print(Text(f"{work_dir}: intact, {report}"), soft_wrap=True)
 
 
 def _parse_worker(text: str) -> tuple[int, int]:

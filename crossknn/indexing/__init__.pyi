@@ -13,3 +13,5 @@ from crossknn.indexing.sampling import PerQuery as PerQuery
 from crossknn.indexing.score_sources import read_scored_lists as read_scored_lists
 from crossknn.indexing.teaching.settings import Teaching as Teaching
 from crossknn.indexing.teaching.teach import teach as teach
+from crossknn.indexing.work_dir import WorkDirReport as WorkDirReport
+from crossknn.indexing.work_dir import verify_work_dir as verify_work_dir

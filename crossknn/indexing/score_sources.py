@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +19,10 @@ from crossknn.indexing.teaching.teach import KnownList
 from crossknn.items.items import Items
 from crossknn.scorers.cached import SIGNATURE, read_cached_lists
 from crossknn.storage.atomic import digest, disk_errors, write_atomic
-from crossknn.storage.score_log import Chunk, Hashes, ScoreLog, hash_texts
+from crossknn.storage.score_log import LOG_FILE, Chunk, Hashes, ScoreLog, hash_texts
 from crossknn.storage.search_log import FACTS, LoggedSearch, parse_search, read_searches, to_line
 
 logger = logging.getLogger(__name__)
-
-LOG_FILE: Final = "log.json"  # of a score log
 
 
 def read_scored_lists(

@@ -75,7 +75,23 @@ class BlockFile:
         """How many rows are stored, undamaged."""
         with self._disk_errors():
             self._read_blocks()
+        return self._count()
+
+    def _count(self) -> int:
         return sum(end - start for start, (end, _) in self._blocks.items())
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files of the array, of which some may not be there."""
+        return self.path, self._partial, self._sidecar
+
+    def verify(self) -> int:
+        """How many rows are stored; `InputError` if some are damaged, or were stored and are gone."""
+        with self._disk_errors():
+            listed = self._read_blocks()
+            if listed > len(self._blocks) or (self.path.exists() and not self._is_complete()):
+                raise InputError(f"{self.path}: damaged. The next run computes damaged blocks again.")
+        return self._count()
 
     def load(self) -> NDArray[Any] | None:
         """The array, memory-mapped and read-only, if it is complete and undamaged; writes nothing."""

@@ -24,6 +24,7 @@ from crossknn.storage.atomic import TEMPORARY_SUFFIX, digest, disk_errors, write
 from crossknn.types import Scores
 
 FORMAT = 1
+LOG_FILE = "log.json"
 CHUNK_NAME = re.compile(r"([0-9a-f]{16})-([0-9]{6,})-([0-9a-f]{16})\.parquet")  # plan, number, digest
 PLAN_NAME = re.compile(r"plan-([0-9a-f]{16})-([0-9]{3,})\.json")  # hash of the pairs, generation
 TEMPORARY_SECONDS = 24 * 3600.0  # older temporary files were left by killed writers
@@ -35,6 +36,11 @@ DELETE_PLAN = "Delete this file: finished chunks are reused, and a new plan is m
 
 Hashes = NDArray[np.void]  # (texts,) 16 bytes each
 HASH_DTYPE = np.dtype("V16")
+
+
+def read_scorer(folder: Path) -> str:
+    """The fingerprint of the scorer whose scores the log in this folder holds."""
+    return str(_read_json(folder / LOG_FILE, DELETE_LOG_JSON).get("scorer"))
 
 
 def hash_texts(texts: Iterable[str]) -> Hashes:
@@ -120,7 +126,7 @@ class ScoreLog:
     def open(cls, folder: str | os.PathLike[str], *, scorer: str) -> Self:
         """Open the log of the scorer with this fingerprint in `folder`, which is created if necessary."""
         log = cls(Path(folder), scorer)
-        path = log.folder / "log.json"
+        path = log.folder / LOG_FILE
         with disk_errors(log.folder, CANNOT_USE):
             log.folder.mkdir(parents=True, exist_ok=True)
             exists = path.exists()

@@ -220,7 +220,7 @@ def test_add_and_remove(index, files, models, tmp_path):
 def test_verify(built, index, monkeypatch, capsys):
     said = invoke("verify", index, "--work-dir", built["work_dir"]).stdout
     assert f"{index}: intact, {built['bytes']:,} bytes read" in said
-    assert "scores in" in said
+    assert f"{built['work_dir']}: intact" in said
     vectors = next(index.glob("vectors-*"))
     vectors.write_bytes(vectors.read_bytes()[:-1] + b"\x7f")
     code, said = fail(monkeypatch, capsys, "verify", index)
@@ -237,6 +237,17 @@ def test_verify_finds_a_damaged_score(built, index, tmp_path, monkeypatch, capsy
     code, said = fail(monkeypatch, capsys, "verify", index, "--work-dir", work)
     assert code == 2
     assert f"{chunk}: damaged" in said
+
+
+def test_verify_reports_on_a_work_folder_alone(built, tmp_path, monkeypatch, capsys):
+    work = Path(shutil.copytree(built["work_dir"], tmp_path / "work"))
+    assert f"{work}: intact, " in invoke("verify", "--work-dir", work).stdout
+    vectors = next(work.glob("vectors-*.npy"))
+    vectors.write_bytes(vectors.read_bytes()[:-40] + bytes(40))
+    code, said = fail(monkeypatch, capsys, "verify", "--work-dir", work)
+    assert code == 2
+    assert f"{vectors}: damaged" in said
+    assert "--work-dir" in fail(monkeypatch, capsys, "verify")[1]
 
 
 @pytest.mark.parametrize(
