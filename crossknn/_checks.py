@@ -6,10 +6,14 @@ Argument names stand in backquotes, so that the command line can replace them by
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Sequence
+from typing import Final, TypeGuard
 
 from crossknn.errors import InputError
 from crossknn.types import Engine
+
+MAX_SECONDS: Final = 1_000_000  # eleven days
 
 
 def invalid(name: str, requirement: str, value: object, hint: str = "") -> InputError:
@@ -35,15 +39,33 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
         raise invalid(name, f"one of {', '.join(map(repr, choices))}", value)
 
 
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether `value` is an integer or a float that stands for a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
 def check_number(name: str, value: object, *, above: float = 0.0) -> None:
     """Raise `InputError` unless `value` is a finite number greater than `above`."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not above < value < math.inf:
+    if not is_finite(value) or not above < value:
         raise invalid(name, "a positive number" if above == 0 else f"a number greater than {above:g}", value)
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Raise `InputError` unless `value` is a time that sockets, locks and event loops can wait for."""
+    if not is_finite(value) or not 0 < value <= MAX_SECONDS:
+        raise invalid(name, f"a positive number of seconds, at most {MAX_SECONDS:,}", value)
+
+
+def check_range(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> None:
+    """Raise `InputError` unless `value` is a finite number from `low` to `high`."""
+    if not is_finite(value) or not low <= value <= high:
+        within = "a nonnegative number" if low == 0 else "a finite number"
+        raise invalid(name, within if high == math.inf else f"between {low:g} and {high:g}", value)
 
 
 def check_fraction(name: str, value: object) -> None:
     """Raise `InputError` unless `value` is a number in (0, 1]."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
+    if not is_finite(value) or not 0 < value <= 1:
         raise invalid(name, "greater than 0 and at most 1", value)
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from typer import Exit
 from typer.core import TyperCommand, TyperOption
 
+from crossknn._checks import check_range
 from crossknn.errors import CrossKnnError
 
 OPTION_FOR_FALSE = {"check_models": "--any-model"}  # options that set an argument to False
@@ -57,6 +58,9 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            for name, value in ctx.params.items():  # before any work begins
+                if isinstance(value, float):
+                    check_range(name, value)
             return super().invoke(ctx)
         except CrossKnnError as error:
             error.args = (name_options(str(error), self.params),)

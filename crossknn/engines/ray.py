@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Final
 
-from crossknn._checks import check_number, check_positive, invalid
+from crossknn._checks import check_number, check_positive, check_seconds, invalid
 from crossknn._imports import import_extra
 from crossknn.errors import EngineError, InputError
 from crossknn.types import Encoder, Job, Model, Result, Scorer
@@ -71,8 +71,8 @@ class RayEngine:
         if self.workers is not None:
             check_positive("workers", self.workers)
         check_positive("in_flight", self.in_flight)
-        check_number("start_timeout", self.start_timeout)
-        check_number("connect_timeout", self.connect_timeout)
+        check_seconds("start_timeout", self.start_timeout)
+        check_seconds("connect_timeout", self.connect_timeout)
         _check_share("cpus_per_worker", self.cpus_per_worker)
         if self.gpus_per_worker:
             _check_share("gpus_per_worker", self.gpus_per_worker)

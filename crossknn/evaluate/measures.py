@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from crossknn._checks import check_positive, invalid
+from crossknn._checks import check_positive, invalid, is_finite
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.evaluate.splits import Split
@@ -46,7 +46,7 @@ def bootstrap_interval(
     """The percentile bootstrap confidence interval of the mean of `values`, one per query."""
     array = np.asarray(values, np.float64)
     check_positive("draws", draws)
-    if not 0 < level < 1:
+    if not is_finite(level) or not 0 < level < 1:
         raise invalid("level", "between 0 and 1", level)
     if array.ndim != 1 or not array.size or not np.isfinite(array).all():
         raise InputError("`values` must be one finite number per query, for at least one query.")

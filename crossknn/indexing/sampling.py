@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn._checks import check_positive, check_seed, invalid
+from crossknn._checks import check_positive, check_range, check_seed
 from crossknn.errors import InputError
 from crossknn.indexing.score_matrix import Numbers, Pairs
 from crossknn.items.items import Items
@@ -77,7 +77,7 @@ class PerQuery:
 
     def __post_init__(self) -> None:
         check_positive("items", self.items)
-        _check_share("at_random", self.at_random)
+        check_range("at_random", self.at_random, 0, 1)
         check_seed(self.seed)
 
 
@@ -95,7 +95,7 @@ class PerItem:
 
     def __post_init__(self) -> None:
         check_positive("queries", self.queries)
-        _check_share("nearest", self.nearest)
+        check_range("nearest", self.nearest, 0, 1)
         check_seed(self.seed)
 
 
@@ -212,8 +212,3 @@ def _pad_randomly(chosen: Numbers, width: int, size: int, rng: np.random.Generat
 def _has_duplicates(rows: Numbers) -> NDArray[np.bool_]:
     ordered = np.sort(rows, axis=1)
     return np.asarray((ordered[:, 1:] == ordered[:, :-1]).any(axis=1))
-
-
-def _check_share(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise invalid(name, "between 0 and 1", value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +11,7 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn._checks import check_choice, invalid
+from crossknn._checks import check_choice, check_range
 from crossknn._imports import import_extra
 from crossknn.errors import InputError, MissingExtra
 from crossknn.items.items import Items
@@ -64,10 +63,8 @@ class Bm25(ScoringRetriever):
         name: str = "bm25",
     ) -> None:
         super().__init__(name)
-        if not (math.isfinite(k1) and k1 >= 0):
-            raise invalid("k1", "a finite nonnegative number", k1)
-        if not 0 <= b <= 1:
-            raise invalid("b", "between 0 and 1", b)
+        check_range("k1", k1, 0)
+        check_range("b", b, 0, 1)
         check_choice("method", method, METHODS)
         self.k1, self.b, self.method = k1, b, method
         self._analyzer = Analyzer(stemmer, stopwords)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from crossknn._checks import check_positive, invalid
+from crossknn._checks import check_positive, check_range
 from crossknn.errors import InputError
 from crossknn.retrievers.base import BaseRetriever
 from crossknn.types import EMPTY_PROPOSAL, Mask, Proposal, Retriever
@@ -42,8 +42,7 @@ class Fused(BaseRetriever):
         for member in retrievers:
             if not isinstance(member, Retriever):
                 raise InputError(f"`retrievers` must hold retrievers, got a {type(member).__name__}.")
-        if not 0 <= constant < np.inf:
-            raise invalid("constant", "a finite nonnegative number", constant)
+        check_range("constant", constant, 0)
         check_positive("depth", depth)
         self.retrievers = tuple(retrievers)
         self.constant = constant

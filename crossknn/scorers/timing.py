@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from crossknn._checks import check_number, check_range
 from crossknn.errors import InputError
 from crossknn.scorers.base import check_pairs
 from crossknn.storage.atomic import write_atomic
@@ -75,10 +75,8 @@ class Speed:
     per_call: float
 
     def __post_init__(self) -> None:
-        if not (0 <= self.per_round < math.inf and 0 < self.per_call < math.inf):
-            raise InputError(
-                f"`per_round` and `per_call` must be positive seconds, got {self.per_round!r} and {self.per_call!r}."
-            )
+        check_range("per_round", self.per_round, 0)
+        check_number("per_call", self.per_call)
 
     @property
     def calls_per_second(self) -> float:

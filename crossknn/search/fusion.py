@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from crossknn._checks import is_finite
 from crossknn.errors import InputError
 from crossknn.items.items import Items
 from crossknn.strategies.base import QueryResult, join_rounds
@@ -65,9 +66,7 @@ def _standardize(values: Scores) -> Array:
 
 def check_weights(weights: Mapping[str, float]) -> dict[str, float]:
     """The weights, that of the score first."""
-    numbers = isinstance(weights, Mapping) and all(
-        isinstance(weight, int | float) and np.isfinite(weight) for weight in weights.values()
-    )
+    numbers = isinstance(weights, Mapping) and all(is_finite(weight) for weight in weights.values())
     if not numbers or SCORE not in weights:
         raise InputError(
             "`rank_weights` must have a finite number for 'score' and for each retriever that counts, "

@@ -12,7 +12,7 @@ from threading import Condition, Event, Thread
 
 import numpy as np
 
-from crossknn._checks import check_number, check_positive
+from crossknn._checks import check_positive, check_seconds
 from crossknn.errors import InputError, ScorerError, TooLate
 from crossknn.scorers.base import score_pairs
 from crossknn.types import Scorer, Scores
@@ -57,7 +57,7 @@ class BatchingScorer:
         on_wait: Callable[[float], None] = lambda _: None,
     ) -> None:
         check_positive("max_pairs", max_pairs)
-        check_number("timeout", timeout)
+        check_seconds("timeout", timeout)
         self.scorer = scorer
         self.max_pairs = max_pairs
         self.timeout = timeout

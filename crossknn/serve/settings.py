@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from crossknn._checks import check_number, check_positive, invalid
+from crossknn._checks import check_number, check_positive, check_seconds, invalid
 from crossknn.errors import InputError
 
 
@@ -59,6 +59,6 @@ class Settings:
         if not isinstance(self.waiting, int) or self.waiting < 0:
             raise invalid("waiting", "a nonnegative integer", self.waiting)
         for name in ("header_timeout", "body_timeout", "write_timeout", "scorer_timeout", "poll", "grace"):
-            check_number(name, getattr(self, name))
+            check_seconds(name, getattr(self, name))
         if self.api_key is not None and (not self.api_key or not self.api_key.isascii() or " " in self.api_key):
             raise InputError("`api_key` must be a nonempty string of ASCII characters without spaces.")

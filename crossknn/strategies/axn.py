@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crossknn._checks import invalid
+from crossknn._checks import check_positive, check_range, invalid
 from crossknn.errors import InputError
 from crossknn.strategies.base import Flow, FlowResult, MultiRound, Observations, Round, SearchContext, search_unscored
 from crossknn.strategies.normalization import Normalization
@@ -39,10 +39,11 @@ class Axn(MultiRound):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.mix <= 1:
-            raise invalid("mix", "between 0 and 1", self.mix)
-        if self.shortlist is not None and self.shortlist < self.budget:
-            raise invalid("shortlist", f"at least `budget` ({self.budget})", self.shortlist)
+        check_range("mix", self.mix, 0, 1)
+        if self.shortlist is not None:
+            check_positive("shortlist", self.shortlist)
+            if self.shortlist < self.budget:
+                raise invalid("shortlist", f"at least `budget` ({self.budget})", self.shortlist)
 
     def flow(self, context: SearchContext) -> Flow:
         share = self._share(context, 1, 0)

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from crossknn._checks import check_number, check_range
 from crossknn.errors import InputError
 
 MIN_RELATIVE_RANGE = 1e-6  # values within float32 rounding of each other count as equal
@@ -24,8 +25,8 @@ class Normalization:
     beta: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.alpha) and np.isfinite(self.beta) and self.beta > 0):
-            raise InputError(f"`alpha` must be finite and `beta` positive, got {self.alpha} and {self.beta}.")
+        check_range("alpha", self.alpha)
+        check_number("beta", self.beta)
 
     def normalize(self, scores: NDArray[Any]) -> NDArray[Any]:
         """Scores on the scale of the estimates."""

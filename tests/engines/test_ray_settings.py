@@ -22,8 +22,8 @@ SCORER = MatrixScorer([[1.0]])
         ({"cpus_per_worker": 0}, "`cpus_per_worker` must be a positive number, got 0."),
         ({"cpus_per_worker": 1.5}, "`cpus_per_worker` must be an integer if it is greater than 1, got 1.5."),
         ({"gpus_per_worker": -1}, "`gpus_per_worker` must be a positive number, got -1."),
-        ({"start_timeout": "long"}, "`start_timeout` must be a positive number, got 'long'."),
-        ({"connect_timeout": float("inf")}, "`connect_timeout` must be a positive number, got inf."),
+        ({"start_timeout": "long"}, "`start_timeout` must be a positive number of seconds"),
+        ({"connect_timeout": float("inf")}, "`connect_timeout` must be a positive number of seconds"),
     ],
 )
 def test_settings_are_checked_when_made(options, message):

@@ -78,7 +78,7 @@ def test_fit_leaves_fitted_members_alone():
     [
         ({"retrievers": []}, "at least one retriever"),
         ({"retrievers": ["bm25"]}, "must hold retrievers, got a str"),
-        ({"retrievers": [Random()], "constant": -1}, "`constant` must be a finite nonnegative number, got -1"),
+        ({"retrievers": [Random()], "constant": -1}, "`constant` must be a nonnegative number, got -1"),
         ({"retrievers": [Random()], "depth": 0}, "`depth` must be a positive integer, got 0"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn._checks import check_choice, check_number, check_positive, invalid
+from crossknn._checks import check_choice, check_number, check_positive, check_range, invalid, is_finite
 from crossknn.errors import InputError
 from crossknn.indexing.score_matrix import Pairs, SparseScores
 from crossknn.types import Progress, Scores, Vectors
@@ -59,14 +59,13 @@ class Training:
         if self.patience is not None:
             check_positive("patience", self.patience)
         check_number("learning_rate", self.learning_rate)
-        if not 0 <= self.weight_decay < math.inf:
-            raise invalid("weight_decay", "a nonnegative number", self.weight_decay)
+        check_range("weight_decay", self.weight_decay, 0)
         if self.learning_rate * self.weight_decay > MAX_DECAY_PER_STEP:
             raise InputError(
                 f"`learning_rate` × `weight_decay` must be at most {MAX_DECAY_PER_STEP}, "
                 f"got {self.learning_rate!r} × {self.weight_decay!r}."
             )
-        if not 0 <= self.held_out < 1:
+        if not is_finite(self.held_out) or not 0 <= self.held_out < 1:
             raise invalid("held_out", "at least 0 and less than 1", self.held_out)
 
     @classmethod

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self, get_args
 
-from crossknn._checks import check_choice, check_number, check_positive, check_seed, invalid
+from crossknn._checks import check_choice, check_number, check_positive, check_range, check_seed, invalid
 from crossknn.indexing.teaching.lists import RANDOM_SHARE
 
 HELD_OUT_SHARE: Final = 0.05  # of the lists, by default
@@ -83,8 +83,7 @@ class Teaching:
         if self.items_per_step < 2:
             raise invalid("items_per_step", "at least 2", self.items_per_step)
         for name, most in (("random_share", 1), ("held_out_share", 0.5), *((name, MAX_WEIGHT) for name in WEIGHTS)):
-            if not 0 <= getattr(self, name) <= most:
-                raise invalid(name, f"between 0 and {most:g}", getattr(self, name))
+            check_range(name, getattr(self, name), 0, most)
         check_seed(self.seed)
 
     @classmethod

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from crossknn._checks import invalid
+from crossknn._checks import check_range
 from crossknn.errors import InputError, ScorerError
 
 BYTES_PER_TOKEN = 2  # of UTF-8; English has about four, Chinese two to four
@@ -37,9 +36,8 @@ class CostTracker:
     ) -> None:
         prices = {"price_per_1000": price_per_1000, "price_per_million_tokens": price_per_million_tokens}
         for name, value in (*prices.items(), ("spend_limit", spend_limit)):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (number and 0 <= value < math.inf):
-                raise invalid(name, "a nonnegative number", value)
+            if value is not None:
+                check_range(name, value, 0)
         if spend_limit is not None and price_per_1000 is None and price_per_million_tokens is None:
             raise InputError(
                 "`spend_limit` needs `price_per_1000` or `price_per_million_tokens`: without a price the cost is "

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import numpy as np
 
-from crossknn._checks import check_number, check_positive, invalid
+from crossknn._checks import check_positive, check_seconds, invalid, is_finite
 from crossknn.errors import InputError, PartialScores, ScorerError
 from crossknn.models.fingerprints import function_fingerprint
 from crossknn.scorers.base import RankMixin, check_pairs, describe_pair
@@ -45,7 +45,7 @@ class RequestLimits:
     def __post_init__(self) -> None:
         check_positive("batch_size", self.batch_size)
         check_positive("concurrency", self.concurrency)
-        check_number("timeout", self.timeout)
+        check_seconds("timeout", self.timeout)
         if not isinstance(self.retries, int) or isinstance(self.retries, bool) or self.retries < 0:
             raise invalid("retries", "a nonnegative integer", self.retries)
 
@@ -216,7 +216,7 @@ def check_fallback(score: float | None) -> float | None:
     """The score, if it is a finite number or None."""
     if score is None:
         return None
-    if not isinstance(score, int | float) or isinstance(score, bool) or not abs(score) <= MAX_SCORE:
+    if not is_finite(score) or not abs(score) <= MAX_SCORE:
         raise invalid("fallback_score", "a finite number", score)
     return float(score)
 

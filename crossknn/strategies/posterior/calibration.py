@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn._checks import check_number, invalid
+from crossknn._checks import check_number, invalid, is_finite
 
 BIN_EDGES: Final = (0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)  # between bins of expected recall
 
@@ -27,7 +26,7 @@ class RecallCalibration:
     slope: float  # positive: the chance decreases in λ_r
 
     def __post_init__(self) -> None:
-        if not isinstance(self.intercept, int | float) or not math.isfinite(self.intercept):
+        if not is_finite(self.intercept):
             raise invalid("intercept", "a finite number", self.intercept)
         check_number("slope", self.slope)
 
