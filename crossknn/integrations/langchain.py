@@ -29,6 +29,8 @@ class CrossKnnRetriever(BaseRetriever):
     are those of `Searcher.search`; `invoke` and `ainvoke` accept them as well.
     """
 
+    model_config = ConfigDict(extra="forbid")
+
     searcher: Searcher
     documents: SkipValidation[Mapping[str, Document]] | None = None
     k: int = Field(default=10, gt=0)
@@ -76,7 +78,7 @@ class CrossKnnCompressor(BaseDocumentCompressor):
     Returns copies with the score in their metadata.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     scorer: Annotated[Scorer, SkipValidation, AfterValidator(check_scorer)]
     k: int | None = Field(default=3, gt=0)

@@ -195,6 +195,8 @@ class Service:
             if setting not in known:
                 takes = f"its settings are {', '.join(known)}" if known else "it has no settings"
                 raise InputError(f"the strategy {name!r} has no setting {setting!r:.80}; {takes}.")
+        if request.budget is not None and "budget" not in settings_of(STRATEGIES[name]):
+            raise InputError(f"the strategy {name!r} has no budget. Leave `budget` out.")
         strategy = make_strategy(name, settings, budget=budget)
         if settings.get("neighbors", 0) > limit:
             raise invalid("neighbors", f"at most {limit}", settings["neighbors"])

@@ -68,6 +68,10 @@ def test_invalid_arguments_are_rejected_before_any_call():
     searcher = make_searcher()
     with pytest.raises(ValidationError, match="greater than 0"):
         CrossKnnRetriever(searcher=searcher, k=0)
+    with pytest.raises(ValidationError, match="budgets"):
+        CrossKnnRetriever(searcher=searcher, budgets=5)
+    with pytest.raises(ValidationError, match="top_n"):
+        CrossKnnCompressor(scorer=searcher.scorer, top_n=5)
     with pytest.raises(ValidationError, match="`scorer` must be a Scorer"):
         CrossKnnCompressor(scorer="a name")
     with pytest.raises(ck.InputError, match="budget"):
