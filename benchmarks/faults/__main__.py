@@ -16,13 +16,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.faults import damage, disk, kills
+from benchmarks.faults import clocks, damage, disk, kills, writers
 from benchmarks.faults.report import Report
 from benchmarks.faults.world import World
 from benchmarks.scoring_speed import surroundings
 
 OUT = Path(__file__).parents[1] / "results" / "faults.json"
-GROUPS = {"kills": kills.try_kills, "disk": disk.try_disks, "damage": damage.try_damage}
+GROUPS = {
+    "kills": kills.try_kills,
+    "disk": disk.try_disks,
+    "damage": damage.try_damage,
+    "writers": writers.try_writers,
+    "clocks": clocks.try_clocks,
+}
 
 
 def main() -> int:

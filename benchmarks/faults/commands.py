@@ -6,6 +6,7 @@ Processes are forked from one that has imported everything and run nothing, so t
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import sys
@@ -37,6 +38,7 @@ class Conditions:
     kill_at: int | None = None  # the step, from 1, at which the process is killed
     delay: float = 0.0  # seconds from that step to the kill
     file_limit: int | None = None  # bytes that a file may have
+    open_files: int | None = None  # how many files and connections may be open
     output: Path | None = None  # where standard output goes
     clock_jumps: tuple[float, ...] = ()  # seconds that are added to the wall clock, in turn, at every look at it
 
@@ -83,6 +85,20 @@ class Running:
         self.process.start()
         sender.close()
 
+    def wait_for(self, pattern: str, timeout: float = TIMEOUT) -> str:
+        """What the pattern's group matches in the standard error of the command, once it is there."""
+        ends = time.monotonic() + timeout
+        while (found := re.search(pattern, self.errors)) is None:
+            if not self.process.is_alive() or time.monotonic() > ends:
+                raise RuntimeError(f"the command said no {pattern!r}: {self.errors[-600:]}")
+            time.sleep(0.05)
+        return found[1]
+
+    @property
+    def errors(self) -> str:
+        """The standard error so far."""
+        return self._read("err")
+
     def finish(self, timeout: float = TIMEOUT) -> Outcome:
         if self._conditions.kill_at is not None:
             wait([self._notices, self.process.sentinel], timeout)
@@ -117,6 +133,8 @@ def _execute(arguments: list[str], log: Path, conditions: Conditions, notices: C
     if conditions.file_limit is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (conditions.file_limit, resource.RLIM_INFINITY))
+    if conditions.open_files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (conditions.open_files, conditions.open_files))
     sys.argv = ["crossknn", *arguments]
     try:
         main()
