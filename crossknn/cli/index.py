@@ -317,7 +317,7 @@ def add(
             check_models=not any_model,
             progress=bars.from_zero,
         )
-        changed.save(folder)
+        changed.save(folder, replaces=index.identity)
     calls = f" with {changed.report.calls_made:,} calls"
     _print_change(changed, folder, "added", len(items), calls, as_json=as_json)
 
@@ -379,7 +379,7 @@ def learn(
             )
             helped = learned.report.teaching is not None and learned.report.teaching.helped
             if helped or not in_place:
-                learned.save(target)
+                learned.save(target, replaces=index.identity if in_place else None)
     if as_json:
         print_json([{**_describe_index(learned, target), "lists": len(lists), "helped": helped}])
     else:
@@ -400,7 +400,7 @@ def remove(
     given = options.given_texts("ids", ids, ids_file)
     index = Index.load(folder)
     changed = index.remove(given)
-    changed.save(folder)
+    changed.save(folder, replaces=index.identity)
     _print_change(changed, folder, "removed", len(index) - len(changed), as_json=as_json)
 
 

@@ -218,11 +218,16 @@ class Index:
             self._bm25 = stored or Bm25().fit(self.items)
         return self._bm25
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, replaces: str | None = None) -> None:
         """Write the index to a folder, replacing any index there atomically.
 
         Readers that open the folder meanwhile get the old index or the new one, and open ones stay valid. BM25 is
         fitted first if necessary; it is left out if bm25s is not installed.
+
+        Args:
+            path: A new or empty folder, or one that holds an index.
+            replaces: The `identity` of the index that this one was made from: `InputError` if the folder holds another
+                by now, so that of two concurrent changes none is lost.
         """
         try:
             bm25 = StoredBm25.of(self.bm25)
@@ -251,7 +256,9 @@ class Index:
             files |= bm25.files()
         if isinstance(self._taught, StoredEncoder):
             files |= self._taught.files()
-        self._folder = write_folder(path, facts, files | {"vectors.safetensors": self._write_vectors})
+        self._folder = write_folder(
+            path, facts, files | {"vectors.safetensors": self._write_vectors}, replaces=replaces
+        )
 
     def _write_vectors(self, path: Path) -> None:
         """The last file of a save, which is given up if what it was read from does not hold."""

@@ -110,16 +110,22 @@ def _missing(path: Path | str) -> InputError:
     return InputError(f"{path}: missing, although {MANIFEST} lists it. {RESTORE}")
 
 
-def write_folder(path: str | Path, facts: Mapping[str, Any], files: Mapping[str, Write]) -> Folder:
+def write_folder(
+    path: str | Path, facts: Mapping[str, Any], files: Mapping[str, Write], *, replaces: str | None = None
+) -> Folder:
     """Replace the folder's content by these facts, JSON values, and files, by plain name such as `items.arrow`.
 
-    The folder is new, empty or holds an index.
+    The folder is new, empty or holds an index: with `replaces` the one of this identity, or it is refused.
     """
     folder = Path(path)
     check_target(folder)
     with disk_errors(folder, "the index cannot be written", "The previous content is unchanged."):
         folder.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(folder / LOCK):
+            if replaces is not None and read_folder(folder).identity != replaces:
+                raise InputError(
+                    f"{folder}: was changed by another process meanwhile. Run again to change it as it is now."
+                )
             listed = {name: _store(folder, name, write) for name, write in files.items()}
             content = {"format": FORMAT, "hash": _hash_json(dict(facts), listed), "facts": dict(facts), "files": listed}
             write_atomic(folder / MANIFEST, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).encode())

@@ -526,6 +526,17 @@ def test_add_then_remove_restores_the_index(kind, tmp_path):
     assert {name: array.tobytes() for name, array in arrays_of(index).items()} == before
 
 
+def test_of_two_changes_at_once_none_is_lost(tmp_path):
+    setup = Setup()
+    setup.build_kind("als").save(tmp_path)
+    index = Index.load(tmp_path)
+    grown, shrunk = setup.add(index), index.remove(index.items.ids[:1])
+    grown.save(tmp_path, replaces=index.identity)
+    with pytest.raises(InputError, match="was changed by another process meanwhile"):
+        shrunk.save(tmp_path, replaces=index.identity)
+    assert_same_index(Index.load(tmp_path), grown)
+
+
 def test_new_items_reuse_the_scores_of_a_work_folder(tmp_path):
     setup = Setup()
     index = setup.build(work_dir=tmp_path)

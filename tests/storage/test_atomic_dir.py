@@ -69,6 +69,15 @@ def test_a_writer_that_fails_changes_nothing(tmp_path):
     assert names(tmp_path) == before  # what the failure left is gone
 
 
+def test_of_two_changes_of_one_index_the_second_is_refused(tmp_path):
+    read = put(tmp_path, "read")
+    first = write_folder(tmp_path, {"change": 1}, FILES, replaces=read.identity)
+    with pytest.raises(InputError, match=r"was changed by another process meanwhile\. Run again"):
+        write_folder(tmp_path, {"change": 2}, FILES, replaces=read.identity)
+    assert read_folder(tmp_path) == first
+    assert write_folder(tmp_path, {"change": 2}, FILES, replaces=first.identity).facts == {"change": 2}
+
+
 KILLED = """
 import sys, time
 from pathlib import Path
