@@ -25,6 +25,7 @@ RESERVED_FILES: Final = 192  # open files for the index, logs, spare connections
 CHECK_SECONDS: Final = 0.5  # between two checks of a connection, at most
 OPEN_FILES: Final = Path("/dev/fd")
 MAX_HEADER_BYTES: Final = 65_536  # of a request, its first line included
+MAX_PIPELINED_BYTES: Final = 1_048_576  # of requests that follow the one in progress
 
 
 class ConnectionConfig(uvicorn.Config):
@@ -104,8 +105,12 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not self._refused:
-            super().data_received(data)
+        if self._refused:
+            return
+        super().data_received(data)
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) > MAX_PIPELINED_BYTES:
+            self.config.count_ended("invalid")
+            self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         """Respond to bytes that are no request; uvicorn's method for it."""

@@ -4,6 +4,7 @@ import json
 import resource
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import httpx
@@ -81,6 +82,20 @@ def test_a_silent_client_and_one_that_does_not_read_are_ended(url):
             pass
         assert read_all(silent) == b""
         wait_until(lambda: ended(url, "response") == 1)
+
+
+def test_requests_are_not_collected_without_end(url):
+    body = b'{"query": "ice", "budget": 1}'
+    search = HEADERS + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+    def send(connection):
+        for _ in range(100):
+            connection.sendall(search * 1_000)
+
+    with connect(url) as connection, ThreadPoolExecutor(1) as threads:
+        threads.submit(read_all, connection)
+        with pytest.raises(ConnectionError):
+            send(connection)
 
 
 def test_no_time_counts_while_the_service_works():
