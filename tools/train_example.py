@@ -127,7 +127,7 @@ def find_neighbors(data: Data, options: argparse.Namespace) -> None:
 
 
 def fit(data: Data, options: argparse.Namespace) -> None:
-    began = time.time()
+    began = time.monotonic()
     data.encoder = torch.load(options.work / "encoder.pt", map_location=options.device)
     for query, rows in zip(data.train, data.encoder["near"].tolist(), strict=True):
         query.neighbors = [row for row in rows if row not in query.gold]
@@ -145,9 +145,9 @@ def fit(data: Data, options: argparse.Namespace) -> None:
     losses = []
     for loss in train(model, data, pairs, options):
         losses.append(loss)
-        print(options.name, "epoch", len(losses), "loss", loss, f"{time.time() - began:.0f} s", flush=True)
+        print(options.name, "epoch", len(losses), "loss", loss, f"{time.monotonic() - began:.0f} s", flush=True)
         save(model, tokenizer, options.work / options.name)
-    trained = time.time() - began
+    trained = time.monotonic() - began
     if options.teach:
         write_teacher_scores(model, data, pairs, options)
     result = evaluate(model, data, pairs, options)
@@ -336,9 +336,9 @@ def evaluate(model: Any, data: Data, pairs: Pairs, options: argparse.Namespace) 
         q = torch.tensor([before + at for at in chosen], device=options.device)
         gold = torch.tensor([tests[at].positives[0] for at in chosen], device=options.device)
         rows = tests[0].form * data.corpus.senses + torch.arange(options.senses, device=options.device)
-        began = time.time()
+        began = time.monotonic()
         ranks = ranks_in_exact_search(model, pairs, q, gold, rows).numpy()
-        speed = round(len(chosen) * options.senses / (time.time() - began))
+        speed = round(len(chosen) * options.senses / (time.monotonic() - began))
         found[kind] = {"test_queries": len(chosen), **measure(ranks), "pairs_per_second": speed}
         before += len(tests)
     return found

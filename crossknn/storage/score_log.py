@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError
-from crossknn.storage.atomic import TEMPORARY_SUFFIX, digest, disk_errors, write_atomic
+from crossknn.storage.atomic import TEMPORARY_SUFFIX, digest, disk_errors, temporary_path, write_atomic
 from crossknn.types import Scores
 
 FORMAT = 1
@@ -223,10 +222,19 @@ class ScoreLog:
             return os.listdir(self.folder)  # noqa: PTH208 (names, without an object for each)
 
     def _remove_temporary_files(self) -> None:
-        for path in self.folder.glob(f".*{TEMPORARY_SUFFIX}"):
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > TEMPORARY_SECONDS:
-                    path.unlink()
+        """Remove old ones; their age is by the clock that wrote their times, which may not be this machine's."""
+        paths = [*self.folder.glob(f".*{TEMPORARY_SUFFIX}")]
+        if not paths:
+            return
+        probe = temporary_path(self.folder / "clock")
+        with suppress(OSError):
+            probe.touch()
+            now = probe.stat().st_mtime
+            probe.unlink()
+            for path in paths:
+                with suppress(OSError):  # its writer has finished
+                    if now - path.stat().st_mtime > TEMPORARY_SECONDS:
+                        path.unlink()
 
 
 def _to_arrow(hashes: Hashes) -> pa.Array:

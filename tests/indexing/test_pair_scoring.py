@@ -550,6 +550,17 @@ def test_temporary_files_of_killed_writers_are_removed_after_a_day(tmp_path: Pat
     os.utime(old, (time.time() - 90_000,) * 2)
     assert ScoreLog.open(tmp_path, scorer="salted").verify().chunks == 7
     assert (old.exists(), new.exists()) == (False, True)
+    assert [path.name for path in tmp_path.glob(".*.tmp")] == [new.name]
+
+
+def test_a_clock_that_jumps_removes_no_file_of_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(tmp_path)
+    path = tmp_path / ".x.parquet.1.tmp"
+    path.write_bytes(b"half a chunk")
+    later = time.time() + 1e6
+    monkeypatch.setattr(time, "time", lambda: later)
+    ScoreLog.open(tmp_path, scorer="salted")
+    assert path.exists()
 
 
 @pytest.mark.parametrize(
