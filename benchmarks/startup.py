@@ -34,6 +34,7 @@ def main() -> None:
     with TemporaryDirectory(dir=options.work) as work:
         folder = Path(work) / "items.ck"
         build_index(read_items(None, options.items), folder, prior=False)
+        report["bytes"] = sum(path.stat().st_size for path in folder.iterdir())
         report["starts"] = measure(commands(folder, options.items // 2), options.times)
     options.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
@@ -60,6 +61,7 @@ def commands(folder: Path, row: int) -> dict[str, list[str]]:
         "open an index": ["-c", load],
         "open it, read an item by its row": ["-c", f"{load} items.ids[{row}], items.texts[{row}]"],
         "open it, find an item by its id": ["-c", f"{load} items.rows_of(['{row}'])"],
+        "open and verify it": ["-c", f"import crossknn; crossknn.Index.load({str(folder)!r}, verify=True)"],
         THEIRS: ["-c", THEIRS],
     }
 

@@ -224,7 +224,7 @@ def build(
         print_json([{**_describe_index(index, folder), "work_dir": str(work)}])
     else:
         out.print(Text(str(index.report)), soft_wrap=True)
-        out.print(Text(f"index: {folder}, {_count_bytes(folder):,} bytes"), soft_wrap=True)
+        out.print(Text(f"index: {folder}, {index.stored_bytes:,} bytes"), soft_wrap=True)
     say(f"Later builds reuse the scores and vectors in {work}. Delete it if you need no more.")
 
 
@@ -266,11 +266,11 @@ def plan(
         _print_plan(planned)
 
 
-def info(folder: FolderArgument, as_json: options.JsonOption = False) -> None:
+def info(folder: FolderArgument, verify: options.VerifyOption = False, as_json: options.JsonOption = False) -> None:
     """Describe an index and how it was built."""
     from crossknn.indexing.index import Index
 
-    index = Index.load(folder)
+    index = Index.load(folder, verify=verify)
     facts = _describe_index(index, folder)
     if as_json:
         print_json([facts])
@@ -298,12 +298,13 @@ def add(
     item_fields: options.FieldOptions,
     models: options.ModelOptions,
     any_model: options.AnyModelOption = False,
+    verify: options.VerifyOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Add the items of CORPUS to an index. A process that has it open keeps the old one."""
     from crossknn.indexing.index import Index
 
-    index = Index.load(folder)
+    index = Index.load(folder, verify=verify)
     with ProgressBars() as progress:
         items = item_fields.read(corpus, progress)
     with ProgressBars(keep=True, log=True) as bars, resumable():
@@ -348,6 +349,7 @@ def learn(
     ] = None,
     any_model: options.AnyModelOption = False,
     models: options.ModelOptions,
+    verify: options.VerifyOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Teach the encoder of an index further, by what searches and builds have scored.
@@ -359,7 +361,7 @@ def learn(
     from crossknn.indexing.score_sources import open_scored_lists
     from crossknn.storage.atomic_dir import check_target
 
-    index, target = Index.load(folder), output or folder
+    index, target = Index.load(folder, verify=verify), output or folder
     check_target(target)
     work, in_place = work_dir or options.default_work_dir(folder), target.resolve() == folder.resolve()
     with ProgressBars(keep=True, log=True) as bars, resumable():
@@ -392,13 +394,14 @@ def remove(
     folder: FolderArgument,
     ids: Annotated[list[str] | None, Argument(metavar="[ID]...", help="Ids of the items to remove.")] = None,
     ids_file: Annotated[Path | None, Option("--ids", help="File of ids, one per line.")] = None,
+    verify: options.VerifyOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Remove items from an index. A process that has it open keeps the old one."""
     from crossknn.indexing.index import Index
 
     given = options.given_texts("ids", ids, ids_file)
-    index = Index.load(folder)
+    index = Index.load(folder, verify=verify)
     changed = index.remove(given)
     changed.save(folder, replaces=index.identity)
     _print_change(changed, folder, "removed", len(index) - len(changed), as_json=as_json)
@@ -418,8 +421,8 @@ def verify(
     if folder is None and work_dir is None:
         raise InputError("Give the folder of an index, a work folder with --work-dir, or both.")
     if folder is not None:
-        index = Index.load(folder)
-        out.print(Text(f"{folder}: intact, {index.verify():,} bytes read"), soft_wrap=True)
+        index = Index.load(folder, verify=True)
+        out.print(Text(f"{folder}: intact, {index.stored_bytes:,} bytes read"), soft_wrap=True)
         if work_dir is not None and (work_dir / "scores").is_dir():
             ScoreLog.open(work_dir / "scores", scorer=index.scorer)  # an error for that of another scorer
     if work_dir is not None:
@@ -524,13 +527,6 @@ def _describe_index(index: Index, folder: Path) -> dict[str, Any]:
         "encoder": index.encoder,
         "taught": index.is_taught,
         **asdict(index.normalization),
-        "bytes": _count_bytes(folder),
+        "bytes": index.stored_bytes,
         "report": index.report.as_dict(),
     }
-
-
-def _count_bytes(folder: Path) -> int:
-    """The size of an index on disk."""
-    from crossknn.storage.atomic_dir import read_folder
-
-    return sum(path.stat().st_size for path in read_folder(folder).files.values())

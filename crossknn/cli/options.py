@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
@@ -33,6 +34,7 @@ DeviceOption = Annotated[str | None, Option(help="Device of the models: cpu or c
 AnyModelOption = Annotated[
     bool, Option("--any-model", help="Accept other models than the index was built with: you know they match.")
 ]
+VerifyOption = Annotated[bool, Option("--verify", help="Read and verify the whole index first.")]
 CacheOption = Annotated[Path | None, Option(help="SQLite file that keeps the scores for later runs.")]
 SeedOption = Annotated[int, Option(min=0, help="Random seed.")]
 JsonOption = Annotated[bool, Option("--json", help="Print one JSON object per line instead of a table.")]
@@ -238,10 +240,10 @@ class SourceOptions(ModelOptions, FieldOptions):
         bool, Option("--cache-queries", help="Also keep the texts of queries in --cache, for `crossknn learn`.")
     ] = False
 
-    def check(self, corpus: Path, *, train_queries: Path | None = None) -> None:
+    def check(self, corpus: Path, *, train_queries: Path | None = None, verify: bool = False) -> None:
         """Raise `InputError` where an option is set that does not apply to an index, or to items."""
         found, other = "no index", "indexes"
-        refused: dict[str, Any] = {"--any-model": self.any_model}
+        refused: dict[str, Any] = {"--any-model": self.any_model, "--verify": verify}
         if is_index(corpus):
             found, other = "an index", "items"
             refused = {"--vectors": self.vectors, "--train-queries": train_queries, "--id-field": self.id_field}
@@ -321,7 +323,8 @@ def check_device(device: str | None) -> None:
 
 
 def is_index(corpus: Path) -> bool:
-    return (corpus / "index.json").is_file()
+    """Whether the folder holds an index, or what should be one."""
+    return os.path.lexists(corpus / "index.json")
 
 
 def has_encoder(source: Any) -> bool:

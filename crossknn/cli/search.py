@@ -79,6 +79,7 @@ def search(
         Path | None, Option(metavar="FILE.png", help="Plot the estimates and scores of a query, round by round.")
     ] = None,
     opened: options.SourceOptions,
+    verify: options.VerifyOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Search CORPUS with a cross-encoder."""
@@ -86,7 +87,7 @@ def search(
     from crossknn.search.searcher import Searcher
     from crossknn.strategies.exact import Exact
 
-    opened.check(corpus, train_queries=train_queries)
+    opened.check(corpus, train_queries=train_queries, verify=verify)
     texts = options.given_texts("queries", queries, queries_file)
     chosen = options.choose_strategy(
         strategy or ("rerank" if retriever or opened.encoder == "none" else "posterior"),
@@ -97,7 +98,7 @@ def search(
     allowed = None if filter_ids is None else set(options.read_texts(filter_ids))
     found: list[Hits] = []
     with ProgressBars() as progress:
-        source = Index.load(corpus) if options.is_index(corpus) else opened.read(corpus, progress)
+        source = Index.load(corpus, verify=verify) if options.is_index(corpus) else opened.read(corpus, progress)
         searcher = Searcher(source, **opened.arguments(source, progress))
         if train_queries is not None:
             searcher.fit_normalization(options.read_texts(train_queries)[:NORMALIZATION_QUERIES])

@@ -362,6 +362,11 @@ class Index:
         """A hash of the folder's content; None if the index was never saved."""
         return None if self._folder is None else self._folder.identity
 
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes of the folder's files; 0 if the index was never saved."""
+        return 0 if self._folder is None else self._folder.size
+
     def is_current(self) -> bool:
         """Whether the folder still holds this index; False if it was never saved."""
         return self._folder is not None and self._folder.is_current()

@@ -28,7 +28,7 @@ class LoadedIndex:
 class LiveIndex:
     """Holds the index of now. Read `current` once per request: the next request may get another one.
 
-    The folder of an index is reloaded when it is replaced; `open` makes a searcher of an index or items.
+    The folder of an index is verified, and reloaded when it is replaced; `open` makes a searcher of an index or items.
     """
 
     def __init__(self, source: Path | Index | Items, open: Callable[[Index | Items], Searcher]) -> None:
@@ -38,7 +38,7 @@ class LiveIndex:
         self._rejected: tuple[int, int] | None = None  # manifest stamp of an index that cannot be used
         self.reloads = 0
         self.failed_reloads = 0
-        self.current = self._load(Index.load(source) if isinstance(source, Path) else source)
+        self.current = self._load(Index.load(source, verify=True) if isinstance(source, Path) else source)
 
     def reload(self, *, retry: bool = False) -> bool:
         """Load the folder's index if it has changed, and return whether it was replaced.
@@ -54,8 +54,7 @@ class LiveIndex:
             if stamp == self._rejected and not retry:
                 return False
             try:
-                fresh = Index.load(self._folder)
-                fresh.verify()
+                fresh = Index.load(self._folder, verify=True)
                 self.current = self._load(fresh)
             except (CrossKnnError, OSError) as error:
                 self._rejected = stamp

@@ -226,8 +226,21 @@ def test_verify(built, index, monkeypatch, capsys):
     code, said = fail(monkeypatch, capsys, "verify", index)
     assert code == 2
     assert f"{vectors}: damaged: its hash is" in said
+    for command in (["info", index], ["remove", index, "d0"], ["add", index, "none.jsonl"], ["search", index, "ice"]):
+        code, said = fail(monkeypatch, capsys, *command, "--verify")
+        assert code == 2
+        assert f"{vectors}: damaged: its hash is" in said
     vectors.unlink()
     assert f"{vectors}: missing" in fail(monkeypatch, capsys, "verify", index)[1]
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "search"])
+def test_a_named_pipe_in_the_place_of_the_manifest_is_refused_at_once(index, command, monkeypatch, capsys):
+    (index / "index.json").unlink()
+    os.mkfifo(index / "index.json")
+    code, said = fail(monkeypatch, capsys, command, index, *(["ice"] if command == "search" else []))
+    assert code == 2
+    assert f"{index}/index.json: must be a regular file, and is a named pipe" in said.replace("\n", "")
 
 
 def test_verify_finds_a_damaged_score(built, index, tmp_path, monkeypatch, capsys):
@@ -257,6 +270,7 @@ def test_verify_reports_on_a_work_folder_alone(built, tmp_path, monkeypatch, cap
         (["search", "INDEX", "ice", "--train-queries", "t.txt"], "--train-queries applies to items only"),
         (["search", "INDEX", "ice", "--text-field", "text"], "--text-field applies to items only"),
         (["search", "CORPUS", "ice", "--any-model"], "--any-model applies to indexes only"),
+        (["search", "CORPUS", "ice", "--verify"], "--verify applies to indexes only"),
         (["search", "CORPUS", "ice", "--retriever", "fitted"], "fitted"),
         (["build", "CORPUS", "-o", "FILES"], "no index"),
         (["build", "CORPUS", "-o", "new", "--work-dir", "new"], "--work-dir must be another folder"),

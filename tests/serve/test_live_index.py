@@ -150,6 +150,13 @@ def test_the_index_must_be_usable_at_startup(folder, tmp_path):
         pass
 
 
+def test_the_first_index_is_verified_too(folder):
+    write_damaged(folder, folder)
+    assert Index.load(folder)
+    with pytest.raises(InputError, match=r"vectors-\w+.safetensors: damaged: its hash is"), opened(folder):
+        pass
+
+
 def test_a_woken_watcher_reloads_immediately(indexes, folder):
     with opened(folder) as service:
         watcher = IndexWatcher(service.live_index, 60)
