@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise, product
+from urllib.parse import urlencode
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -413,3 +414,97 @@ def test_printing_shows_whole_texts_on_a_light_background(browser, address):
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == BACKGROUNDS["light"]
         assert page.locator("article li:nth-child(2) .text").bounding_box()["height"] > cut
         expect(page.locator("button:visible")).to_have_count(0)
+
+
+SCRIPTS = [
+    "<script>alert(1)</script>",
+    "</p></li></ol></main><h1 onclick=alert(1)>broken",
+    '"><svg onload=alert(1)><a href="javascript:alert(1)">link</a>',
+    "' onmouseover='alert(1)' autofocus onfocus='alert(1)",
+    '<iframe srcdoc="<script>parent.alert(1)</script>"></iframe><style>* { display: none }</style>',
+    "javascript:alert(1) ${alert(1)} {{alert(1)}} &lt;b&gt; &#x202e;",
+    "\u202ereversed \u2066 never closed",
+    "\u05e9\u05dc\u05d5\u05dd (1) \u0645\u0631\u062d\u0628\u0627",
+    "\u200bi\u200dc\u2060e\ufeff \u0000 z" + "\u0300\u0323" * 40,
+    "x" * 1_000_000,
+]
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Iterator[str]:
+    """The URL of a server whose best items, with their ids, and whose queries attack the page."""
+    world = World.low_rank(queries=len(SCRIPTS) - 1, items=300)
+    texts, ids = ([f"{kind} {row}" for row in range(300)] for kind in ("item", "id"))
+    for row, script in zip(world.scores[0].argsort()[::-1], SCRIPTS, strict=False):
+        texts[row], ids[row] = script, script[:100] * 2
+    scorer = MatrixScorer(world.scores, queries=SCRIPTS[:-1], items=texts)
+    encoder = PrecomputedEncoder(queries=(SCRIPTS[:-1], world.query_vectors), items=(texts, world.vectors))
+    with opened(ck.Items(texts, ids=ids), scorer=scorer, encoder=encoder) as service, serving(service) as address:
+        yield address
+
+
+@contextmanager
+def attacked(browser) -> Iterator[Page]:
+    """A page on which nothing opens a dialog, fails or violates the content security policy."""
+    dialogs = []
+    with visit(browser, "about:blank", expected="no message is expected") as page:
+        page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+        yield page
+        assert dialogs == []
+
+
+def search_page(page, address, query) -> None:
+    page.goto(f"{address}/?{urlencode({'q': query, 'k': len(SCRIPTS), 'budget': 300})}")
+    expect(page.locator("#status bdi")).to_have_js_property("textContent", query.strip())
+
+
+WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+ENDS = """() => {
+    const [first, , last] = document.querySelector('#status').childNodes;
+    const place = (node, at) => {
+        const range = document.createRange();
+        range.setStart(node, at);
+        range.setEnd(node, at + 1);
+        return range.getBoundingClientRect().left;
+    };
+    return place(last, 0) - place(first, first.length - 1);
+}"""
+
+
+def test_hostile_items_are_shown_as_text(browser, hostile):
+    with attacked(browser) as page:
+        search_page(page, hostile, SCRIPTS[0])
+        for width in (360, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate(WIDER) <= 0
+        shown = page.locator("article .text").all_text_contents()
+        assert sorted(shown) == sorted(SCRIPTS)
+        assert sorted(page.locator("article .id bdi").all_text_contents()) == sorted(one[:100] * 2 for one in SCRIPTS)
+        page.locator("summary").first.click()
+        expect(page.locator("table.calls tbody tr")).to_have_count(300)
+        page.locator(".point.hit").first.focus()
+        assert page.evaluate(WIDER) <= 0
+        assert page.locator("main :is(a, img, script, iframe, style, h1, svg svg)").count() == 0
+
+
+def test_hostile_queries_are_shown_as_text(browser, hostile):
+    with attacked(browser) as page:
+        for query in SCRIPTS[:-1]:
+            search_page(page, hostile, query)
+            assert page.locator("#query").input_value() == query.strip()
+            assert page.evaluate(ENDS) > 0, (
+                "the closing quote stands behind the opening one in any direction of writing"
+            )
+            assert page.evaluate(WIDER) <= 0
+            assert page.locator("main :is(a, img, script, iframe, style, h1)").count() == 0
+
+
+def test_a_query_that_is_too_long_is_not_sent(browser, address):
+    with visit(browser, address) as page:
+        page.locator("#query").fill("x" * 1_000_000)
+        page.locator("#query").press("Enter")
+        assert not page.locator("#query").evaluate("box => box.validity.valid")
+        assert page.evaluate(WIDER) <= 0
+        page.locator("#query").fill(QUERY)
+        page.locator("#query").press("Enter")
+        wait_for(page)

@@ -19,6 +19,11 @@ export function hidden(text) {
   return element("span", { class: "hidden" }, text);
 }
 
+/** Text of a user or an item, whose direction of writing does not change that of what surrounds it. */
+export function isolated(text) {
+  return element("bdi", {}, text);
+}
+
 function build(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value !== null && value !== undefined) node.setAttribute(name, value);

@@ -1,9 +1,10 @@
 // The search form and its representation in the URL.
 
 import { byId, element } from "./dom.js";
-import { counted } from "./format.js";
+import { count, counted } from "./format.js";
 
 const BUDGETS = [25, 500]; // range of the slider, within the server's limit
+const MAX_QUERY = 5000; // characters, so that the URL that restores the search stays within the server's limit
 const checkboxes = () => [...byId("strategies").querySelectorAll("input")];
 
 /** Set up the form for the strategies and limits of the server. */
@@ -51,8 +52,15 @@ export function updateBudget() {
   byId("k").max = Math.min(budget, byId("k").dataset.limit);
 }
 
+/** Mark a query that is too long, which the browser does not send. */
+export function checkQuery() {
+  const { length } = byId("query").value;
+  byId("query").setCustomValidity(length > MAX_QUERY ? `Queries have at most ${count(MAX_QUERY)} characters here.` : "");
+}
+
 /** Whether the form is valid; if not, the browser shows why. */
 export function checkForm() {
+  checkQuery();
   checkboxes()[0].setCustomValidity(readForm().strategies.length ? "" : "Choose at least one strategy.");
   return byId("form").reportValidity();
 }

@@ -26,3 +26,8 @@ export function tick(value, step) {
 
 /** A number with its noun: "1 call", "2 calls". */
 export const counted = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+
+const MAX_SHOWN = 200; // characters of a query in a heading
+
+/** A query, cut off where it is long. */
+export const shortened = (text) => (text.length > MAX_SHOWN ? `${text.slice(0, MAX_SHOWN)} …` : text);

@@ -2,9 +2,9 @@
 
 import { getInfo, hasKey, search, setKey } from "./api.js";
 import { KnownScores, summaryNote, summaryTable } from "./comparison.js";
-import { byId, element } from "./dom.js";
-import { checkForm, fillForm, queryStringOf, readForm, setUpForm, updateBudget } from "./form.js";
-import { counted } from "./format.js";
+import { byId, element, isolated } from "./dom.js";
+import { checkForm, checkQuery, fillForm, queryStringOf, readForm, setUpForm, updateBudget } from "./form.js";
+import { counted, shortened } from "./format.js";
 import { plot, sharedRanges } from "./plot.js";
 import { addShowAllButtons, column } from "./results.js";
 
@@ -91,9 +91,9 @@ const titleOf = (name) => info.strategies.find((strategy) => strategy.name === n
 
 function show() {
   const finished = answers.filter((answer) => answer.result && !answer.waiting);
-  document.title = `${current.query} – crossknn`;
-  const outcome = finished.length ? "Results for" : "No results for";
-  byId("status").textContent = running ? "Searching …" : `${outcome} “${current.query}”`;
+  const [query, outcome] = [shortened(current.query), finished.length ? "Results for" : "No results for"];
+  document.title = `\u2068${query}\u2069 – crossknn`; // between marks that isolate its direction of writing
+  byId("status").replaceChildren(...(running ? ["Searching …"] : [`${outcome} “`, isolated(query), "”"]));
   byId("answer").hidden = false;
   byId("answer").classList.toggle("single", answers.length === 1);
   setBusy(running !== null);
@@ -175,6 +175,7 @@ function listen() {
   }
   for (const id of ["budget", "k", "strategies"]) byId(id).addEventListener("change", () => submit({ replace: true }));
   byId("budget").addEventListener("input", updateBudget);
+  byId("query").addEventListener("input", checkQuery);
   byId("stop").addEventListener("click", stop);
   addEventListener("popstate", restore);
   addEventListener("keydown", handleKey);

@@ -181,7 +181,7 @@ function listen(svg, points, result, readout) {
       point.classList.toggle("shown", place === number);
     });
     const description = element("span", { class: "quiet" }, describe(call, isHit(call, result)));
-    readout.replaceChildren(element("span", { class: "text" }, call.text || call.id), description);
+    readout.replaceChildren(element("span", { class: "text", dir: "auto" }, call.text || call.id), description);
   };
   points[0]?.setAttribute("tabindex", 0);
   points.forEach((point, number) => point.addEventListener("focus", () => select(number)));
@@ -247,8 +247,9 @@ function table(result) {
 function callTable({ trace }) {
   const heads = ["Call", "Round", "Item", "Estimate", "Score"].map((name) => element("th", { scope: "col" }, name));
   const rows = trace.map((call, number) => {
-    const cells = [number + 1, call.round, call.text || call.id, score(estimateOf(call)), score(call.score)];
-    return element("tr", {}, cells.map((cell) => element("td", {}, String(cell))));
+    const item = element("div", { dir: "auto" }, call.text || call.id);
+    const cells = [number + 1, call.round, item, score(estimateOf(call)), score(call.score)];
+    return element("tr", {}, cells.map((cell) => element("td", {}, cell)));
   });
   const head = element("thead", {}, element("tr", {}, heads));
   return element("table", { class: "calls" }, head, element("tbody", {}, rows));

@@ -1,7 +1,7 @@
 // The hits of one strategy as a list.
 
 import { missedBy } from "./comparison.js";
-import { element, hidden } from "./dom.js";
+import { element, hidden, isolated } from "./dom.js";
 import { MISSING, count, score } from "./format.js";
 
 /** A column: the strategy's name and its hits, or an error. `others` are the other finished answers. */
@@ -25,7 +25,7 @@ function hitItem(hit, others) {
   return element(
     "li",
     {},
-    element("div", {}, element("p", { class: "text" }, hit.text || hit.id)),
+    element("div", {}, element("p", { class: "text", dir: "auto" }, hit.text || hit.id)),
     element("span", { class: "score" }, hidden("score "), score(hit.score)),
     element("p", { class: "origin", "aria-label": "Why this hit" }, whyThisHit(hit, others)),
   );
@@ -37,7 +37,7 @@ function whyThisHit(hit, others) {
   const ranks = Object.entries(hit.ranks).map(([retriever, rank]) =>
     element("span", {}, `${retriever} rank `, rank === null ? notRetrieved() : strong(rank)),
   );
-  const id = hit.text ? element("span", { class: "id" }, `id ${hit.id}`) : null;
+  const id = hit.text ? element("span", { class: "id" }, "id ", isolated(hit.id)) : null;
   return [missedLabel(hit, others), round, ...ranks, id];
 }
 
