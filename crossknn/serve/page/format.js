@@ -27,7 +27,7 @@ export function tick(value, step) {
 /** A number with its noun: "1 call", "2 calls". */
 export const counted = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 
-const MAX_SHOWN = 200; // characters of a query in a heading
+const MAX_SHOWN = 200; // characters of a query or an item where it is a name
 
-/** A query, cut off where it is long. */
+/** The text in a heading or a label, cut off where it is long. */
 export const shortened = (text) => (text.length > MAX_SHOWN ? `${text.slice(0, MAX_SHOWN)} …` : text);

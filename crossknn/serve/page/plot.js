@@ -2,7 +2,7 @@
 
 import { isComplete } from "./comparison.js";
 import { element, shape } from "./dom.js";
-import { count, counted, score, tick } from "./format.js";
+import { count, counted, score, shortened, tick } from "./format.js";
 
 const MARGIN = { left: 40, right: 10, top: 10, bottom: 42 }; // pixels
 const SIDE_PANEL = 0.22; // share of the width for the calls without an estimate
@@ -151,7 +151,7 @@ function makePoint(call, hit, shade, position) {
     r: hit ? 5 : 3.5,
     role: "img",
     tabindex: -1,
-    "aria-label": `${call.text || call.id}: ${describe(call, hit)}`,
+    "aria-label": `${shortened(call.text || call.id)}: ${describe(call, hit)}`,
   });
   point.style.setProperty("--at", shade);
   return point;
