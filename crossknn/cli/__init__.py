@@ -1,7 +1,8 @@
 """Command line: `crossknn build`, `search`, `serve`, `bench` and the other commands.
 
 Results go to standard output, progress and messages to standard error. Exit codes: 0 success, 1 a scorer, encoder,
-retriever or strategy failed, 2 invalid input, 130 interrupted.
+retriever or strategy failed, or nobody reads standard output any more, 2 invalid input, or files that cannot be read or
+written, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typer import Exit, Option, Typer
 from crossknn.cli import bench, demo, index, search, serve
 from crossknn.cli.console import Command, err, fail, out
 from crossknn.errors import CrossKnnError, InputError, MissingExtra, ModelNotFound
+from crossknn.storage.atomic import explain_os_error
 
 __all__ = ["app", "main"]
 
@@ -65,9 +67,13 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
-    """Run the command line; an error of crossknn ends it with a message instead of a traceback."""
+    """Run the command line; an error of crossknn or of the system ends it with a message instead of a traceback."""
     try:
-        app()
+        try:
+            app()
+        except SystemExit:
+            sys.stdout.flush()  # what cannot be written shows now, not when the interpreter exits
+            raise
     except (InputError, MissingExtra, ModelNotFound) as error:
         fail(str(error), code=2)
     except CrossKnnError as error:
@@ -75,5 +81,17 @@ def main() -> None:
     except KeyboardInterrupt:
         fail("interrupted", code=130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the last flush does not fail, too
+        _discard_output()
         raise SystemExit(1) from None
+    except OSError as error:
+        _discard_output()
+        place = error.filename or "standard output or a file"
+        fail(f"{place} cannot be read or written {explain_os_error(error)}", code=2)
+
+
+def _discard_output() -> None:
+    """Let the rest of standard output go nowhere where it cannot be written, so that the last flush does not fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -152,7 +152,7 @@ class OutputOptions:
         """Print the numbers, and write the files."""
         from crossknn.evaluate.report.page import write_report
         from crossknn.evaluate.report.table import table
-        from crossknn.storage.atomic import write_atomic
+        from crossknn.storage.atomic import disk_errors, replace_file
 
         out.print(table(comparison, ks))
         if comparison.quality:
@@ -164,7 +164,8 @@ class OutputOptions:
                 out.print(Text(f"{name}: {value}"), soft_wrap=True)
         if self.json_file is not None:
             content = json.dumps(comparison.to_json(), indent=1, ensure_ascii=False).encode() + b"\n"
-            write_atomic(self.json_file, content)
+            with disk_errors(self.json_file, "the results cannot be written"):
+                replace_file(self.json_file, lambda path: path.write_bytes(content))
         if self.report is not None:
             say(f"Report: {write_report(comparison, self.report)}")
 

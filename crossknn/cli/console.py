@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, Self
 
 from rich.console import Console
@@ -35,7 +35,8 @@ def say(*sentences: str) -> None:
 
 def fail(message: str, *, code: int) -> NoReturn:
     """End the process with an error message on standard error."""
-    err.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    with suppress(OSError):  # of standard error itself
+        err.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
     raise SystemExit(code) from None
 
 

@@ -226,9 +226,7 @@ def _check_picture(path: Path, queries: Sequence[str], *, exact: bool) -> None:
 
 def _write_picture(path: Path, hits: Hits) -> None:
     from crossknn.evaluate.report.round_plots import draw_rounds
-    from crossknn.storage.atomic import write_atomic
+    from crossknn.storage.atomic import disk_errors, write_atomic
 
-    try:
+    with disk_errors(path, "the picture cannot be written"):
         write_atomic(path, draw_rounds(hits))
-    except OSError as error:
-        raise InputError(f"{path}: the picture cannot be written ({error.strerror or error}).") from error

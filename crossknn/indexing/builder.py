@@ -242,8 +242,6 @@ class Build:
         """(items, dim) the encoder's without an adapter, mapped from the work folder if there is one."""
         with self._timing("encode items"):
             path, encoder = self.vectors_path, without_adapter(self.encoder)
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
             return encode_items(self.items, encoder, path=path, engine=self.engine, progress=self.progress)
 
     @property

@@ -249,8 +249,8 @@ class Index:
             "report": self.report.as_dict(),
         }
         files: dict[str, Write] = {
-            "items.arrow": self.items.to_arrow,
-            "queries.arrow": Items(self.queries).to_arrow,
+            "items.arrow": self.items.write_arrow,
+            "queries.arrow": Items(self.queries).write_arrow,
         }
         if bm25 is not None:
             files |= bm25.files()

@@ -23,6 +23,7 @@ from crossknn.errors import InputError
 from crossknn.items import readers, string_column
 from crossknn.items.readers import MAX_LINE_BYTES, Errors, Fields, Record, Source, as_id, wrong_type
 from crossknn.items.string_column import BLOCK_STRINGS, IdLookup, StringColumn, StringColumnBuilder
+from crossknn.storage.atomic import disk_errors, replace_file
 from crossknn.types import Mask, Progress, Rows
 
 logger = logging.getLogger("crossknn")
@@ -32,6 +33,7 @@ Empty = Literal["keep", "skip", "error"]
 AnyPath = str | PathLike[str]
 
 SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
+CANNOT_WRITE: Final = "the items cannot be written"
 BLOCK_CHARS: Final = 2**23  # in a block of records, besides at most BLOCK_STRINGS of them
 READERS: Final = {
     ".jsonl": "from_jsonl",
@@ -211,12 +213,18 @@ class Items:
     def to_parquet(self, path: AnyPath) -> None:
         """Write the columns `_id` and `text`, which `Items.from_parquet` reads back unchanged."""
         table = pa.table({"_id": self._ids.array, "text": self._texts.array})
-        pq.write_table(table, Path(path), row_group_size=8 * BLOCK_STRINGS)
+        with disk_errors(Path(path), CANNOT_WRITE):
+            replace_file(Path(path), lambda file: pq.write_table(table, file, row_group_size=8 * BLOCK_STRINGS))
 
     def to_arrow(self, path: AnyPath) -> None:
         """Write ids and texts as they are in memory, for `Items.from_arrow` to map."""
+        with disk_errors(Path(path), CANNOT_WRITE):
+            replace_file(Path(path), self.write_arrow)
+
+    def write_arrow(self, path: Path) -> None:
+        """The same, neither atomic nor synced: that is up to the caller."""
         columns = {"_id": self._ids, "text": self._texts}
-        string_column.write_columns(Path(path), columns, {"empty texts": self._empty_texts})
+        string_column.write_columns(path, columns, {"empty texts": self._empty_texts})
 
     @classmethod
     def from_arrow(cls, path: AnyPath) -> Self:

@@ -18,6 +18,7 @@ from crossknn.models.hub import EMBEDDED, find_model
 from crossknn.scorers.inference.engine import Describe, ModelScorer, ModelSettings
 from crossknn.scorers.inference.pairs import PairTemplate, TokenSpans
 from crossknn.scorers.inference.varlen import JoinedPairs
+from crossknn.storage.atomic import disk_errors
 
 POOLING_FILE = "crossknn_pooling.json"
 QUERY_POOLINGS = ("cls", "mean", "mention")
@@ -82,9 +83,10 @@ class EmbCrossEncoder(ModelScorer):
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write model, tokenizer and poolings to a folder that `EmbCrossEncoder` opens."""
         target = Path(folder)
-        self._pretrained.model.save_pretrained(target)
-        self._pretrained.tokenizer.save_pretrained(target)
-        (target / POOLING_FILE).write_text(json.dumps(asdict(self.pooling), indent=1) + "\n", encoding="utf-8")
+        with disk_errors(target, "the model cannot be written"):
+            self._pretrained.model.save_pretrained(target)
+            self._pretrained.tokenizer.save_pretrained(target)
+            (target / POOLING_FILE).write_text(json.dumps(asdict(self.pooling), indent=1) + "\n", encoding="utf-8")
 
     def _find_markers(self) -> dict[str, int]:
         """The ids of the special tokens that the poolings read."""

@@ -12,7 +12,7 @@ from statistics import median
 from crossknn._checks import check_number, check_range
 from crossknn.errors import InputError
 from crossknn.scorers.base import check_pairs
-from crossknn.storage.atomic import write_atomic
+from crossknn.storage.atomic import disk_errors, write_atomic
 from crossknn.types import Scorer, Scores
 
 WARM_UP_PAIRS = 32
@@ -110,7 +110,8 @@ def measure_speed(scorer: Scorer, queries: Sequence[str], items: Sequence[str]) 
 
 def save_speed(path: Path, speed: Speed, *, scorer: str, machine: str) -> None:
     """Write the speed of a scorer on a machine as JSON, atomically."""
-    write_atomic(path, json.dumps({**asdict(speed), "scorer": scorer, "machine": machine}, indent=1).encode())
+    with disk_errors(path, "the scorer's speed cannot be kept"):
+        write_atomic(path, json.dumps({**asdict(speed), "scorer": scorer, "machine": machine}, indent=1).encode())
 
 
 def load_speed(path: Path, *, scorer: str, machine: str) -> Speed | None:

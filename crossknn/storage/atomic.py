@@ -46,7 +46,13 @@ def write_atomic(path: Path, data: bytes, *, first_wins: bool = False, private: 
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file by a function of a path, synced, so that readers see all of it or the previous content."""
+    """Write a file by a function of a path, synced, so that readers see all of it or the previous content.
+
+    A device or a pipe, such as /dev/stdout, is written to, not replaced.
+    """
+    if path.exists() and not path.is_file():
+        write(path)
+        return
     temporary = temporary_path(path)
     try:
         write(temporary)
@@ -114,12 +120,17 @@ def disk_errors(path: Path, problem: str, hint: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, "Check the path, or give another one.")
-        reason = error.strerror or error
-        raise InputError(f"{path}: {problem} ({reason}). {advice}{f' {hint}' if hint else ''}") from error
+        raise InputError(f"{path}: {problem} {explain_os_error(error)}{f' {hint}' if hint else ''}") from error
+
+
+def explain_os_error(error: OSError) -> str:
+    """What the file system says, in parentheses, and what to do about it."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return f"({reason}). {_ADVICE.get(error.errno or 0, 'Check the path, or give another one.')}"
 
 
 _DISK_FULL = "The disk is full: free some space and run again."
+_READ_ONLY = "Give a path on a disk that can be written to."
 _NO_PERMISSION = "Change the permissions, or give another path."
 _NOT_A_FOLDER = "A file is where a folder should be: give another folder."
 _ADVICE = {
@@ -127,8 +138,9 @@ _ADVICE = {
     errno.EDQUOT: _DISK_FULL,
     errno.EACCES: _NO_PERMISSION,
     errno.EPERM: _NO_PERMISSION,
-    errno.EROFS: _NO_PERMISSION,
-    errno.ENOENT: "It does not exist. Check the path; if it was deleted during a build, run again.",
+    errno.EROFS: _READ_ONLY,
+    errno.EFBIG: "The file is larger than the disk or its limits allow: raise the limit, or give another path.",
+    errno.ENOENT: "It does not exist, or cannot be made. Check the path; if it was deleted during a build, run again.",
     errno.ENOTDIR: _NOT_A_FOLDER,
     errno.EEXIST: _NOT_A_FOLDER,
 }

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b, file_digest
 from pathlib import Path
@@ -120,8 +120,9 @@ def write_folder(
     folder = Path(path)
     check_target(folder)
     with disk_errors(folder, "the index cannot be written", "The previous content is unchanged."):
+        is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        with exclusive_lock(folder / LOCK):
+        with exclusive_lock(folder / LOCK), _without_leftovers(folder, is_new=is_new):
             if replaces is not None and read_folder(folder).identity != replaces:
                 raise InputError(
                     f"{folder}: was changed by another process meanwhile. Run again to change it as it is now."
@@ -215,6 +216,21 @@ def _store(folder: Path, name: str, write: Write) -> Entry:
     finally:
         temporary.unlink(missing_ok=True)
     return {"file": target.name, "bytes": size, "hash": hash_}
+
+
+@contextlib.contextmanager
+def _without_leftovers(folder: Path, *, is_new: bool) -> Iterator[None]:
+    """Where writing fails, as on a full disk, delete what was written, and a folder that was made for it."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError, InputError):
+            kept = {path.name for path in read_folder(folder).files.values()} if (folder / MANIFEST).exists() else set()
+            _remove_unlisted(folder, kept)
+            if is_new and [entry.name for entry in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()
+                folder.rmdir()
+        raise
 
 
 def _remove_unlisted(folder: Path, listed: set[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from io import BufferedReader
@@ -40,13 +41,16 @@ def map_bytes(path: Path) -> NDArray[np.uint8]:
 
 
 def open_handle(path: Path, flags: int) -> int:
-    """`os.open` of a regular file, with the errors of `open_regular`."""
+    """`os.open` of a regular file, with the errors of `open_regular`; an `OSError` where it cannot be written."""
     try:
         handle = os.open(path, flags | FLAGS, 0o666)
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
-        raise _refuse(path, error) from error
+        refused = _refuse(path, error)
+        if flags & (os.O_WRONLY | os.O_RDWR) and error.errno in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise refused from error
     try:
         check_regular(path, os.fstat(handle))
     except InputError:

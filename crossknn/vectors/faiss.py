@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +15,7 @@ from crossknn._checks import check_choice, check_number, check_seed
 from crossknn._imports import import_extra
 from crossknn._threads import map_in_threads
 from crossknn.errors import InputError
-from crossknn.storage.atomic import temporary_path
+from crossknn.storage.atomic import disk_errors, sync, temporary_path
 from crossknn.types import EMPTY_PROPOSAL, Mask, Progress, Proposal, Rows, Scores, Vectors
 from crossknn.vectors.base import BaseSearch, Found, RowLists
 from crossknn.vectors.exact import ExactSearch
@@ -184,20 +184,35 @@ class FaissSearch(BaseSearch):
         return faiss.SearchParameters(sel=selector)
 
     def _open_or_build(self, folder: Path) -> Any:
-        path = folder / f"{self._fingerprint()}.faiss"
-        if not path.is_file():
+        """The index in the folder whose content has the digest in its name; a new one if there is none."""
+        name = self._fingerprint()
+        with disk_errors(folder, "the FAISS index cannot be kept"):
             folder.mkdir(parents=True, exist_ok=True)
-            index, temporary = self._build(), temporary_path(path)
-            try:
-                self._faiss.write_index(index, str(temporary))
-                temporary.replace(path)
-            finally:
-                with suppress(OSError):
-                    temporary.unlink(missing_ok=True)
+            intact = None
+            for path in sorted(folder.glob(f"{name}-*.faiss")):
+                if path.stem == f"{name}-{_hash(path)}":
+                    intact = path
+                else:
+                    path.unlink(missing_ok=True)
+            path = intact or self._save(folder, name)
         try:
             return self._faiss.read_index(str(path), self._faiss.IO_FLAG_MMAP_IFC)
         except RuntimeError as error:
             raise InputError(f"{path}: FAISS cannot read this file. Delete it to build it again.") from error
+
+    def _save(self, folder: Path, name: str) -> Path:
+        """Build the index and write it to the folder."""
+        index, temporary = self._build(), temporary_path(folder / name)
+        try:
+            self._faiss.write_index(index, str(temporary))
+            path = folder / f"{name}-{_hash(temporary)}.faiss"
+            sync(temporary)
+            return temporary.replace(path)
+        except RuntimeError as error:  # FAISS's own, which has no number of the system's
+            raise InputError(f"{folder}: the FAISS index cannot be written ({str(error).strip()[-120:]}).") from error
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
     def _fingerprint(self) -> str:
         """A hash of the vectors and of the settings that the built index depends on."""
@@ -246,3 +261,8 @@ class FaissSearch(BaseSearch):
     def _blocks(self) -> Iterator[Vectors]:
         for start in range(0, len(self), ADD_ROWS):
             yield self.take(np.arange(start, min(start + ADD_ROWS, len(self))))
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, lambda: blake2b(digest_size=8)).hexdigest()

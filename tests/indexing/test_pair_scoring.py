@@ -494,7 +494,10 @@ def test_a_newer_log_is_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(errno.ENOSPC, "The disk is full: free some space and run again"), (errno.EROFS, "Change the permissions")],
+    [
+        (errno.ENOSPC, "The disk is full: free some space and run again"),
+        (errno.EROFS, "Give a path on a disk that can be written to"),
+    ],
 )
 def test_a_disk_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str

@@ -56,7 +56,7 @@ def test_one_holder_of_a_lock_at_a_time(tmp_path):
     ("number", "advice"),
     [
         (errno.ENOSPC, "The disk is full"),
-        (errno.EROFS, "Change the permissions"),
+        (errno.EROFS, "Give a path on a disk that can be written to"),
         (errno.ENOENT, "It does not exist"),
         (errno.ENOTDIR, "A file is where a folder should be"),
         (errno.EIO, "Check the path"),

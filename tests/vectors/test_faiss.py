@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
 
 import faiss
 import numpy as np
@@ -187,11 +188,27 @@ def test_built_indexes_are_saved_and_opened(vectors, queries, tmp_path):
     assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_a_damaged_file_is_named(vectors, tmp_path):
+@pytest.mark.parametrize("damage", [lambda data: data[:1_000], lambda data: data[:-99] + bytes(99)])
+def test_a_damaged_file_is_built_again(vectors, queries, tmp_path, damage):
+    built = FaissSearch(vectors[:500], kind="flat", folder=tmp_path)
+    (path,) = tmp_path.iterdir()
+    expected, content = rows_of(built.search(queries, 20)), path.read_bytes()
+    other = path.with_name("other.faiss")
+    other.write_bytes(damage(content))
+    other.replace(path)
+    opened = FaissSearch(vectors[:500], kind="flat", folder=tmp_path)
+    assert rows_of(opened.search(queries, 20)) == expected
+    assert path.read_bytes() == content
+
+
+def test_a_file_that_faiss_cannot_read_is_named(vectors, tmp_path):
     FaissSearch(vectors[:500], kind="flat", folder=tmp_path)
     (path,) = tmp_path.iterdir()
-    path.write_bytes(path.read_bytes()[:1_000])
-    with pytest.raises(InputError, match=rf"{path.name}: FAISS cannot read this file. Delete it"):
+    content = b"of another version of FAISS"
+    new = path.with_name(f"{path.stem.rpartition('-')[0]}-{blake2b(content, digest_size=8).hexdigest()}.faiss")
+    path.unlink()
+    new.write_bytes(content)
+    with pytest.raises(InputError, match=rf"{new.name}: FAISS cannot read this file. Delete it"):
         FaissSearch(vectors[:500], kind="flat", folder=tmp_path)
 
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from crossknn._imports import import_extra
-from crossknn.errors import InputError
 from crossknn.evaluate.comparison import TIME_PARTS, Comparison
 from crossknn.evaluate.measures import DRAWS, LEVEL
 from crossknn.evaluate.report import findings
 from crossknn.evaluate.report.plots import Plot, make_plots
-from crossknn.storage.atomic import write_atomic
+from crossknn.storage.atomic import disk_errors, write_atomic
 
 FORMATS: Final = ("percent", "number", "short", "milliseconds", "signed", "value")  # filters of the template
 
@@ -33,14 +32,10 @@ def write_report(comparison: Comparison, folder: str | Path) -> Path:
         **{f"{name}.png": plot.render("png") for name, plot in plots.items()},
         "report.html": render_page(comparison, plots).encode(),
     }
-    try:
+    with disk_errors(folder, "the report cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
             write_atomic(folder / name, content)
-    except OSError as error:
-        raise InputError(
-            f"{folder}: the report cannot be written ({error.strerror or error}). Choose another folder."
-        ) from error
     return folder / "report.html"
 
 

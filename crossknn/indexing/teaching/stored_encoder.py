@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from crossknn.encoders.adapter import TaughtFacts
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError
-from crossknn.storage.atomic import digest
+from crossknn.storage.atomic import digest, disk_errors
 from crossknn.storage.atomic_dir import RESTORE, Write
 from crossknn.storage.json_values import parse_json, read_as
 from crossknn.storage.regular_files import map_bytes
@@ -113,7 +113,7 @@ class StoredEncoder:
 
     def _copy_weights(self, name: str, path: Path) -> None:
         array = self.weights[name]
-        array.tofile(path)
+        _write(path, array.data)
         if name in self.digests and digest(array.data) != self.digests[name]:
             raise InputError(f"{name} of the taught encoder was damaged after it was written. Run the build again.")
 
@@ -121,12 +121,11 @@ class StoredEncoder:
         """The encoder, from a temporary folder that lives as long as it."""
         owner = TemporaryDirectory(prefix="crossknn-encoder-")
         folder = Path(owner.name)
-        for name, content in self.contents.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            _write(folder / name, content)
-        for name, array in self.weights.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            array.tofile(folder / name)
+        with disk_errors(folder, "the encoder of the index cannot be unpacked", "TMPDIR names another folder."):
+            for name, content in self.contents.items():
+                _write(folder / name, content)
+            for name, array in self.weights.items():
+                _write(folder / name, array.data)
         encoder = SentenceEncoder(folder, device=device, normalize=self.normalize)
         encoder.folder_owner = owner
         return encoder
@@ -143,5 +142,6 @@ def _from_json(content: Any) -> bytes:
     return content.encode() if isinstance(content, str) else str(content[BYTES]).encode(BYTES)
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, content: bytes | memoryview) -> None:
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)

@@ -34,6 +34,7 @@ from crossknn.indexing.teaching.settings import POOL_DEPTH, Teaching
 from crossknn.indexing.teaching.student import ITEM, QUERY, EncoderStudent, Student
 from crossknn.indexing.teaching.trainer import Trainer
 from crossknn.items.items import Items
+from crossknn.storage.atomic import disk_errors
 from crossknn.storage.safetensors import read_checked, write_checked
 from crossknn.types import Encoder, Engine, Progress, Scorer, Scores
 
@@ -190,7 +191,8 @@ def _state_folder(work_dir: Path | None, key: str) -> Iterator[Path]:
             yield Path(temporary)
         return
     folder = work_dir / f"teaching-{key}"
-    folder.mkdir(parents=True, exist_ok=True)
+    with disk_errors(folder, "the teaching cannot be kept"):
+        folder.mkdir(parents=True, exist_ok=True)
     yield folder
 
 
