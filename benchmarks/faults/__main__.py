@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.faults import clocks, damage, disk, kills, writers
+from benchmarks.faults import clients, clocks, damage, disk, kills, scorers, servers, stores, writers
 from benchmarks.faults.report import Report
 from benchmarks.faults.world import World
 from benchmarks.scoring_speed import surroundings
@@ -28,6 +28,10 @@ GROUPS = {
     "damage": damage.try_damage,
     "writers": writers.try_writers,
     "clocks": clocks.try_clocks,
+    "scorers": scorers.try_scorers,
+    "servers": servers.try_servers,
+    "clients": clients.try_clients,
+    "stores": stores.try_stores,
 }
 
 

@@ -18,7 +18,8 @@ SENSES, MORE = 96, 16
 TRAIN_QUERIES, TEST_QUERIES = 16, 4
 CHUNK = 64
 BUDGET = 30
-MODELS: list[object] = ["--scorer", EMBEDDED, "--encoder", EMBEDDED, "--device", "cpu"]
+EMBEDDED_ENCODER: list[object] = ["--encoder", EMBEDDED, "--device", "cpu"]
+MODELS: list[object] = ["--scorer", EMBEDDED, *EMBEDDED_ENCODER]
 
 
 @dataclass
@@ -49,9 +50,9 @@ class World:
     def logs(self) -> Path:
         return self.folder / "logs"
 
-    def build(self, folder: Path, *options: object) -> list[object]:
+    def build(self, folder: Path, *options: object, models: list[object] = MODELS) -> list[object]:
         """The arguments of a build."""
-        given = [self.path("items.jsonl"), "--queries", self.path("train.txt"), "--chunk", CHUNK, *MODELS]
+        given = [self.path("items.jsonl"), "--queries", self.path("train.txt"), "--chunk", CHUNK, *models]
         return ["build", *given, "-o", folder, *(options or PLAIN), "--json"]
 
     def built(self, name: str, *options: object) -> Path:
