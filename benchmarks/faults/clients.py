@@ -125,10 +125,10 @@ def dripping(world: World, count: int) -> None:
 def over_the_limit(world: World) -> None:
     """More connections than files that the server may open: once they are ended, honest clients are served."""
     hits = world.hits(world.built("plain"))
-    conditions = Conditions(open_files=128)
+    conditions = Conditions(open_files=256)
     with serving(world, world.built("plain"), *OPTIONS, conditions=conditions) as (url, running), ExitStack() as stack:
         _honest(world, url, hits)
-        for _ in range(400):
+        for _ in range(600):
             with suppress(OSError):
                 stack.enter_context(_connect(url)).sendall(HEAD)
         time.sleep(HEADER_TIMEOUT + 2)

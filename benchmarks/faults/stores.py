@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import secrets
 import shutil
 import signal
 import tempfile
@@ -180,6 +179,7 @@ class Postgres:
                 os.kill(process, signal.SIGKILL)
         while any(_is_running(process) for process in self._killed):
             time.sleep(0.02)
+        (self.folder / "postmaster.pid").unlink(missing_ok=True)  # or the next start may take it for a live one
 
     def freeze(self, seconds: float) -> None:
         """No process of the server answers for some time."""
@@ -317,12 +317,7 @@ def full_database(world: World, vectors: np.ndarray) -> str:
 # Ray
 
 
-RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "token"}
-
-
 def try_ray(report: Report, world: World) -> None:
-    for name, value in {**RAY, "RAY_AUTH_TOKEN": secrets.token_hex(16)}.items():
-        os.environ.setdefault(name, value)
     import ray
 
     folder = tempfile.mkdtemp(prefix="ck-", dir="/tmp")  # for sockets, whose paths must be short
