@@ -174,12 +174,13 @@ class Postgres:
 
     def kill(self) -> None:
         """End the server and all its processes at once, as a machine that fails does."""
-        for process in reversed(self._processes()):
+        for process in self._processes():  # the first one first, or it would start others
             with suppress(OSError):
                 os.kill(process, signal.SIGKILL)
         while any(_is_running(process) for process in self._killed):
             time.sleep(0.02)
-        (self.folder / "postmaster.pid").unlink(missing_ok=True)  # or the next start may take it for a live one
+        for name in ("postmaster.pid", ".s.PGSQL.5432.lock"):  # their process may still be listed, though it has ended
+            (self.folder / name).unlink(missing_ok=True)
 
     def freeze(self, seconds: float) -> None:
         """No process of the server answers for some time."""
