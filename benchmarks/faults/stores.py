@@ -146,7 +146,7 @@ def damaged_faiss(world: World, kind: str, how: str, number: int, whole: dict[st
     found = _faiss(world, kind, folder)
     if found == wanted:
         return "the same rows"
-    expect(str(found).startswith("refused") and str(file) in found, f"{kind}, {how}: {found!s:.200}")
+    expect(str(found).startswith("refused") and str(folder) in found, f"{kind}, {how}: {found!s:.200}")
     shutil.rmtree(file) if file.is_dir() else file.unlink()
     expect(_faiss(world, kind, folder) == wanted, f"{kind}, {how}: other rows after the file was deleted")
     return "refused"
