@@ -313,6 +313,9 @@ class Index:
             items.check_ids()
             queries.check_texts()
             check_array(VECTORS, arrays[VECTORS], (len(items), None), np.floating)
+            for name, count in (("items", len(items)), ("queries", len(queries)), ("dim", arrays[VECTORS].shape[1])):
+                if facts.get(name, count) != count:
+                    raise InputError(f"{name} must be {count}, got {facts[name]}.")
             factors = facts["factors"]
             prior, bm25, taught, adapter = map(facts.get, ("prior", "bm25", "taught", "adapter"))
             if prior is not None:

@@ -95,7 +95,7 @@ class BuildReport:
         ]
         if self.teaching is not None:
             lines.append(f"encoder: {self.teaching}")
-        if fit is not None and fit["held_out_error"] is not None:
+        if fit is not None and fit["held_out_error"] is not None and fit["held_out_error_before"] is not None:
             r2 = "" if fit["held_out_r2"] is None else f"; R² {fit['held_out_r2']:.2f}"
             lines.append(
                 f"error on {fit['held_out_entries']:,} held-out scores: {fit['held_out_error']:.4f}, "

@@ -30,6 +30,9 @@ MAX_BYTES: Final = 1 << 28  # of the model's other files
 BYTES: Final = "latin-1"  # stands for bytes that are no UTF-8
 
 
+_Binary = TypedDict("_Binary", {"latin-1": str})
+
+
 class _Listed(TypedDict):
     """The content of `encoder.json`."""
 
@@ -84,10 +87,12 @@ class StoredEncoder:
             listed = read_as(_Listed, parse_json(content.tobytes()))
             if len(set(listed["weights"].values())) < len(listed["weights"]):
                 raise ValueError("a file of weights has two names")
+            if not files.keys() >= set(listed["weights"].values()):
+                raise ValueError("the index has not all of its weights")
             stored = {name: files[stored] for name, stored in listed["weights"].items()}
             contents = {name: _from_json(content) for name, content in listed["contents"].items()}
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path}: damaged ({error!r}). {RESTORE}") from error
+        except ValueError as error:
+            raise InputError(f"{path}: damaged ({error}). {RESTORE}") from error
         for names, are_weights in ((stored, True), (contents, False)):
             for name in names:
                 if not SAFE_NAME.fullmatch(name) or name.endswith(SUFFIX) != are_weights:
@@ -139,7 +144,7 @@ def _to_json(content: bytes) -> str | dict[str, str]:
 
 
 def _from_json(content: Any) -> bytes:
-    return content.encode() if isinstance(content, str) else str(content[BYTES]).encode(BYTES)
+    return content.encode() if isinstance(content, str) else read_as(_Binary, content)[BYTES].encode(BYTES)
 
 
 def _write(path: Path, content: bytes | memoryview) -> None:

@@ -16,6 +16,7 @@ from crossknn.storage.safetensors import check_array
 from crossknn.types import Proposal, Rows, Scores
 
 SIGNALS: Final = ("dense", "bm25")  # the retrievers whose features are used by default
+MAX_NUMBER: Final = 1e18  # of its numbers: larger ones overflow in float32
 RETRIEVER_DEPTH: Final = 10_000  # rows requested from each retriever; all rows behind them have the same features
 RANK_OFFSET: Final = 10.0  # in the feature −log(rank + offset), so that the very first ranks differ little
 FEATURES_PER_SIGNAL: Final = 2  # asinh(estimate) and −log(rank + offset)
@@ -155,6 +156,8 @@ class Prior:
         width = FEATURES_PER_SIGNAL * len(signals)
         for name, length in {"center": width, "spread": width, "weights": width, "variances": width + 3}.items():
             check_array(name, values[name], (length,), np.float64)
+        if any(np.abs(values[name]).max(initial=0) > MAX_NUMBER for name in ARRAY_FIELDS + FLOAT_FIELDS):
+            raise InputError(f"the numbers of a prior must be between -{MAX_NUMBER:g} and {MAX_NUMBER:g}.")
         if not signals or values["noise"] <= 0 or (values["spread"] <= 0).any() or (values["variances"] < 0).any():
             raise InputError("a prior must have signals, positive noise and spread, and no negative variances.")
         values |= {"bias": np.asarray(bias, np.float32), "latent_factors": np.asarray(latent_factors, np.float16)}
