@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._checks import check_positive, invalid
-from crossknn.errors import InputError, ScorerError
+from crossknn.errors import InputError, PartialScores, ScorerError
 from crossknn.models.fingerprints import function_fingerprint
 from crossknn.types import Scorer, Scores
 
@@ -48,9 +48,12 @@ def score_pairs(scorer: Scorer, queries: Sequence[str], items: Sequence[str]) ->
         return np.empty(0, np.float32)
     try:
         scores = scorer.score(queries, items)
+        return check_scores(scores, queries, items)
     except StopIteration as error:  # it would pass for the end of a generator, and cannot leave a thread
         raise ScorerError("the scorer raised StopIteration: a `next` inside it found nothing.") from error
-    return check_scores(scores, queries, items)
+    except PartialScores as error:
+        error.fingerprint = error.fingerprint or scorer.fingerprint
+        raise
 
 
 def check_pairs(queries: Sequence[str], items: Sequence[str]) -> None:
@@ -60,7 +63,12 @@ def check_pairs(queries: Sequence[str], items: Sequence[str]) -> None:
 
 
 def check_scores(scores: object, queries: Sequence[str], items: Sequence[str]) -> Scores:
-    """`scores` as a float32 array, one finite number per pair; strings, booleans and complex numbers are none."""
+    """`scores` as a float32 array, one finite number per pair; strings, booleans and complex numbers are none.
+
+    Raises:
+        PartialScores: If only some are finite. The fingerprint is for the caller to fill in.
+        ScorerError: If they are something else.
+    """
     array = _read_numbers(scores, queries, items)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
@@ -71,11 +79,15 @@ def check_scores(scores: object, queries: Sequence[str], items: Sequence[str]) -
         numbers = array.astype(np.float32, copy=False)
     bad = np.flatnonzero(~np.isfinite(numbers))
     if len(bad):
-        first = int(bad[0])
-        raise ScorerError(
+        first, finite = int(bad[0]), np.flatnonzero(np.isfinite(numbers)).tolist()
+        raise PartialScores(
             f"the scorer returned {array[first]} for {describe_pair(queries[first], items[first])}"
             f" ({len(bad)} of {len(array)} scores are not finite). "
-            "In float16 this is usually an overflow: try dtype='bfloat16' or 'float32'."
+            "In float16 this is usually an overflow: try dtype='bfloat16' or 'float32'.",
+            fingerprint="",
+            queries=[queries[place] for place in finite],
+            items=[items[place] for place in finite],
+            scores=numbers[finite].tolist(),
         )
     return numbers
 

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from crossknn.errors import CrossKnnError, InputError
+from crossknn.errors import CrossKnnError, InputError, ScorerError
 from crossknn.serve.dynamic_batching import ScorerUnavailable
 
 ERROR_TYPES: Final = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
@@ -88,7 +88,7 @@ def http_error_of(error: Exception) -> HttpError:
         case ScorerUnavailable():
             return not_ready(str(error))
         case CrossKnnError():
-            kind = type(error).__name__.removesuffix("Error").lower()
+            kind = "scorer" if isinstance(error, ScorerError) else type(error).__name__.removesuffix("Error").lower()
             return HttpError(500, f"{kind}_failed", str(error))
         case _:
             return HttpError(500, "internal", "internal server error. Look up the request id in the server's log.")
