@@ -1,5 +1,6 @@
 """One deadline bounds a request, and its response has a maximum size, whatever the server sends and however slowly."""
 
+import asyncio
 import gzip
 import socket
 import threading
@@ -8,6 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+import crossknn as ck
 from crossknn.errors import ScorerError
 from crossknn.scorers.remote.scorer import RemoteScorer
 
@@ -115,6 +117,13 @@ def score(port, *, scheme="http", items=("a",), timeout=TIMEOUT):
 def test_a_server_that_drips_in_any_place(place):
     with listening(drip(*SLOW[place])) as port, too_late():
         score(port)
+
+
+def test_an_asynchronous_search_ends_as_well():
+    with listening(drip(*SLOW["headers"])) as port, too_late():
+        scorer = RemoteScorer(f"http://127.0.0.1:{port}/rerank", timeout=TIMEOUT, retries=0)
+        searcher = ck.Searcher(ck.Items(["a", "b"]), scorer=scorer)
+        asyncio.run(searcher.asearch("q", k=1, strategy=ck.Rerank(2, "random")))
 
 
 @pytest.mark.parametrize("place", ["chunks", "100 Continue"])
