@@ -207,6 +207,12 @@ class FieldOptions:
 
     id_field: Annotated[str | None, Option(help="Field or column of the item's id.")] = None
     text_field: Annotated[list[str] | None, Option(help="Field or column of the text; repeat to join several.")] = None
+    max_unpacked_bytes: Annotated[
+        int | None,
+        Option(
+            min=1, help="Limit of what a .gz or .parquet file unpacks to. Default: 100 times its size, at least 1 GiB."
+        ),
+    ] = None
 
     def read(self, path: Path, progress: Progress | None = None) -> Items:
         """The items of a file or a BEIR folder."""
@@ -217,6 +223,8 @@ class FieldOptions:
             options["id"] = self.id_field
         if self.text_field:
             options["text"] = self.text_field[0] if len(self.text_field) == 1 else tuple(self.text_field)
+        if self.max_unpacked_bytes is not None:
+            options["max_unpacked_bytes"] = self.max_unpacked_bytes
         return Items.from_path(path, **options)
 
 
@@ -247,7 +255,7 @@ class SourceOptions(ModelOptions, FieldOptions):
         if is_index(corpus):
             found, other = "an index", "items"
             refused = {"--vectors": self.vectors, "--train-queries": train_queries, "--id-field": self.id_field}
-            refused["--text-field"] = self.text_field
+            refused |= {"--text-field": self.text_field, "--max-unpacked-bytes": self.max_unpacked_bytes}
         for option, value in refused.items():
             if value:
                 raise InputError(f"{option} applies to {other} only, and {corpus} is {found}. Leave it out.")

@@ -30,7 +30,7 @@ from crossknn.evaluate.splits import (
     read_mentions,
 )
 from crossknn.items.items import Items
-from crossknn.items.readers import Fields, JsonLines
+from crossknn.items.readers import BUFFER_BYTES, Fields, JsonLines, UnpackedLimit
 from crossknn.types import Progress
 
 __all__ = ["Dataset", "Split"]
@@ -217,13 +217,14 @@ class Dataset:
         return cls(name, items, read, records.counts)
 
     @classmethod
-    def from_scores(cls, folder: AnyPath) -> Self:
+    def from_scores(cls, folder: AnyPath, *, max_unpacked_bytes: int | None = None) -> Self:
         """The texts of a folder of exact scores, from its `texts.json.xz`; `read_scores` reads the scores themselves.
 
         Without train scores, the first half of the test queries is the split "train" and the second half "test".
+        The file may unpack to `max_unpacked_bytes`, by default 100 times its size and at least 1 GiB.
         """
         folder = Path(folder)
-        texts = _read_texts(folder / "texts.json.xz")
+        texts = _read_texts(folder / "texts.json.xz", max_unpacked_bytes)
         items = Items(texts["items"], ids=texts["item_ids"])
         test = _listed_split(folder, "test", texts["test"], items)
         if (folder / "train_scores.f16.npy").exists():
@@ -322,14 +323,20 @@ def _distinct(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     return texts
 
 
-def _read_texts(path: Path) -> dict[str, Any]:
+def _read_texts(path: Path, max_unpacked_bytes: int | None) -> dict[str, Any]:
+    limit, content = UnpackedLimit(str(path), max_unpacked_bytes), bytearray()
     try:
         with lzma.open(path) as file:
-            texts = json.load(file)
+            while block := file.read(BUFFER_BYTES):
+                content += block
+                limit.check(len(content), packed=path.stat().st_size)
+        texts = json.loads(content)
         lists = {name: texts[name] for name in ("items", "item_ids", "test")} | {"train": texts.get("train", [])}
         queries = [*lists["test"], *lists["train"]]
         if not all(isinstance(query[name], kind) for query in queries for name, kind in QUERY_FIELDS.items()):
             raise TypeError("every query needs an id and a text that are strings, and a list of relevant items")
+    except InputError:
+        raise
     except FileNotFoundError as error:
         raise InputError(f"{path}: the texts of a folder of scores do not exist.") from error
     except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from crossknn._checks import check_choice, check_positive, invalid
 from crossknn.errors import InputError
 from crossknn.items import readers, string_column
-from crossknn.items.readers import MAX_LINE_BYTES, Errors, Fields, Record, Source, as_id, wrong_type
+from crossknn.items.readers import MAX_LINE_BYTES, Errors, Fields, Record, Source, TextOptions, as_id, wrong_type
 from crossknn.items.string_column import BLOCK_STRINGS, IdLookup, StringColumn, StringColumnBuilder
 from crossknn.storage.atomic import disk_errors, replace_file
 from crossknn.types import Mask, Progress, Rows
@@ -91,15 +91,17 @@ class Items:
         empty: Empty = "keep",
         errors: Errors = "strict",
         max_line_bytes: int = MAX_LINE_BYTES,
+        max_unpacked_bytes: int | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """Items from a file with one JSON object per line, by default with the fields of BEIR; may be gzipped.
 
         Several text fields are joined by `join`. Items without text are kept, skipped or an error, as `empty` says.
         Bytes that are not UTF-8 are an error, or with `errors="replace"` U+FFFD. `progress` gets the bytes read.
+        A compressed file may unpack to `max_unpacked_bytes`, by default 100 times its size and at least 1 GiB.
         """
-        fields = Fields.of(id, text, join)
-        source = readers.JsonLines(Path(path), fields, errors=errors, max_line_bytes=max_line_bytes)
+        options = TextOptions(errors=errors, max_line_bytes=max_line_bytes, max_unpacked_bytes=max_unpacked_bytes)
+        source = readers.JsonLines(Path(path), Fields.of(id, text, join), **options)
         return cls._load(source, empty, progress)
 
     @classmethod
@@ -115,6 +117,7 @@ class Items:
         empty: Empty = "keep",
         errors: Errors = "strict",
         max_line_bytes: int = MAX_LINE_BYTES,
+        max_unpacked_bytes: int | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """Items from delimited text with a header line; other options as for `from_jsonl`.
@@ -131,6 +134,7 @@ class Items:
             join=join,
             errors=errors,
             max_line_bytes=max_line_bytes,
+            max_unpacked_bytes=max_unpacked_bytes,
         )
         return cls._load(source, empty, progress)
 
@@ -144,10 +148,12 @@ class Items:
         join: str = " ",
         empty: Empty = "keep",
         errors: Errors = "strict",
+        max_unpacked_bytes: int | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """Items from a Parquet file; only the named columns are read, with the same defaults as `from_csv`."""
-        source = readers.Parquet(Path(path), id=id, text=text, join=join, errors=errors)
+        fields: dict[str, Any] = {"id": id, "text": text, "join": join}
+        source = readers.Parquet(Path(path), **fields, errors=errors, max_unpacked_bytes=max_unpacked_bytes)
         return cls._load(source, empty, progress)
 
     @classmethod
@@ -157,10 +163,12 @@ class Items:
         *,
         errors: Errors = "strict",
         max_line_bytes: int = MAX_LINE_BYTES,
+        max_unpacked_bytes: int | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """Items from a file with one text per line; ids are line numbers, from 1, and blank lines are skipped."""
-        source = readers.Lines(Path(path), errors=errors, max_line_bytes=max_line_bytes)
+        options = TextOptions(errors=errors, max_line_bytes=max_line_bytes, max_unpacked_bytes=max_unpacked_bytes)
+        source = readers.Lines(Path(path), **options)
         return cls._load(source, progress=progress)
 
     @classmethod

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,11 @@ Errors = Literal["strict", "replace"]
 
 MAX_LINE_BYTES: Final = 16 * 2**20
 BUFFER_BYTES: Final = 2**20
-PARQUET_BATCH_ROWS: Final = 2048
+UNPACKED_RATIO: Final = 100  # times the size of a compressed file is what it may unpack to by default,
+MIN_UNPACKED_BYTES: Final = 2**30  # or this, if that is more
+RECORD_BYTES: Final = 64  # that a record counts besides its text: it takes memory, too
+PARQUET_BATCH_ROWS: Final = 256  # at most; fewer where one value could be very long
+PARQUET_BATCH_BYTES: Final = 2**30
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
@@ -179,15 +183,54 @@ class CountingFile(io.FileIO):
         return count
 
 
+class TextOptions(TypedDict, total=False):
+    """The options of a `TextSource`."""
+
+    errors: Errors
+    max_line_bytes: int
+    max_unpacked_bytes: int | None
+
+
+class UnpackedLimit:
+    """How much a compressed file may unpack to, so that a small file cannot take all memory.
+
+    Args:
+        limit: In bytes; None for 100 times what is read of the file, and at least 1 GiB.
+    """
+
+    def __init__(self, name: str, limit: int | None) -> None:
+        if limit is not None:
+            check_positive("max_unpacked_bytes", limit)
+        self._name, self._limit = name, limit
+
+    def check(self, unpacked: int, *, packed: int, records: int = 0) -> None:
+        """Raise `InputError` if what was unpacked so far, with some memory for each record, is too much."""
+        limit = max(MIN_UNPACKED_BYTES, UNPACKED_RATIO * packed) if self._limit is None else self._limit
+        if unpacked + RECORD_BYTES * records > limit:
+            raise InputError(
+                f"{self._name}: it unpacks to more than {limit:,} bytes (a record counts {RECORD_BYTES}). If it is "
+                "meant to be so large, raise `max_unpacked_bytes`."
+            )
+
+
 class TextSource(Source):
     """A text file read line by line, gzip if its name ends in `.gz`. Places are physical lines, from 1."""
 
-    def __init__(self, path: Path, *, errors: Errors = "strict", max_line_bytes: int = MAX_LINE_BYTES) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        errors: Errors = "strict",
+        max_line_bytes: int = MAX_LINE_BYTES,
+        max_unpacked_bytes: int | None = None,
+    ) -> None:
         check_positive("max_line_bytes", max_line_bytes)
         self.name, self.errors = str(path), errors
         self.line = 0  # lines read so far
         self.offset = 0  # bytes before the current line, after decompression
         self._path, self._limit = path, max_line_bytes
+        self._is_packed = path.suffix.lower() == ".gz"
+        self._unpacked = UnpackedLimit(str(path), max_unpacked_bytes)
 
     def place(self, number: int) -> str:
         return f"{self.name}:{number}"
@@ -199,13 +242,15 @@ class TextSource(Source):
             while raw := self._read_line(stream):
                 self.line += 1
                 self.done = file.done
+                if self._is_packed:
+                    self._unpacked.check(self.offset + len(raw), packed=file.done, records=self.line)
                 text = self._decode(raw)
                 yield text.removeprefix("\ufeff") if self.line == 1 else text
                 self.offset += len(raw)
 
     def _open_stream(self, file: CountingFile) -> io.BufferedIOBase:
         buffered = io.BufferedReader(file, BUFFER_BYTES)
-        return gzip.GzipFile(fileobj=buffered) if self._path.suffix.lower() == ".gz" else buffered
+        return gzip.GzipFile(fileobj=buffered) if self._is_packed else buffered
 
     def _read_line(self, stream: io.BufferedIOBase) -> bytes:
         """The next line, read up to two bytes past the limit: enough for CR LF, or to see that it is too long."""
@@ -233,10 +278,8 @@ class TextSource(Source):
 class JsonLines(TextSource):
     """One JSON object per line; blank lines are skipped."""
 
-    def __init__(
-        self, path: Path, fields: Fields, *, errors: Errors = "strict", max_line_bytes: int = MAX_LINE_BYTES
-    ) -> None:
-        super().__init__(path, errors=errors, max_line_bytes=max_line_bytes)
+    def __init__(self, path: Path, fields: Fields, **options: Unpack[TextOptions]) -> None:
+        super().__init__(path, **options)
         self._fields = fields
 
     def __iter__(self) -> Iterator[Record]:
@@ -285,10 +328,9 @@ class Csv(TextSource):
         id: str | None,
         text: str | Sequence[str] | None,
         join: str = " ",
-        errors: Errors = "strict",
-        max_line_bytes: int = MAX_LINE_BYTES,
+        **options: Unpack[TextOptions],
     ) -> None:
-        super().__init__(path, errors=errors, max_line_bytes=max_line_bytes)
+        super().__init__(path, **options)
         default = "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
         self._delimiter = default if delimiter is None else delimiter
         for option, given in (("delimiter", self._delimiter), ("quote", quote)):
@@ -356,9 +398,17 @@ class Parquet(Source):
     """The rows of a Parquet file, only the columns needed. Places are rows, from 0."""
 
     def __init__(
-        self, path: Path, *, id: str | None, text: str | Sequence[str] | None, join: str, errors: Errors
+        self,
+        path: Path,
+        *,
+        id: str | None,
+        text: str | Sequence[str] | None,
+        join: str,
+        errors: Errors,
+        max_unpacked_bytes: int | None = None,
     ) -> None:
         self.name, self.errors = str(path), errors
+        self._unpacked = UnpackedLimit(str(path), max_unpacked_bytes)
         self._path, self._id, self._text, self._join = path, id, text, join
         self._row = 0
 
@@ -372,7 +422,13 @@ class Parquet(Source):
             columns, rows = file.schema_arrow.names, file.metadata.num_rows
             fields = Fields.among(columns, id_=self._id, text=self._text, join=self._join, name=self.name)
             names = list(dict.fromkeys((fields.id, *fields.text)))
-            for batch in file.iter_batches(PARQUET_BATCH_ROWS, columns=names, use_threads=False):
+            packed, unpacked = self.total, 0
+            chunks = _chunk_bytes(file.metadata, names)
+            self._unpacked.check(sum(chunks), packed=packed, records=rows)
+            batch_rows = max(1, min(PARQUET_BATCH_ROWS, PARQUET_BATCH_BYTES // max(1, max(chunks, default=1))))
+            for batch in file.iter_batches(batch_rows, columns=names, use_threads=False):
+                unpacked += batch.nbytes  # a value may be stored once and stand in many rows
+                self._unpacked.check(unpacked, packed=packed, records=rows)
                 values = [self._values(batch.column(name)) for name in names]
                 for row in zip(*values, strict=True):
                     yield fields.read(dict(zip(names, row, strict=True)), self, self._row)
@@ -401,6 +457,14 @@ class Parquet(Source):
                 f"not UTF-8: byte 0x{error.object[error.start]:02x} at byte {error.start} of the value. "
                 'Write the file again as UTF-8, or pass errors="replace".',
             ) from error
+
+
+def _chunk_bytes(metadata: pq.FileMetaData, names: Sequence[str]) -> list[int]:
+    """The size of every chunk of these columns, without compression; no value is longer."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    chunks = [group.column(place) for group in groups for place in range(group.num_columns)]
+    wanted = [chunk for chunk in chunks if {chunk.path_in_schema, chunk.path_in_schema.split(".")[0]} & {*names}]
+    return [chunk.total_uncompressed_size for chunk in wanted]
 
 
 def as_id(value: object) -> str | None:

@@ -1,6 +1,7 @@
 """The command line as a user runs it: real models, real files, exit codes, no tracebacks."""
 
 import csv
+import gzip
 import json
 import os
 import subprocess
@@ -316,3 +317,13 @@ def test_usage_errors_and_a_closed_pipe(corpus, bert_folder):
     command = f"{sys.executable} -m crossknn score ice {'snow ' * 50} --json --scorer {bert_folder}"
     run = subprocess.run(f"{command} | head -1", shell=True, capture_output=True, text=True, check=True)
     assert "Traceback" not in run.stderr
+
+
+def test_a_corpus_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "bomb.txt.gz"
+    path.write_bytes(gzip.compress(b"x" * 1_000_000))
+    options = ["--encoder", "none", "--scorer", "embedded", "--max-unpacked-bytes", 500_000]
+    code, said = fail(monkeypatch, capsys, "search", path, "ice", *options)
+    assert code == 2
+    assert f"{path}: it unpacks to more than 500,000 bytes" in said
+    assert "raise --max-unpacked-bytes" in said

@@ -385,6 +385,13 @@ def test_a_folder_of_scores_has_scores_texts_and_relevant_rows(tmp_path):
     assert [len(part) for part in (found.train, found.test)] == [3, 4]
 
 
+def test_texts_that_unpack_to_too_much_are_refused(tmp_path):
+    folder = write_scores(tmp_path / "tiny", items=["x" * 100_000] * 5)
+    with pytest.raises(InputError, match=r"texts\.json\.xz: it unpacks to more than 400,000 bytes"):
+        Dataset.from_scores(folder, max_unpacked_bytes=400_000)
+    assert len(Dataset.from_scores(folder, max_unpacked_bytes=600_000).items) == 5
+
+
 def test_without_train_scores_the_first_half_is_train(tmp_path):
     found = read_scores(write_scores(tmp_path / "tiny", train=False))
     assert (found.dataset.split("train").ids, found.dataset.split("test").ids) == (("q0", "q1"), ("q2", "q3"))

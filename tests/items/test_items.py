@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 import crossknn.items.items
 from crossknn.errors import InputError
-from crossknn.items import string_column
+from crossknn.items import readers, string_column
 from crossknn.items.items import Items
 from crossknn.types import Rows
 
@@ -779,3 +779,63 @@ class TestArrow:
             path.write_bytes(path.read_bytes()[: 300 if damage == "cut" else 0])
         with pytest.raises(InputError, match=r"c.arrow: "):
             Items.from_arrow(path)
+
+
+class TestUnpackedLimit:
+    """Small files that unpack to a lot are refused before they take all memory."""
+
+    @staticmethod
+    def pack(path: Path, size: int, *, distinct: bool = False) -> Path:
+        texts = [("x" * (size // 10)) + str(row * distinct) for row in range(10)]
+        if path.suffix == ".parquet":
+            table = pa.table({"_id": [str(row) for row in range(10)], "text": texts})
+            pq.write_table(table, path, compression="zstd", use_dictionary=not distinct)
+            return path
+        lines = {
+            ".jsonl": [json.dumps({"_id": str(row), "text": text}) for row, text in enumerate(texts)],
+            ".csv": ["_id,text", *(f"{row},{text}" for row, text in enumerate(texts))],
+            ".txt": texts,
+        }[Path(path.stem).suffix]
+        path.write_bytes(gzip.compress("\n".join(lines).encode()))
+        return path
+
+    @pytest.mark.parametrize("name", ["c.jsonl.gz", "c.csv.gz", "c.txt.gz", "c.parquet"])
+    @pytest.mark.parametrize("distinct", [True, False])
+    def test_it_can_be_raised(self, tmp_path: Path, name: str, distinct: bool) -> None:
+        path = self.pack(tmp_path / name, 2_000_000, distinct=distinct)
+        assert path.stat().st_size < 50_000
+        message = refusal(Items.from_path, path, max_unpacked_bytes=1_000_000)
+        assert message.startswith(f"{name}: it unpacks to more than 1,000,000 bytes")
+        assert message.endswith("raise `max_unpacked_bytes`.")
+        assert len(Items.from_path(path, max_unpacked_bytes=3_000_000)) == 10
+        assert len(Items.from_path(path)) == 10
+
+    @pytest.mark.parametrize("name", ["c.jsonl.gz", "c.parquet"])
+    def test_by_default_it_grows_with_the_file(
+        self, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = self.pack(tmp_path / name, 3_000_000)
+        monkeypatch.setattr(readers, "MIN_UNPACKED_BYTES", 0)
+        monkeypatch.setattr(readers, "UNPACKED_RATIO", 3_000_000 // path.stat().st_size - 20)
+        assert "it unpacks to more than" in refusal(Items.from_path, path)
+        monkeypatch.setattr(readers, "UNPACKED_RATIO", 3_000_000 // path.stat().st_size + 20)
+        assert len(Items.from_path(path)) == 10
+
+    def test_many_short_records_count_too(self, tmp_path: Path) -> None:
+        path = tmp_path / "c.txt.gz"
+        path.write_bytes(gzip.compress(b"a\n" * 10_000))
+        assert "it unpacks to more than" in refusal(Items.from_path, path, max_unpacked_bytes=100_000)
+
+    def test_long_values_are_read_in_small_batches(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = self.pack(tmp_path / "c.parquet", 100_000)
+        monkeypatch.setattr(readers, "PARQUET_BATCH_BYTES", 1_000)
+        assert [len(text) for text in Items.from_path(path).texts] == [10_001] * 10
+
+    def test_a_file_that_is_not_compressed_has_no_limit(self, write: Write) -> None:
+        assert len(Items.from_path(write("c.txt", "text\n" * 100), max_unpacked_bytes=10)) == 100
+
+    @pytest.mark.parametrize("limit", [0, -1, 2.5, True])
+    def test_it_is_a_positive_integer(self, tmp_path: Path, limit: object) -> None:
+        for name in ("c.txt.gz", "c.parquet"):
+            message = refusal(Items.from_path, tmp_path / name, max_unpacked_bytes=limit)
+            assert "`max_unpacked_bytes` must be a positive integer" in message or "cannot be opened" in message
