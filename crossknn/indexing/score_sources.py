@@ -90,8 +90,9 @@ def open_scored_lists(
     searches = [search for line in lines if (search := parse_search(line)) is not None]
     try:
         yield searches
-    except InputError:  # which the next run would meet again with the same lists
-        path.unlink(missing_ok=True)
+    except InputError as error:  # which the next run would meet again with the same lists, unless it is of the disk
+        if not isinstance(error.__cause__, OSError):
+            path.unlink(missing_ok=True)
         raise
     path.unlink(missing_ok=True)
 

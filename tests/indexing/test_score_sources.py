@@ -1,7 +1,9 @@
 """Scored lists are found in searches, score logs and caches; a learning keeps the lists it began with; lists merge."""
 
+import errno
 import sqlite3
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from crossknn.indexing.score_matrix import Pairs
 from crossknn.indexing.score_sources import merge_lists, open_scored_lists, read_scored_lists
 from crossknn.items.items import Items
 from crossknn.scorers.cached import Cached
+from crossknn.storage.atomic import disk_errors
 from crossknn.storage.search_log import LoggedSearch, SearchLog
 from crossknn.testing import MatrixScorer
 
@@ -130,7 +133,17 @@ def opened(work, *sources, key=""):
     return open_scored_lists(sources, QUERIES, ITEMS, scorer="s", work_dir=work, key=key)
 
 
-def test_a_learning_that_is_run_again_gets_the_lists_it_began_with(tmp_path):
+def no_space():
+    with disk_errors(Path("index"), "cannot be written"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("end", [interrupt, no_space])
+def test_a_learning_that_is_run_again_gets_the_lists_it_began_with(tmp_path, end):
     work = add_to_work(tmp_path / "work", range(3), range(5))
 
     def read(key=""):
@@ -141,11 +154,11 @@ def test_a_learning_that_is_run_again_gets_the_lists_it_began_with(tmp_path):
         with opened(work, work, key=key) as lists:
             assert [(one.query, one.ids, np.asarray(one.scores).tolist()) for one in lists] == first
             add_to_work(work, range(6), range(9))  # what it scores itself
-            raise KeyboardInterrupt
+            end()
 
     with opened(work, work) as lists:
         first = [(one.query, one.ids, np.asarray(one.scores).tolist()) for one in lists]
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((KeyboardInterrupt, InputError)):
         interrupted()
     (kept,) = work.glob("lists-*")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600  # it holds queries
