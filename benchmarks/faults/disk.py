@@ -17,7 +17,7 @@ from benchmarks.faults.kills import STAGES, Stage, hits_of
 from benchmarks.faults.report import Report, expect
 from benchmarks.faults.world import BUDGET, CHUNK, MODELS, World
 
-TRIALS = 12  # for each stage
+TRIALS = 8  # for each stage
 LARGE = 256 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
