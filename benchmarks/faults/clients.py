@@ -33,14 +33,16 @@ HALVES: dict[str, bytes] = {
     "half the body": HEAD + b"Content-Length: 5000\r\n\r\n" + b'{"query": "',
     "half a chunk": HEAD + b"Transfer-Encoding: chunked\r\n\r\nff\r\n{",
     "a whole request, unread": WHOLE,
-    "whole requests, pipelined": WHOLE * 20,
+    "whole requests, pipelined": WHOLE * 3,
 }
 
 
 def try_clients(report: Report, world: World) -> None:
     count = 20 if world.quick else 200
     chosen = list(HALVES.items())[:: 3 if world.quick else 1]
-    trials = [partial(half_open, world, name, data, count) for name, data in chosen]
+    trials = [
+        partial(half_open, world, name, data, count // 5 if data.startswith(WHOLE) else count) for name, data in chosen
+    ]
     report.try_all("half-open, honest clients meanwhile", trials)
     report.try_all("half-open, byte by byte", [partial(dripping, world, count)])
     report.try_all("more than the files that may be open", [partial(over_the_limit, world)])
@@ -50,7 +52,11 @@ def try_clients(report: Report, world: World) -> None:
 def _honest(world: World, url: str, hits: list[list[tuple[str, float]]]) -> None:
     for query, wanted in zip(world.queries, hits, strict=True):
         began = time.monotonic()
-        found = hits_in(ask(url, query, timeout=MAX_SECONDS * 2))
+        response = ask(url, query, timeout=MAX_SECONDS * 2)
+        while response.status_code == 429 and time.monotonic() < began + MAX_SECONDS:
+            time.sleep(float(response.headers["retry-after"]))
+            response = ask(url, query, timeout=MAX_SECONDS * 2)
+        found = hits_in(response)
         took = time.monotonic() - began
         expect(same(found, wanted), "an honest client got other hits")
         expect(took < MAX_SECONDS, f"an honest client waited {took:.1f} seconds")

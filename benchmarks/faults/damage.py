@@ -15,8 +15,9 @@ from typing import Any
 
 import crossknn as ck
 from benchmarks.faults.commands import run, server
+from benchmarks.faults.kills import hits_of
 from benchmarks.faults.report import Lost, Report, expect
-from benchmarks.faults.world import BUDGET, TAUGHT, World, content, copy, work_of
+from benchmarks.faults.world import BUDGET, MODELS, TAUGHT, World, content, copy, work_of
 from crossknn.errors import CrossKnnError, InputError
 from crossknn.models.hub import EMBEDDED
 from crossknn.storage.atomic_dir import read_folder, write_folder
@@ -73,6 +74,7 @@ def try_damage(report: Report, world: World) -> None:
     for name, source in sources.items():
         options = TAUGHT if name != "index" else ()
         report.try_all(name.replace("index", "work folder"), work_trials(world, source, options))
+    report.try_all("cache", cache_trials(world, sources["index"], times))
 
 
 class Inspectors:
@@ -267,6 +269,29 @@ def work_trials(world: World, source: Path, options: tuple[object, ...]) -> Iter
     for number, file in enumerate(_sample(files, 4 if world.quick else 10)):
         for how in HOW[number % 2 :: 2] if not world.quick else HOW[number : number + 1]:
             yield partial(trial, file, how)
+
+
+def cache_trials(world: World, index: Path, times: int) -> Iterator[Callable[[], str]]:
+    """A search with a damaged cache finds the same hits, or names the cache."""
+    whole = world.path("undamaged.db")
+    options = ["--queries", world.path("test.txt"), "--budget", BUDGET, *MODELS, "--json", "--cache"]
+    wanted = hits_of(run(["search", index, *options, whole], world.logs).output)
+
+    def trial(how: str, number: int) -> str:
+        cache = world.path(f"damaged-{how}-{number}.db")
+        shutil.copyfile(whole, cache)
+        damage(cache, how, random.Random(f"{world.seed} {cache.name}"))
+        outcome = run(["search", index, *options, cache], world.logs)
+        if outcome.code == 2:
+            expect(cache.name in outcome.errors, f"{how}: the refusal names no file: {outcome.errors[-300:]}")
+            return "refused"
+        expect(outcome.code == 0, f"{how}: the search ended with {outcome.code}: {outcome.errors[-300:]}")
+        expect(hits_of(outcome.output) == wanted, f"{how}, try {number}: other hits from a damaged cache")
+        return "the same hits"
+
+    for how in HOW:
+        for number in range(times if how in IN_PLACE else 1):
+            yield partial(trial, how, number)
 
 
 def _sample(files: list[Path], most: int) -> list[Path]:
