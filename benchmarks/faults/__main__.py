@@ -1,7 +1,8 @@
 """Faults of every kind against the real command line, service and stores, with the packaged models.
 
-    python -m benchmarks.faults                  # everything, about ten minutes on two cores
+    python -m benchmarks.faults                  # everything, some twenty minutes on two cores
     python -m benchmarks.faults --only kills disk --quick
+    python -m benchmarks.faults --out benchmarks/results/faults.json
 
 Everything happens in temporary folders and on loopback. Moments and places are drawn from `--seed`. The exit code is 1
 if anything was lost.
@@ -21,7 +22,6 @@ from benchmarks.faults.report import Report
 from benchmarks.faults.world import World
 from benchmarks.scoring_speed import surroundings
 
-OUT = Path(__file__).parents[1] / "results" / "faults.json"
 GROUPS = {
     "kills": kills.try_kills,
     "disk": disk.try_disks,
@@ -47,10 +47,18 @@ def main() -> int:
     rows = report.rows()
     print_table(rows)
     if options.out is not None:
-        found: dict[str, Any] = {"seed": options.seed, "quick": options.quick, **surroundings(options)}
-        found |= {"seconds": seconds, "lost": sum(row["lost"] for row in rows), "kinds": rows}
-        options.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        write_result(options, seconds, rows)
     return int(any(row["lost"] for row in rows))
+
+
+def write_result(options: argparse.Namespace, seconds: dict[str, float], rows: list[dict[str, Any]]) -> None:
+    """Write the result file; groups that were not tried now are kept."""
+    earlier = json.loads(options.out.read_text()) if options.only and options.out.exists() else {}
+    kinds = [row for row in earlier.get("kinds", ()) if row["group"] not in seconds] + rows
+    kinds.sort(key=lambda row: list(GROUPS).index(row["group"]))
+    found: dict[str, Any] = {"seed": options.seed, "quick": options.quick, **surroundings(options)}
+    found |= {"seconds": {**earlier.get("seconds", {}), **seconds}, "lost": sum(row["lost"] for row in kinds)}
+    options.out.write_text(json.dumps({**found, "kinds": kinds}, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_options() -> argparse.Namespace:
@@ -60,7 +68,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2, help="trials at a time")
     parser.add_argument("--device", default="cpu", choices=["cpu"])
-    parser.add_argument("--out", type=Path, help=f"result file, such as {OUT.name} in benchmarks/results")
+    parser.add_argument("--out", type=Path, help="result file; with --only, its other groups stay")
     return parser.parse_args()
 
 
