@@ -46,6 +46,15 @@ class LargestTensor(TorchFunctionMode):
         return result
 
 
+def test_posterior_search_of_everything_in_one_round_is_linear_in_the_items():
+    world = World.low_rank(queries=1, items=3000)
+    context = replace(world.context(), k=10)
+    with LargestTensor() as tensors:
+        (result,) = world.run(Posterior(HUGE), context=context)
+    assert (result.calls, result.expected_recall) == (3000, 1.0)
+    assert tensors.elements < 3000 * 100
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
 @pytest.mark.parametrize("filtered", [False, True])
 def test_a_budget_far_beyond_the_items_costs_what_the_items_cost(strategy, filtered):

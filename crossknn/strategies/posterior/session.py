@@ -67,6 +67,11 @@ class PosteriorSession:
     def __len__(self) -> int:
         return len(self.observations)
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether all rows that can be scored are scored, for every query."""
+        return all(len(one.rows) == self._context.reachable for one in self.observations)
+
     def _update(self) -> None:
         """Condition the model on the scores that were observed since the last update."""
         scores = [one.scores[len(seen) :] for one, seen in zip(self.observations, self._seen, strict=True)]
@@ -103,6 +108,15 @@ class PosteriorSession:
             with self._context.solving:
                 self._estimate_recall(k, stride, means)
         return means
+
+    def update_recall(self) -> None:
+        """Set the expected recall of the scores so far."""
+        if not self.exhausted:
+            self.posterior_means(0, recall=True)
+            return
+        self.expected_recall = [1.0] * len(self)
+        if self._context.on_counts is not None:
+            self._context.on_counts(np.zeros((len(self), min(self._context.k or 0, self._context.reachable))))
 
     def all_posterior_means(self) -> list[Scores]:
         """The posterior means of all items for every query."""

@@ -12,6 +12,7 @@ from crossknn._checks import check_fraction
 from crossknn.errors import InputError
 from crossknn.strategies.base import Flow, FlowResult, MultiRound, Round, SearchContext
 from crossknn.strategies.posterior.prior import RETRIEVER_DEPTH, Prior
+from crossknn.types import EMPTY_PROPOSAL
 
 if TYPE_CHECKING:
     from crossknn.strategies.posterior.session import PosteriorMeans, PosteriorSession
@@ -58,13 +59,15 @@ class Posterior(MultiRound):
         first, session = self._start(context)
 
         def next_round(number: int) -> Round:
+            if session.exhausted:  # a model of all scores, whose size is quadratic in their number, would tell nothing
+                return Round([EMPTY_PROPOSAL] * context.queries, "posterior")
             n = 2 * max(self._counts(context, number, session))
             means = session.posterior_means(n, recall=self.stop_at is not None)
             return self._choose_rows(context, session, means, self._counts(context, number, session))
 
         yield from self._run_rounds(first, session.observations, next_round)
         if context.k is not None:
-            session.posterior_means(0, recall=True)
+            session.update_recall()
         return FlowResult(session.all_posterior_means() if self.estimates else None, session.expected_recall)
 
     def _start(self, context: SearchContext) -> tuple[Round, PosteriorSession]:
