@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, TypeGuard
 
 from crossknn.errors import InputError
@@ -77,7 +77,7 @@ def check_engine(value: object) -> None:
 
 def check_queries(queries: Sequence[str]) -> list[str]:
     """The queries as a list, if all of them are nonempty strings."""
-    if isinstance(queries, str):
+    if isinstance(queries, str | Mapping):
         raise invalid("queries", "a list of strings, one per query", queries)
     for position, query in enumerate(queries):
         if not isinstance(query, str) or not query.strip():

@@ -113,6 +113,8 @@ class Build:
 
     def __post_init__(self) -> None:
         check_items(self.items)
+        if len(self.items) < 2:
+            raise InputError("`items` must be at least two for an index, got one: nothing is learned from it.")
         check_positive("chunk", self.chunk)
         check_seed(self.seed)
         check_engine(self.engine)

@@ -597,6 +597,8 @@ def test_invalid_additions_and_removals_raise():
         index.remove(index.items.ids)
     with pytest.raises(InputError, match="For one id pass a list of it"):
         index.remove("id-1")
+    with pytest.raises(InputError, match="For the keys of a mapping"):
+        index.remove({"id-1": False})
     assert setup.scored == []
 
 
@@ -971,3 +973,11 @@ def test_an_index_is_not_made_from_a_damaged_one(tmp_path):
         with pytest.raises(InputError, match=rf"{path}: damaged: its hash is"):
             change()
     assert not (tmp_path / "copy" / "index.json").exists()
+
+
+@pytest.mark.parametrize("options", [{}, {"prior": True}, {"teach": True}, {"queries": ["word1"]}])
+def test_an_index_of_one_item_is_refused_at_once(options):
+    setup = Setup()
+    with pytest.raises(InputError, match="`items` must be at least two for an index, got one"):
+        setup.build(items=Items(["word1 word2"]), **options)
+    assert setup.scored == []

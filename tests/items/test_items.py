@@ -584,10 +584,15 @@ class TestMask:
     def test_of_a_function(self) -> None:
         assert Items.from_dict(WORLD).mask(lambda id_: id_ > "a").tolist() == [False, True, True]
 
-    @pytest.mark.parametrize("bad", ["a", b"a", 3, None])
+    @pytest.mark.parametrize("bad", ["a", b"a", 3, None, {"a": False}])
     def test_of_anything_else(self, bad: Any) -> None:
         message = refusal(Items.from_dict(WORLD).mask, bad)
         assert message.startswith("`filter` must be a collection of ids or a function of one id, got ")
+
+    def test_a_mapping_is_not_taken_for_its_keys(self) -> None:
+        items = Items.from_dict(WORLD)
+        for read in (items.mask, items.rows_of):
+            assert refusal(read, {"a": True, "b": False}).endswith("For the keys of a mapping pass a list of them.")
 
     def test_of_a_mask(self) -> None:
         message = refusal(Items.from_dict(WORLD).mask, np.array([True, False, True]))
@@ -665,7 +670,7 @@ def test_every_reader_gives_back_the_same_items(world: dict[str, str], tmp_path:
     ]
     for items in readings:
         assert contents(items) == world
-        assert items.rows_of(world).tolist() == list(range(len(world)))
+        assert items.rows_of(list(world)).tolist() == list(range(len(world)))
     assert len({items.fingerprint for items in readings}) == 1
 
 

@@ -343,6 +343,9 @@ def test_invalid_arguments_are_rejected_before_a_call(arguments, message):
 def test_a_string_is_no_list_of_queries():
     with pytest.raises(InputError, match="must be a list of strings"):
         Setup().searcher.search_many("query 0")
+    for arguments in ({"queries": {"ice": 1}}, {"queries": ["ice"], "filter": {"id-1": False}}):
+        with pytest.raises(InputError, match=r"must be a (list of strings|collection of ids)"):
+            Setup().searcher.search_many(**arguments)
 
 
 def test_parts_that_do_not_fit_are_rejected():
