@@ -33,7 +33,6 @@ Empty = Literal["keep", "skip", "error"]
 AnyPath = str | PathLike[str]
 
 SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
-MAPPING_HINT: Final = "For the keys of a mapping pass a list of them."
 CANNOT_WRITE: Final = "the items cannot be written"
 BLOCK_CHARS: Final = 2**23  # in a block of records, besides at most BLOCK_STRINGS of them
 READERS: Final = {
@@ -345,7 +344,9 @@ class Items:
             allowed[self.rows_of(filter, missing="skip")] = True
             return allowed
         if not callable(filter):
-            hint = MAPPING_HINT if isinstance(filter, Mapping) else "For one id pass a list of it."
+            hint = "For one id pass a list of it."
+            if isinstance(filter, Mapping):
+                hint = "For the keys of a mapping pass a list of them."
             raise wrong_type("filter", "a collection of ids or a function of one id", filter, hint)
         return np.fromiter((bool(filter(id_)) for id_ in self._ids), np.bool_, len(self))
 
@@ -373,9 +374,8 @@ def _find_corpus(path: Path) -> Path:
 
 def _id_blocks(ids: Iterable[str | int]) -> Iterator[list[str]]:
     """Ids from a user, as strings, a block at a time."""
-    if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Iterable):
-        hint = MAPPING_HINT if isinstance(ids, Mapping) else "For one id pass a list of it."
-        raise wrong_type("ids", "a collection of ids", ids, hint)
+    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+        raise wrong_type("ids", "a collection of ids", ids, "For one id pass a list of it.")
     rest = iter(ids)
     while block := list(islice(rest, BLOCK_STRINGS)):
         strings = [as_id(id_) for id_ in block]
