@@ -60,13 +60,13 @@ class FaultyScorer:
 
     def __init__(self, lie: Lie | None = None, *, after: int = 0, seconds_per_pair: float = 0.0) -> None:
         self.calls = 0
-        self._lie, self._after, self._seconds = lie, after, seconds_per_pair
+        self.lie, self._after, self._seconds = lie, after, seconds_per_pair
 
     def score(self, queries: Sequence[str], items: Sequence[str]) -> Any:
         self.calls += 1
         time.sleep(self._seconds * len(queries))
         scores = score_texts(queries, items)
-        return self._lie(scores) if self._lie is not None and self.calls > self._after else scores
+        return self.lie(scores) if self.lie is not None and self.calls > self._after else scores
 
 
 def crash(_: np.ndarray) -> Any:
@@ -112,7 +112,7 @@ def lie_in_search(world: World, index: ck.Index, name: str, lie: Lie) -> str:
         try:
             searcher.search_many(world.queries, k=10, budget=BUDGET)
         except ScorerError:
-            scorer._lie = None
+            scorer.lie = None
         else:
             expect(False, f"scores that are {name} were taken")
         found = [hits.ids for hits in searcher.search_many(world.queries, k=10, budget=BUDGET)]
