@@ -139,8 +139,9 @@ def _execute(arguments: list[str], log: Path, conditions: Conditions, notices: C
     try:
         main()
     finally:
-        if conditions.kill_at is not None:
-            time.sleep(TIMEOUT)  # until it is killed
+        if conditions.kill_at is not None:  # it ended before that step, or before the kill came
+            notices.send(0)
+            time.sleep(TIMEOUT)
 
 
 class _Steps:

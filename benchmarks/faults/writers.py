@@ -46,7 +46,7 @@ def two_builds(world: World, number: int) -> str | None:
 
 def three_workers(world: World, number: int) -> str | None:
     folder, whole = world.path(f"workers-{number}.ck"), content(world.built("plain"))
-    kill = Conditions(watched=world.folder, kill_at=10 + 10 * number)
+    kill = Conditions(watched=world.folder, kill_at=5 + 4 * number)
     three = [
         start([*world.build(folder), "--worker", f"{part}/3"], world.logs, kill if part == 2 else Conditions())
         for part in (1, 2, 3)
