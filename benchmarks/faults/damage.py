@@ -63,7 +63,7 @@ HOW = (*IN_PLACE, "missing", "a folder in its place")
 
 def try_damage(report: Report, world: World) -> None:
     sources = {"index": world.built("plain"), "index with an adapter": world.built("taught", *TAUGHT)}
-    times = 1 if world.quick else 12
+    times = 1 if world.quick else 8
     inspectors = Inspectors(world, report.workers)
     for name, source in sources.items():
         report.try_all(name, index_trials(world, inspectors, source, times if name == "index" else times // 2 or 1))
