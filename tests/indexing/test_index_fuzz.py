@@ -30,24 +30,8 @@ from tests.indexing.test_index import Setup
 SETUP = Setup(items=60, queries=14)
 QUERIES = SETUP.new_queries[:2]
 STRATEGIES = [Rerank(12, "bm25"), Axn(12, rounds=2, mix=0.5, first="dense"), Posterior(12, rounds=2)]
-VALUES = [
-    None,
-    True,
-    0,
-    -1,
-    2**70,
-    1e308,
-    math.nan,
-    -math.inf,
-    "",
-    "none",
-    [],
-    {},
-    [None],
-    [[[]]],
-    {"a": 1},
-    ["dense"] * 3,
-]
+NUMBERS = [0, -1, 2**70, 1e308, math.nan, -math.inf]
+VALUES = [*NUMBERS, None, True, "", "none", [], {}, [None], [[[]]], {"a": 1}, ["dense"] * 3]
 
 
 @pytest.fixture(scope="module")

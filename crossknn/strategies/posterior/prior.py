@@ -156,10 +156,12 @@ class Prior:
         width = FEATURES_PER_SIGNAL * len(signals)
         for name, length in {"center": width, "spread": width, "weights": width, "variances": width + 3}.items():
             check_array(name, values[name], (length,), np.float64)
-        if any(np.abs(values[name]).max(initial=0) > MAX_NUMBER for name in ARRAY_FIELDS + FLOAT_FIELDS):
+        if any(np.abs(values[name]).max(initial=0) > MAX_NUMBER for name in (*ARRAY_FIELDS, "intercept", "noise")):
             raise InputError(f"the numbers of a prior must be between -{MAX_NUMBER:g} and {MAX_NUMBER:g}.")
         if not signals or values["noise"] <= 0 or (values["spread"] <= 0).any() or (values["variances"] < 0).any():
             raise InputError("a prior must have signals, positive noise and spread, and no negative variances.")
+        if values["gamma_slope"] < 0 or values["gamma_max"] < 1:
+            raise InputError("a prior's gamma_slope must not be negative, and its gamma_max at least 1.")
         values |= {"bias": np.asarray(bias, np.float32), "latent_factors": np.asarray(latent_factors, np.float16)}
         return cls(signals=signals, **values)
 
