@@ -15,6 +15,7 @@ from crossknn.models.hub import no_progress_bars
 from crossknn.scorers.inference.token_store import Tokenize, Tokens
 from crossknn.storage.atomic import sync, temporary_path
 
+PICKLED = ("pytorch_model.bin", "adapter_model.bin")  # and the index of the first, where it has several files
 BATCH_SIZE = {"cpu": 32, "cuda": 256}
 
 
@@ -53,17 +54,23 @@ class LibraryModel:
 
 
 def load_library_model(folder: Path, *, device: str | None, dtype: str) -> LibraryModel:
-    """The model of a folder; `dtype` "auto" is float32 on a CPU, elsewhere as the library loads it."""
+    """The model of a folder; `dtype` "auto" is float32 on a CPU, elsewhere as the library loads it.
+
+    No code of the folder is run: its modules are the library's own, and weights are safetensors.
+    """
+    _check_weights(folder)
     library = import_extra("sentence_transformers", extra="models")
     broken_weights = import_extra("safetensors", extra="models").SafetensorError
     torch = import_extra("torch", extra="models")
     if dtype == "auto" and (device == "cpu" or (device is None and not torch.cuda.is_available())):
         dtype = "float32"
-    precision = {} if dtype == "auto" else {"model_kwargs": {"dtype": getattr(torch, dtype)}}
+    settings: dict[str, Any] = {"use_safetensors": True}
+    if dtype != "auto":
+        settings["dtype"] = getattr(torch, dtype)
     try:
         with no_progress_bars():
             model = library.SentenceTransformer(
-                str(folder), device=device, trust_remote_code=False, local_files_only=True, **precision
+                str(folder), device=device, trust_remote_code=False, local_files_only=True, model_kwargs=settings
             )
     except (OSError, ValueError, KeyError, broken_weights) as error:
         raise ModelNotFound(f"{folder}: sentence-transformers could not load the model ({error}).") from error
@@ -72,6 +79,18 @@ def load_library_model(folder: Path, *, device: str | None, dtype: str) -> Libra
     if dtype != "auto":
         model = model.to(getattr(torch, dtype))
     return LibraryModel(model.eval())
+
+
+def _check_weights(folder: Path) -> None:
+    """Raise `InputError` for weights that the library would unpickle."""
+    for name in PICKLED:
+        for path in folder.rglob(f"{name}*"):
+            safe = f"{name.replace('pytorch_model', 'model').removesuffix('.bin')}.safetensors"
+            if not any((path.parent / one).is_file() for one in (safe, f"{safe}.index.json")):
+                raise InputError(
+                    f"{path}: pickled weights could run code and are never read. Convert them to safetensors where you "
+                    "trust them: open the model with sentence-transformers and save it with save_pretrained."
+                )
 
 
 def save_model(model: Any, folder: Path) -> None:

@@ -115,7 +115,9 @@ def _choose_dtype(transformer: Path, device: str | None, dtype: str) -> str:
     on_cpu = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")).type == "cpu"
     if dtype != "auto" or on_cpu:
         return "float32" if dtype == "auto" else dtype
-    config = import_extra("transformers", extra="models").AutoConfig.from_pretrained(str(transformer))
+    config = import_extra("transformers", extra="models").AutoConfig.from_pretrained(
+        str(transformer), trust_remote_code=False
+    )
     return str(config.dtype or "float32").removeprefix("torch.")
 
 

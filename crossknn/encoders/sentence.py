@@ -202,5 +202,4 @@ def _model_files(module: Path) -> list[Path]:
     patterns = [*CONFIG_FILES, *TOKENIZER_FILES]
     if not (module / "tokenizer.json").is_file():
         patterns += SLOW_TOKENIZER_FILES
-    patterns.append("*.safetensors" if any(module.glob("*.safetensors")) else "*.bin")
-    return [file for pattern in patterns for file in sorted(module.glob(pattern))]
+    return [file for pattern in [*patterns, "*.safetensors"] for file in sorted(module.glob(pattern))]

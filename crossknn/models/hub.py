@@ -19,7 +19,7 @@ EMBEDDED_HINT = (
     "WordNet and all-MiniLM-L6-v2: CrossEncoder('embedded') and SentenceEncoder('embedded'), on the command line "
     "--scorer embedded --encoder embedded."
 )
-OTHER_FORMATS = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot", "*.gguf", "*.md"]
+OTHER_FORMATS = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot", "*.gguf", "*.bin", "*.md"]
 
 
 def find_model(name: str | os.PathLike[str], *, kind: str) -> Path:
@@ -80,10 +80,7 @@ def _find_on_hub(name: str) -> Path:
 
 
 def _snapshot(hub: Any, name: str, **options: Any) -> Path:
-    folder = Path(hub.snapshot_download(name, ignore_patterns=[*OTHER_FORMATS, "*.bin"], **options))
-    if not any(folder.glob("**/*.safetensors")):  # an older model, with weights in another format only
-        folder = Path(hub.snapshot_download(name, ignore_patterns=OTHER_FORMATS, **options))
-    return folder
+    return Path(hub.snapshot_download(name, ignore_patterns=OTHER_FORMATS, **options))
 
 
 @contextmanager

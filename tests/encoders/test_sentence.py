@@ -1,8 +1,10 @@
 """SentenceEncoder with a real model, all-MiniLM-L6-v2, from the package that carries it."""
 
 import json
+import pickle
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -116,6 +118,81 @@ def test_a_damaged_folder(tmp_path, damage):
 def test_bad_settings(settings, message):
     with pytest.raises(InputError, match=message):
         SentenceEncoder(folder, **settings)
+
+
+CODE = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\nclass Evil: pass\n"
+
+
+def change_json(path, change):
+    found = json.loads(path.read_text())
+    change(found)
+    path.write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize("way", ["modules.json", "auto_map", "tokenizer", "router"])
+def test_no_code_of_a_model_folder_is_run(way, tmp_path, monkeypatch):
+    """Whatever version of sentence-transformers and transformers is installed."""
+    evil = shutil.copytree(folder, tmp_path / "evil")
+    (evil / "evil.py").write_text(CODE)
+    monkeypatch.syspath_prepend(str(evil))  # as for a process that was started there
+    if way == "modules.json":
+        change_json(evil / "modules.json", lambda modules: modules[1].update(type="evil.Evil"))
+    elif way == "auto_map":
+        code = {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil"}
+        change_json(evil / "config.json", lambda config: config.update(model_type="evil", auto_map=code))
+    elif way == "tokenizer":
+        code = {"auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}, "tokenizer_class": "Evil"}
+        change_json(evil / "tokenizer_config.json", lambda config: config.update(code))
+    else:
+        router = "sentence_transformers.base.modules.router.Router"
+        change_json(evil / "modules.json", lambda modules: modules[0].update(type=router, path=""))
+        (evil / "router_config.json").write_text(json.dumps({"types": {"a": "evil.Evil"}, "structure": {"a": ["a"]}}))
+    if way == "tokenizer":  # it is not needed: the folder has a tokenizer that is data
+        SentenceEncoder(evil)
+    else:
+        with pytest.raises((InputError, ModelNotFound)):
+            SentenceEncoder(evil)
+    assert not list(evil.rglob("ran"))
+
+
+class Evil:
+    """What a pickle does when it is read."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __reduce__(self):
+        return Path.touch, (self._path,)
+
+
+@pytest.mark.parametrize("place", ["", "2_Dense"])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.bin"])
+def test_pickled_weights_are_refused_unread(place, name, tmp_path):
+    pickled = shutil.copytree(folder, tmp_path / "pickled")
+    if place:
+        (pickled / place).mkdir()
+        dense = {"idx": 3, "name": "3", "path": place, "type": "sentence_transformers.models.Dense"}
+        change_json(pickled / "modules.json", lambda modules: modules.append(dense))
+        (pickled / place / "config.json").write_text(json.dumps({"in_features": 384, "out_features": 8}))
+    elif name.startswith("adapter"):
+        (pickled / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    else:
+        (pickled / "model.safetensors").unlink()
+    (pickled / place / name).write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
+    with pytest.raises((InputError, ModelNotFound), match="safetensors"):
+        SentenceEncoder(pickled)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_pickled_weights_beside_safetensors_are_not_read(encoder, tmp_path):
+    """As in many folders of the hub, with copies in other formats."""
+    both = shutil.copytree(folder, tmp_path / "both")
+    (both / "openvino").mkdir()
+    for name in ("pytorch_model.bin", "openvino/openvino_model.bin", "training_args.bin"):
+        (both / name).write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
+    assert SentenceEncoder(both).fingerprint == encoder.fingerprint
+    assert SentenceEncoder(both).model is not None
+    assert not (tmp_path / "ran").exists()
 
 
 def test_one_string_is_not_a_list(encoder):
