@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, TypeGuard
 
 from crossknn.errors import InputError
-from crossknn.types import Engine
 
 MAX_SECONDS: Final = 1_000_000  # eleven days
 
@@ -71,6 +70,8 @@ def check_fraction(name: str, value: object) -> None:
 
 def check_engine(value: object) -> None:
     """Raise `InputError` unless `value` is an `Engine`."""
+    from crossknn.types import Engine  # which imports numpy, and the command line starts without
+
     if not isinstance(value, Engine):
         raise invalid("engine", "an Engine such as RayEngine(…)", value)
 

@@ -7,11 +7,13 @@ import os
 import stat
 from io import BufferedReader
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from crossknn.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 KINDS = {
@@ -34,6 +36,8 @@ def open_regular(path: Path) -> BufferedReader:
 
 def map_bytes(path: Path) -> NDArray[np.uint8]:
     """The bytes of a regular file, memory-mapped and read-only."""
+    import numpy as np  # here, for the command line starts without it
+
     with open_regular(path) as file:
         if not os.fstat(file.fileno()).st_size:
             return np.empty(0, np.uint8)  # an empty file cannot be mapped
