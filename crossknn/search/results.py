@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -29,6 +29,7 @@ class Hit:
         row: Its position in the items.
         deviation: Predictive standard deviation of the score; None where it is unknown.
         ranks: Rank in the list of every retriever that was used, from 1; None where it was not proposed.
+        text: The item's text; empty in a trace.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Hit:
     row: int
     deviation: float | None = None
     ranks: Mapping[str, int | None] = field(default_factory=dict, hash=False)
+    text: str = field(default="", compare=False)
 
     @property
     def expected(self) -> float | None:
@@ -180,9 +182,11 @@ class StrategyRun(NamedTuple):
             proposed_by=result.proposed_by,
             ranks=self.candidates.ranks(query, rows[calls]),
         )
+        texts = self.items.texts_of(rows[best])
+        hits = (trace[call] for call in np.searchsorted(calls, best).tolist())
         return Hits(
             query=self.queries[query],
-            hits=tuple(trace[call] for call in np.searchsorted(calls, best).tolist()),
+            hits=tuple(replace(hit, text=text) for hit, text in zip(hits, texts, strict=True)),
             calls=result.calls,
             rounds=sum(1 for part in result.rows if len(part)),
             stopped=result.stopped,

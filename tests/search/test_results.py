@@ -35,6 +35,12 @@ def test_the_trace_is_every_call_in_its_order(strategy):
         assert sorted(hits, key=lambda hit: -hit.score) == sorted(trace, key=lambda hit: -hit.score)[:5]
 
 
+def test_hits_have_their_items_texts():
+    setup = Setup()
+    for hits in setup.searcher.search_many(setup.queries, k=5, budget=20):
+        assert [hit.text for hit in hits] == [setup.searcher.items.text(hit.row) for hit in hits]
+
+
 def test_ranks_are_places_in_what_each_retriever_proposed():
     setup = Setup()
     hits = setup.searcher.search(setup.queries[1], k=5, strategy=Posterior(budget=30, rounds=3))
