@@ -395,7 +395,7 @@ def test_the_log_has_no_query_unless_enabled(caplog, log_queries):
     assert 0 < first["seconds"] < 10
     assert (second["status"], third["status"]) == (500, 500)
     assert second["error"].startswith("RuntimeError at ")
-    assert third["error"].startswith("ScorerError at ")
+    assert third["error"].startswith("PartialScores at ")
     lines = [JsonFormatter().format(record) for record in caplog.records if record.name.startswith("crossknn.serve")]
     assert all(json.loads(line)["event"] for line in lines)
     assert ("river" in "".join(lines)) == log_queries
