@@ -20,14 +20,13 @@ from typer import Option
 from crossknn.cli.console import ProgressBars, err, out, resumable, say
 from crossknn.cli.options import DeviceOption, check_device, choose_strategy
 from crossknn.errors import InputError
-from crossknn.example import DEMO_FOLDER, DEMO_QUERIES, DEMO_SENSES
+from crossknn.example import DEMO_FOLDER, DEMO_QUERIES, DEMO_SENSES, SHOWCASE
 
 if TYPE_CHECKING:
     from crossknn.evaluate.comparison import Comparison
     from crossknn.example.demo import Demo, Estimate
     from crossknn.strategies.base import Strategy
 
-SHOWCASE = ("a piece of furniture to sleep on", "water [runs] down the hill", "the engine is [running]")
 SHOWCASE_HITS = 3
 MAX_LEMMAS = 4  # of a sense; further ones are cut
 

@@ -13,7 +13,7 @@ from typer import Argument, Option
 from crossknn.cli import options
 from crossknn.cli.console import ProgressBars, say
 from crossknn.errors import InputError
-from crossknn.example import DEMO_FOLDER, DEMO_SENSES
+from crossknn.example import DEMO_FOLDER, DEMO_SENSES, SHOWCASE
 
 if TYPE_CHECKING:
     from crossknn.serve.service import Service
@@ -66,6 +66,11 @@ class ServerOptions:
         Option(metavar="FOLDER", help="Keep the queries, ids and scores of searches here, for `crossknn learn`."),
     ] = None
     learn_mb: Annotated[int, Option(min=1, help="Limit of that folder's size, in MB; the oldest searches go.")] = 1_024
+    title: Annotated[str, Option(help="What is searched, for the page; by default CORPUS's name.")] = ""
+    example_queries: Annotated[
+        list[str] | None,
+        Option("--example-query", metavar="TEXT", help="Query to click on the page; repeat for several."),
+    ] = None
 
 
 @options.with_groups
@@ -108,12 +113,20 @@ def serve(
             raise InputError("Give either a corpus or an index to serve, or --example.")
         with ProgressBars(log=True) as progress:
             if corpus is None:
+                settings = _describe_example(settings)
                 service = _open_example(settings, device=opened.device, progress=progress)
             else:
                 opened.check(corpus)
+                settings = replace(settings, title=settings.title or corpus.stem)
                 source = corpus if options.is_index(corpus) else opened.read(corpus, progress)
                 service = Service(source, settings=settings, **opened.arguments(source, progress))
         _run(service, bound)
+
+
+def _describe_example(settings: Settings) -> Settings:
+    """With the title and the queries of the dictionary, where none are given."""
+    queries = SHOWCASE if settings.example_queries is None else settings.example_queries
+    return replace(settings, title=settings.title or "A dictionary: the senses of WordNet", example_queries=queries)
 
 
 def _open_example(settings: Settings, *, device: str | None, progress: Progress) -> Service:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from crossknn._imports import import_extra
 END: Final = "\0"  # marks the end of a text in a sequence of words
 STOP_TOKEN: Final = -1
 END_TOKEN: Final = -2
-find_words = re.compile(rf"\w\w+|{END}").findall
+WORD: Final = re.compile(rf"\w\w+|{END}")
 
 
 class Analyzer:
@@ -45,6 +46,15 @@ class Analyzer:
         """The stems of the text, in order, without stop words."""
         stem = self._make_stemmer()
         return [stem(word) for word in _split([text])[:-1] if word not in self._stopwords]
+
+    def matches(self, query: str, texts: Iterable[str]) -> list[list[tuple[int, int]]]:
+        """The (start, end) of each text's words that share a stem with the query."""
+        wanted, stem = set(self.stems(query)), cache(self._make_stemmer())
+
+        def is_match(word: str) -> bool:
+            return word not in self._stopwords and stem(word) in wanted
+
+        return [[word.span() for word in WORD.finditer(text) if is_match(word[0].lower())] for text in texts]
 
     def tokenize(self, blocks: Iterable[list[str]]) -> tuple[list[str], NDArray[np.int32], NDArray[np.int64]]:
         """The vocabulary of all texts, the position of each word's stem in it, and the number of words of each text."""
@@ -81,7 +91,7 @@ class _Vocabulary(dict[str, int]):
 
 def _split(texts: Iterable[str]) -> list[str]:
     """The words of all texts, with `END` after those of each text."""
-    return find_words("".join([text.replace(END, " ") + END for text in texts]).lower())
+    return WORD.findall("".join([text.replace(END, " ") + END for text in texts]).lower())
 
 
 def _read_stopwords(stopwords: str | Sequence[str] | None) -> frozenset[str]:

@@ -98,6 +98,10 @@ class Bm25(ScoringRetriever):
     def scores(self, query: str) -> Scores:
         return self.postings.score(self._analyzer.stems(query), self._fitted_items)
 
+    def matches(self, query: str, texts: Iterable[str]) -> list[list[tuple[int, int]]]:
+        """The (start, end) of each text's words for which it is retrieved."""
+        return self._analyzer.matches(query, texts)
+
     def _weigh(
         self,
         document_frequencies: NDArray[np.int64],

@@ -15,6 +15,7 @@ from crossknn.encoders.item_encoding import encode_items
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
+from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.cache import CandidateCache
 from crossknn.retrievers.dense import Dense
 from crossknn.retrievers.registry import RetrieverRegistry
@@ -98,6 +99,11 @@ class SearchResources:
                 f"there is no retriever named {name!r}, which the prior of the index needs: pass yours in `retrievers`."
             )
         return self._retrievers.get(name or self.default_retriever)
+
+    def matches(self, query: str, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+        """The (start, end) of each text's words that BM25 matches; none where it was not used."""
+        lexical = [retriever for retriever in self._retrievers.ready.copy().values() if isinstance(retriever, Bm25)]
+        return lexical[0].matches(query, texts) if lexical else [[] for _ in texts]
 
     def _make_dense(self) -> Retriever:
         return Dense(self._require_encoder("the dense retriever"), vectors=self.encoder_vectors()).fit(self._items)

@@ -225,6 +225,10 @@ class Searcher:
     def _round_scorer(self, queries: Sequence[str], **options: Any) -> RoundScorer:
         return RoundScorer(self.scorer, self.items, queries, lock=self._scoring, progress=self._progress, **options)
 
+    def matches(self, query: str, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+        """The (start, end) of each text's words that BM25 matches, to highlight them; none where it was not used."""
+        return self._resources.matches(query, texts)
+
     @property
     def has_query_vectors(self) -> bool:
         """Whether queries have vectors in the space that strategies search."""

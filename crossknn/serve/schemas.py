@@ -20,6 +20,7 @@ from typing_extensions import TypedDict  # pydantic accepts typing's only from P
 
 from crossknn.items.items import Items
 from crossknn.search.results import Hit, Hits
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.registry import STRATEGIES
 from crossknn.types import Scores
 
@@ -127,6 +128,7 @@ class SearchRequest(RequestModel, extra="forbid"):
     stop_at: FiniteFloat | None = Field(None, gt=0, le=1, description="Expected recall of the top k to stop at.")
     explain: bool = Field(False, description="Also return every scored item, in order of the calls.")
     texts: bool = Field(True, description="Return the items' texts.")
+    highlight: bool = Field(False, description="Return where words of the query stand in the texts of hits.")
 
     @property
     def all_queries(self) -> list[str]:
@@ -211,6 +213,7 @@ class HitResponse(TypedDict):
     proposed_by: str
     ranks: dict[str, int | None]
     text: NotRequired[str]
+    matches: NotRequired[list[tuple[int, int]]]  # start and end in code points
 
 
 class TraceResponse(HitResponse):
@@ -280,6 +283,8 @@ class Info(TypedDict):
     index: IndexInfo
     scorer: str
     encoder: str | None
+    title: str
+    example_queries: list[str]
     strategies: list[dict[str, Any]]
     limits: dict[str, float]
     defaults: dict[str, Any]
@@ -295,11 +300,12 @@ class ErrorResponse(TypedDict):
     error: ErrorDetail
 
 
-def query_response(hits: Hits, items: Items, *, explain: bool, texts: bool) -> QueryResponse:
-    """The hits of one query, with every scored item where `explain` is set."""
+def query_response(hits: Hits, searcher: Searcher, request: SearchRequest) -> QueryResponse:
+    """The hits of one query, with what the request wants of them."""
+    items = searcher.items
     response: QueryResponse = {
         "query": hits.query,
-        "hits": _hit_responses(hits, items, texts=texts),
+        "hits": _hit_responses(hits, items, texts=request.texts),
         "calls": hits.calls,
         "rounds": hits.rounds,
         "stopped": hits.stopped,
@@ -308,11 +314,15 @@ def query_response(hits: Hits, items: Items, *, explain: bool, texts: bool) -> Q
         "score_seconds": hits.score_seconds,
         "solve_seconds": hits.solve_seconds,
     }
-    if explain:
+    if request.highlight:
+        found = searcher.matches(hits.query, [hit.text for hit in hits])
+        for hit, matches in zip(response["hits"], found, strict=True):
+            hit["matches"] = matches
+    if request.explain:
         trace = list(hits.trace)
         response["trace"] = [
             {**scored, "estimate": hit.estimate, "deviation": hit.deviation}
-            for scored, hit in zip(_hit_responses(trace, items, texts=texts), trace, strict=True)
+            for scored, hit in zip(_hit_responses(trace, items, texts=request.texts), trace, strict=True)
         ]
     return response
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Final
 
+import numpy as np
+
 from crossknn import __version__
 from crossknn._checks import invalid
 from crossknn.encoders.base import CachedEncoder
@@ -38,6 +40,7 @@ from crossknn.strategies.registry import (
 from crossknn.types import Encoder, Progress, Scorer, Scores, Vectors
 
 DEFAULT_K, DEFAULT_BUDGET = 10, 100
+EXAMPLE_QUERIES, EXAMPLE_WORDS = 3, 6
 MIN_DEADLINE = 1e-6  # seconds for a search whose deadline passed while it was queued
 # Requests have fields of their own for budget and stop_at, and an extreme learning rate makes numbers overflow.
 HIDDEN_SETTINGS: Final = ("budget", "estimates", "stop_at", "learning_rate")
@@ -127,8 +130,7 @@ class Service:
         if self._search_log is not None:
             for hits in found:
                 self._search_log.append(hits.query, *hits.scored())
-        items = index.searcher.items
-        results = [query_response(hits, items, explain=request.explain, texts=request.texts) for hits in found]
+        results = [query_response(hits, index.searcher, request) for hits in found]
         return {"results": results, "strategy": repr(strategy), "index": index.identity, "request_id": request_id}
 
     def score(self, queries: Sequence[str], items: Sequence[str], *, cancelled: Event) -> Scores:
@@ -149,6 +151,8 @@ class Service:
         default = strategy_to_dict(searcher.default_strategy(budget))["name"]
         return {
             "version": __version__,
+            "title": self.settings.title,
+            "example_queries": self._example_queries(searcher.items),
             "items": len(searcher.items),
             "index": {
                 "identity": current.identity,
@@ -163,6 +167,16 @@ class Service:
             "limits": asdict(self.settings.limits),
             "defaults": {"k": k, "budget": budget, "strategy": default},
         }
+
+    def _example_queries(self, items: Items) -> list[str]:
+        """Those of the settings, or the first words of some items; these are none for everyone to see."""
+        if self.settings.example_queries is not None:
+            return list(self.settings.example_queries)
+        if self.settings.api_key is not None and self.settings.public_info:
+            return []
+        rows = np.linspace(0, len(items), 2 * EXAMPLE_QUERIES + 1).astype(int)[1::2]
+        openings = [" ".join(text.split()[:EXAMPLE_WORDS]) for text in items.texts_of(rows)]
+        return [opening for opening in dict.fromkeys(openings) if opening]
 
     def _k_and_budget(self, k: int | None, budget: int | None) -> tuple[int, int]:
         """Both, with defaults within the limits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -52,6 +53,8 @@ class Settings:
     log_queries: bool = False  # whether logs may contain queries and error messages, which may quote texts
     learn: Path | None = None  # a folder that keeps the queries, ids and scores of searches, for `crossknn learn`
     learn_mb: int = 1_024  # its maximum size
+    title: str = ""  # what is searched, for the page
+    example_queries: Sequence[str] | None = None  # for the page; by default the first words of some items
 
     def __post_init__(self) -> None:
         for name in ("running", "connections", "batch_pairs", "learn_mb"):

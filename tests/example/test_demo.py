@@ -17,9 +17,9 @@ import pytest
 from typer.testing import CliRunner
 
 from crossknn.cli import app, main
-from crossknn.cli.demo import SHOWCASE, _describe, _parse_senses
+from crossknn.cli.demo import _describe, _parse_senses
 from crossknn.errors import InputError, MissingExtra
-from crossknn.example import DEMO_SENSES
+from crossknn.example import DEMO_SENSES, SHOWCASE
 from crossknn.example import wordnet as example
 from crossknn.example.demo import ANSWER_BUDGET, BUDGETS, KS, Demo, Estimate, last_build, make_contenders
 from crossknn.indexing.index import Index

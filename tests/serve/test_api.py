@@ -103,6 +103,13 @@ def test_explain_returns_every_call(client, searcher):
     assert set(result["trace"][0]) == {*result["hits"][0], "estimate", "deviation"}
 
 
+def test_highlight_returns_where_words_of_the_query_stand(client):
+    (result,) = search(client, query="river ice", k=20, budget=30, highlight=True)["results"]
+    for hit in result["hits"]:
+        marked = [hit["text"][start:end] for start, end in hit["matches"]]
+        assert marked == [word for word in hit["text"].split() if word in ("river", "ice")]
+
+
 @pytest.mark.parametrize("filter_", [{"ids": ["r0", "r1", "i20", "elsewhere"]}, {"prefix": "r"}], ids=str)
 def test_filters_restrict_the_hits(client, filter_):
     (result,) = search(client, query="river ice", k=50, budget=50, filter=filter_)["results"]

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from itertools import pairwise, product
 from urllib.parse import urlencode
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
@@ -158,15 +159,52 @@ def test_strategies_are_compared_side_by_side(browser, address, searcher):
 
 
 def test_items_found_with_a_larger_budget_are_remembered(browser, address, searcher):
-    large, small = (searcher.search(QUERY, k=K, strategy=ck.Rerank(budget)) for budget in (500, 25))
-    found = len({hit.id for hit in large} & {hit.id for hit in small.trace})
-    assert found < K, "25 calls find all"
-    with visit(browser, search_url(address, QUERY, "rerank")) as page:
-        for key, calls, expected in (("End", 500, f"{K} of {K}"), ("Home", 25, f"{found} of {K}")):
+    known: dict[str, float] = {}
+    with visit(browser, search_url(address, QUERY, "posterior", "rerank")) as page:
+        for key, calls in (("End", 500), ("Home", 25)):
             wait_for(page)
             page.locator("#budget").press(key)
-            expect(page.locator(".point")).to_have_count(calls)
-            assert texts_of(page, "tbody tr:first-child td:nth-child(2)") == [expected]
+            expect(page.locator(".point")).to_have_count(2 * calls)
+            found = [searcher.search(QUERY, k=K, strategy=one(calls)) for one in (ck.Posterior, ck.Rerank)]
+            scored = [{hit.id: hit.score for hit in hits.trace} for hits in found]
+            known |= scored[0] | scored[1]
+            best = sorted(known, key=known.get, reverse=True)[:K]
+            expected = [f"{sum(one in mine for one in best)} of {K}" for mine in scored]
+            assert texts_of(page, "tbody tr:first-child td:nth-child(2)") == expected
+    assert expected[1] != f"{K} of {K}", "25 calls find all"
+
+
+def test_one_strategy_alone_has_no_share_of_what_is_known(browser, address):
+    with visit(browser, search_url(address, QUERY, "rerank")) as page:
+        wait_for(page)
+        expect(page.locator(".summary thead th").nth(1)).to_have_text("Cross-encoder calls")
+        expect(page.locator("#summary")).not_to_contain_text("Found")
+
+
+def test_what_is_searched_and_three_queries_to_click(browser, searcher):
+    described = {"title": "Rivers & <b>ice</b>", "example_queries": QUERIES}
+    with served(searcher, **described) as address, visit(browser, address) as page:
+        expect(page.get_by_role("heading", level=2).first).to_have_text("Rivers & <b>ice</b>")
+        assert texts_of(page, "#examples button") == QUERIES
+        page.get_by_role("button", name=OTHER_QUERY).click()
+        wait_for(page, OTHER_QUERY)
+        assert "q=why+ice+is+slippery" in page.url
+    with served(searcher) as address, visit(browser, address) as page:
+        first, *_ = queries = texts_of(page, "#examples button")
+        assert len(queries) == 3
+        assert any(text.startswith(first) for text in searcher.items.texts)
+        expect(page.locator("#title")).to_be_hidden()
+
+
+def test_words_that_bm25_matched_are_highlighted(browser, searcher):
+    texts = ["A \U0001f9ca river FREEZES over", "of rivers, freezing\u0301 and frozen", "<b>river</b>", "no match"]
+    scorer = MatrixScorer(np.arange(4.0)[None], queries=[QUERY], items=texts)
+    with served(ck.Searcher(ck.Items(texts), scorer=scorer)) as address, visit(browser, address) as page:
+        page.goto(search_url(address, QUERY, k=4, budget=25))
+        wait_for(page)
+        marked = [hit.locator("mark").all_text_contents() for hit in page.locator("article li").all()]
+        assert marked == [[], ["river"], ["rivers", "freezing"], ["river", "FREEZES"]]
+        assert page.locator("article .text").all_text_contents() == texts[::-1]
 
 
 def test_the_slider_sets_the_budget(browser, address):
@@ -401,7 +439,8 @@ def test_focus_is_visible(browser, address):
             outline, stroke = page.locator(":focus").evaluate(look)
             assert "solid 2px" in outline or stroke == "3.5px"
             seen.append(page.locator(":focus").evaluate("one => one.id || one.tagName"))
-        assert seen[:5] == ["query", "BUTTON", "budget", "k", "INPUT"]
+        assert seen[:5] == ["query", "BUTTON", "BUTTON", "BUTTON", "BUTTON"]
+        assert seen[5:8] == ["budget", "k", "INPUT"]
         assert seen[-2:] == ["circle", "SUMMARY"]
 
 

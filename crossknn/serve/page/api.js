@@ -13,7 +13,7 @@ export const getInfo = () => request("info");
 
 /** Search one query with one strategy, with a trace of every call. */
 export async function search({ query, k, budget }, strategy, signal) {
-  const body = { query, k, strategy, explain: true, texts: true };
+  const body = { query, k, strategy, explain: true, texts: true, highlight: true };
   if (strategy !== "exact") body.budget = budget;
   const response = await request("search", { method: "POST", body: JSON.stringify(body), signal });
   return { ...response.results[0], index: response.index };

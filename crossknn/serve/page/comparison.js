@@ -31,34 +31,49 @@ export function missedBy(id, others) {
 /** Whether the trace has every call; that of exact search has only the hits. */
 export const isComplete = ({ trace, calls }) => trace.length === calls;
 
+/** Columns of the summary: what stands in one, by heading, of a finished answer. */
+const COLUMNS = {
+  Found: ({ result }, best) => `${countFound(result, best)} of ${best.length}`,
+  "Cross-encoder calls": ({ result }) => count(result.calls),
+  Rounds: ({ result }) => count(result.rounds),
+  "Best score": ({ result }) => score(result.hits[0]?.score),
+  "Expected recall": ({ result }) => percent(result.expected_recall),
+  "Time (ms)": ({ result }) => milliseconds(result.seconds),
+};
+
+/** The columns for these answers: one alone has found all that is known. */
+const columnsFor = (answers) => Object.entries(COLUMNS).filter(([name]) => name !== "Found" || answers.length > 1);
+
 /** One row for each finished answer; `best` are the ids of the highest known scores. */
 export function summaryTable(answers, best) {
   const longest = Math.max(...answers.map(({ result }) => result.seconds));
-  const names = ["Strategy", "Found", "Cross-encoder calls", "Rounds", "Best score", "Expected recall", "Time (ms)"];
-  const heads = names.map((name, place) => element("th", { scope: "col", class: place ? null : "name" }, name));
-  const bodies = answers.map((answer) => summaryRows(answer, best, longest));
+  const columns = columnsFor(answers);
+  const heads = ["Strategy", ...columns.map(([name]) => name)].map((name) =>
+    element("th", { scope: "col", class: classOf(name) }, name),
+  );
+  const bodies = answers.map((answer) => summaryRows(answer, columns, best, longest));
   return element("table", { class: "summary" }, element("thead", {}, element("tr", {}, heads)), bodies);
 }
 
 /** The explanation of the table's columns. */
-export function summaryNote(best) {
-  const found = `Found: how many of the ${best.length} best items known for this query the strategy has scored.`;
+export function summaryNote(answers, best) {
+  const found = `Found: how many of the ${best.length} best items known for this query the strategy has scored. `;
   const recall = "Expected recall: the share of the true best items that the strategy expects to have scored.";
-  return element("p", { class: "quiet note" }, `${found} ${recall}`);
+  return element("p", { class: "quiet note" }, answers.length > 1 ? found : null, recall);
 }
 
-function summaryRows({ title, result }, best, longest) {
+/** The class of a column's cells: the best score is left out on a narrow screen, where the first result shows it. */
+const classOf = (name) => ({ Strategy: "name", "Best score": "best" })[name];
+
+function countFound(result, best) {
   const scored = scoredIds(result);
-  const values = [
-    `${best.filter((id) => scored.has(id)).length} of ${best.length}`,
-    count(result.calls),
-    count(result.rounds),
-    score(result.hits[0]?.score),
-    percent(result.expected_recall),
-    milliseconds(result.seconds),
-  ];
-  const cells = values.map((value) => element("td", {}, value));
-  const times = element("td", { colspan: values.length + 1 }, timeBar(result, longest), timeLegend(result));
+  return best.filter((id) => scored.has(id)).length;
+}
+
+function summaryRows(answer, columns, best, longest) {
+  const { title, result } = answer;
+  const cells = columns.map(([name, value]) => element("td", { class: classOf(name) }, value(answer, best)));
+  const times = element("td", { colspan: cells.length + 1 }, timeBar(result, longest), timeLegend(result));
   return element(
     "tbody",
     {},

@@ -26,8 +26,25 @@ async function start() {
     return;
   }
   byId("about").textContent = `${counted(info.items, "item")}, version ${info.version}`;
+  byId("title").textContent = info.title;
+  byId("title").hidden = !info.title;
   setUpForm(info);
+  showExamples(info.example_queries);
   restore();
+}
+
+/** Buttons that search the example queries. */
+function showExamples(queries) {
+  const buttons = queries.map((query) => {
+    const button = element("button", { type: "button", class: "example", dir: "auto" }, shortened(query));
+    button.addEventListener("click", () => {
+      byId("query").value = query;
+      submit({ replace: false });
+    });
+    return button;
+  });
+  byId("examples").append(...buttons);
+  byId("examples").hidden = !buttons.length;
 }
 
 /** Run the search in the URL, or wait for a query. */
@@ -109,7 +126,7 @@ function showComparison(finished) {
   const ranges = sharedRanges(plotted.map((answer) => answer.result));
   byId("summary").hidden = !finished.length;
   byId("plots").hidden = !plotted.length;
-  fillSection("summary", [summaryTable(finished, best), summaryNote(best)]);
+  fillSection("summary", [summaryTable(finished, best), summaryNote(finished, best)]);
   fillSection("plots", [columns(plotted.map((answer) => plot(answer, ranges)))]);
 }
 

@@ -25,10 +25,20 @@ function hitItem(hit, others) {
   return element(
     "li",
     {},
-    element("div", {}, element("p", { class: "text", dir: "auto" }, hit.text || hit.id)),
+    element("div", {}, element("p", { class: "text", dir: "auto" }, hit.text ? highlighted(hit) : hit.id)),
     element("span", { class: "score" }, hidden("score "), score(hit.score)),
     element("p", { class: "origin", "aria-label": "Why this hit" }, whyThisHit(hit, others)),
   );
+}
+
+/** The text of a hit with the words of the query marked; their places count code points. */
+function highlighted({ text, matches }) {
+  if (!matches.length) return text;
+  const characters = Array.from(text);
+  const ends = [0, ...matches.map(([, end]) => end)];
+  const part = (start, end) => characters.slice(start, end).join("");
+  const marked = matches.map(([start, end], place) => [part(ends[place], start), element("mark", {}, part(start, end))]);
+  return [...marked.flat(), part(ends.at(-1))];
 }
 
 /** The round in which a hit was scored, its rank by each retriever, and the strategies that missed it. */
