@@ -145,6 +145,13 @@ def service_load() -> Table:
     return markdown_table(header, rows)
 
 
+def service_soak() -> Table:
+    found = read_result("service_soak")
+    minutes = found["memory"]["mean_mb_of_each_minute"]
+    header = ["minute", *(str(minute) for minute, _ in enumerate(minutes, 1))]
+    return markdown_table(header, [["MB", *(f"{mb:,.0f}" for mb in minutes)]])
+
+
 def stores(part: str = "made") -> Table:
     (found,) = read_result("stores")[part].values()
     many = f"ms, {found['queries']} at once"
@@ -272,6 +279,7 @@ TABLES = {
     "million steps": million_steps,
     "million searches": million_searches,
     "service load": service_load,
+    "service soak": service_soak,
     "stores": stores,
     "postgres": postgres,
     "vector precision": vector_precision,
