@@ -34,6 +34,7 @@ HEAVY = [
     "ray",
     "faiss",
     "psycopg",
+    "mcp",
     "pgvector",
 ]
 

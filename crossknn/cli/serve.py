@@ -66,6 +66,9 @@ class ServerOptions:
         Option(metavar="FOLDER", help="Keep the queries, ids and scores of searches here, for `crossknn learn`."),
     ] = None
     learn_mb: Annotated[int, Option(min=1, help="Limit of that folder's size, in MB; the oldest searches go.")] = 1_024
+    mcp: Annotated[
+        bool, Option("--mcp", help="Also serve agents at /mcp, by the Model Context Protocol, as `crossknn mcp` does.")
+    ] = False
     title: Annotated[str, Option(help="What is searched, for the page; by default CORPUS's name.")] = ""
     example_queries: Annotated[
         list[str] | None,
@@ -99,8 +102,9 @@ def serve(
 
     for module in REQUIRED_MODULES:
         import_extra(module, extra="serve")
+    if server.mcp:
+        import_extra("mcp", extra="mcp")
     from crossknn.serve.server import bind, is_loopback
-    from crossknn.serve.service import Service
     from crossknn.serve.settings import Limits, Settings
 
     settings = Settings(limits=Limits(**asdict(limits)), **asdict(server))
@@ -109,31 +113,35 @@ def serve(
     with bind(host, port) as bound:
         if is_loopback(bound) and settings.api_key is None:
             settings = replace(settings, hosts=(*LOOPBACK_HOSTS, host, *(allow_host or ())))
-        if example == (corpus is not None):
-            raise InputError("Give either a corpus or an index to serve, or --example.")
         with ProgressBars(log=True) as progress:
-            if corpus is None:
-                settings = _describe_example(settings)
-                service = _open_example(settings, device=opened.device, progress=progress)
-            else:
-                opened.check(corpus)
-                settings = replace(settings, title=settings.title or corpus.stem)
-                source = corpus if options.is_index(corpus) else opened.read(corpus, progress)
-                service = Service(source, settings=settings, **opened.arguments(source, progress))
+            service = open_service(corpus, opened, settings, example=example, progress=progress)
         _run(service, bound)
 
 
-def _describe_example(settings: Settings) -> Settings:
-    """With the title and the queries of the dictionary, where none are given."""
-    queries = SHOWCASE if settings.example_queries is None else settings.example_queries
-    return replace(settings, title=settings.title or "A dictionary: the senses of WordNet", example_queries=queries)
+def open_service(
+    corpus: Path | None, opened: options.SourceOptions, settings: Settings, *, example: bool, progress: Progress
+) -> Service:
+    """The service of a corpus or an index, or of the example."""
+    from crossknn.serve.service import Service
+
+    if example == (corpus is not None):
+        raise InputError("Give either a corpus or an index to serve, or --example.")
+    if corpus is None:
+        return _open_example(settings, device=opened.device, progress=progress)
+    opened.check(corpus)
+    settings = replace(settings, title=settings.title or corpus.stem)
+    source = corpus if options.is_index(corpus) else opened.read(corpus, progress)
+    return Service(source, settings=settings, **opened.arguments(source, progress))
 
 
 def _open_example(settings: Settings, *, device: str | None, progress: Progress) -> Service:
-    """The dictionary of the demo, built first if there is none."""
+    """The dictionary of the demo, built first if there is none, with its title and queries where none are given."""
     from crossknn.example.demo import Demo, last_build
     from crossknn.serve.service import Service
 
+    queries = SHOWCASE if settings.example_queries is None else settings.example_queries
+    title = settings.title or "A dictionary: the senses of WordNet"
+    settings = replace(settings, title=title, example_queries=queries)
     demo = Demo(DEMO_FOLDER, senses=last_build(DEMO_FOLDER) or DEMO_SENSES, device=device, progress=progress)
     index = demo.build().index
     assert index is not None

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from html import escape
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from fastapi import Body, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from crossknn import __version__
 from crossknn.serve import schemas
@@ -22,6 +23,9 @@ from crossknn.serve.http_errors import HttpError, encode_json
 from crossknn.serve.middleware import Exchange, RequestMiddleware
 from crossknn.serve.service import Service
 from crossknn.types import Scores
+
+if TYPE_CHECKING:
+    from crossknn.serve.mcp import McpOverHttp
 
 PAGE: Final = Path(__file__).parent / "page"  # the search page
 PAGE_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -62,11 +66,13 @@ DOCS_PAGE: Final = """<!doctype html>
 
 def make_app(service: Service) -> FastAPI:
     """The API as an ASGI app, which starts the service at its startup and closes it at its shutdown."""
+    agents = _mcp_over_http(service) if service.settings.mcp else None
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.start()
-        yield
+        async with nullcontext() if agents is None else agents.run():
+            yield
         service.close()
 
     app = FastAPI(
@@ -84,7 +90,15 @@ def make_app(service: Service) -> FastAPI:
     _add_scores(app, service)
     _add_status(app, service)
     _add_pages(app)
+    if agents is not None:
+        app.router.routes.append(Route("/mcp", agents, methods=["POST"]))
     return app
+
+
+def _mcp_over_http(service: Service) -> McpOverHttp:
+    from crossknn.serve.mcp import McpOverHttp
+
+    return McpOverHttp(service)
 
 
 async def _raise_to_middleware(_: Request, error: Exception) -> Response:

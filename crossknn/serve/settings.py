@@ -53,6 +53,7 @@ class Settings:
     log_queries: bool = False  # whether logs may contain queries and error messages, which may quote texts
     learn: Path | None = None  # a folder that keeps the queries, ids and scores of searches, for `crossknn learn`
     learn_mb: int = 1_024  # its maximum size
+    mcp: bool = False  # whether agents can use it at /mcp, by the Model Context Protocol
     title: str = ""  # what is searched, for the page
     example_queries: Sequence[str] | None = None  # for the page; by default the first words of some items
 
