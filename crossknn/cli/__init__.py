@@ -7,6 +7,7 @@ written, 130 interrupted.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -88,6 +89,8 @@ def main() -> None:
         _discard_output()
         place = error.filename or "standard output or a file"
         fail(f"{place} cannot be read or written {explain_os_error(error)}", code=2)
+    finally:
+        gc.freeze()  # the interpreter would look for garbage once more, among all objects of torch, as it exits
 
 
 def _discard_output() -> None:

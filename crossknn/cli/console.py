@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import sys
@@ -109,6 +110,23 @@ def one_line(text: str, width: int = 160) -> str:
     """The text without line breaks, truncated to `width` characters."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1] + "…"
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No garbage collection in here, as while models are loaded; what there is at the end is exempt from later ones.
+
+    Their libraries make a million objects that live as long as the process, and the collector would walk them again
+    and again.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
 
 
 class ProgressBars:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from crossknn.cli.console import collector_paused
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class ScorerOptions:
         float | None, Option(help="Score of a pair that a server refuses. Default: an error that names the pair.")
     ] = None
 
+    @collector_paused()
     def load_scorer(
         self, *, cache: Path | None = None, keep_queries: bool = False, work_dir: Path | None = None
     ) -> Scorer:
@@ -184,6 +186,7 @@ class ModelOptions(ScorerOptions):
         ),
     ] = None
 
+    @collector_paused()
     def load_encoder(self) -> Encoder:
         """The dual encoder."""
         from crossknn.encoders.sentence import SentenceEncoder

@@ -69,7 +69,7 @@ class EmbCrossEncoder(ModelScorer):
         title_token: str | None = None,
         **settings: Unpack[ModelSettings],
     ) -> None:
-        super().__init__(name, kind="AutoModel", **settings)
+        super().__init__(name, kind="AutoModel", as_transformers=True, **settings)
         given = {
             "query_pooling": query_pooling,
             "item_pooling": item_pooling,

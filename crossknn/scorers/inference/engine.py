@@ -141,6 +141,7 @@ class ModelScorer(RankMixin):
     Args:
         kind: An Auto class of transformers.
         subfolder: Where it is loaded from, in the model's folder.
+        as_transformers: Whether it must be of that class, which can save itself.
         choose_format: How pairs are tokenized; by default as the tokenizer joins them.
         default_length: The default of `max_length`, where the model's folder has one.
     """
@@ -151,6 +152,7 @@ class ModelScorer(RankMixin):
         *,
         kind: str,
         subfolder: str = ".",
+        as_transformers: bool = False,
         choose_format: Callable[[Pretrained, Tokenize], PairFormat] | None = None,
         default_length: int | None = None,
         device: Any = None,
@@ -165,7 +167,7 @@ class ModelScorer(RankMixin):
     ) -> None:
         self._torch = import_extra("torch", extra="models")
         self._pretrained = pretrained = load_pretrained(
-            name, kind=kind, device=device, dtype=dtype, subfolder=subfolder
+            name, kind=kind, device=device, dtype=dtype, subfolder=subfolder, as_transformers=as_transformers
         )
         self.device, self.dtype = pretrained.device, pretrained.dtype
         self.threads = 2 if self.device.type == "cuda" else 1

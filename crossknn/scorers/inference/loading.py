@@ -94,16 +94,25 @@ class Pretrained:
 
 
 def load_pretrained(
-    name: str | os.PathLike[str], *, kind: str, device: Any, dtype: str, subfolder: str = "."
+    name: str | os.PathLike[str],
+    *,
+    kind: str,
+    device: Any,
+    dtype: str,
+    subfolder: str = ".",
+    as_transformers: bool = False,
 ) -> Pretrained:
-    """Load `kind` (an Auto class of transformers) in evaluation mode on the device."""
+    """Load `kind` (an Auto class of transformers) in evaluation mode on the device.
+
+    The model may be one of this package with the same states, unless `as_transformers` is set.
+    """
     torch = import_extra("torch", extra="models")
     transformers = import_extra("transformers", extra="models")
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = choose_dtype(dtype, target.type)
     source, folder = os.fspath(name), find_model(name, kind=kind)
     weights_dtype = getattr(torch, "float32" if dtype == "int8" else dtype)
-    model, tokenizer = _load(transformers, folder / subfolder, kind, weights_dtype, source)
+    model, tokenizer = _load(transformers, folder / subfolder, kind, weights_dtype, source, as_transformers)
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(f"The tokenizer of {source} must be a fast one (with a tokenizer.json).")
     backend_class = import_extra("tokenizers", extra="models").Tokenizer
@@ -124,13 +133,22 @@ def choose_dtype(dtype: str, device_type: str) -> str:
     return dtype
 
 
-def _load(transformers: Any, folder: Path, kind: str, dtype: Any, source: str) -> tuple[Any, Any]:
+def _load(
+    transformers: Any, folder: Path, kind: str, dtype: Any, source: str, as_transformers: bool
+) -> tuple[Any, Any]:
     """Model and tokenizer; only safetensors, and never code from the model's folder."""
+    from crossknn.scorers.inference.torch_bert import load_bert  # imports torch
+
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     invalid_weights = import_extra("safetensors", extra="models").SafetensorError
     try:
         with no_progress_bars():
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), use_fast=True, **safe)
+            if not as_transformers:
+                config = transformers.AutoConfig.from_pretrained(str(folder), **safe)
+                own = load_bert(folder, config, kind=kind, dtype=dtype)
+                if own is not None:
+                    return own, tokenizer
             model, info = getattr(transformers, kind).from_pretrained(
                 str(folder), dtype=dtype, use_safetensors=True, output_loading_info=True, **safe
             )

@@ -159,8 +159,9 @@ def _check_architecture(config: dict[str, Any], folder: Path) -> str:
         )
     code = config.get("auto_map") or {}
     named = [str(code.get(kind, "")).rpartition(".")[2] for kind in (CLASSIFIER, LANGUAGE_MODEL, ENCODER)]
+    listed = set(getattr(transformers, "__all__", ()))  # to ask for a class would import it, which takes a second
     for needed in filter(None, [name, *named]):
-        if not hasattr(transformers, needed):
+        if needed not in listed and not hasattr(transformers, needed):
             raise InputError(
                 f"{folder} needs the class {needed}, which transformers {transformers.__version__} does not have, and "
                 f"Python code from a model's folder is never executed. {SERVER_HINT}"
