@@ -105,12 +105,6 @@ def print_json(records: list[dict[str, Any]]) -> None:
     sys.stdout.flush()
 
 
-def one_line(text: str, width: int = 160) -> str:
-    """The text without line breaks, truncated to `width` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 1] + "…"
-
-
 class ProgressBars:
     """Progress callback and context manager: on a terminal, one bar per step on standard error.
 

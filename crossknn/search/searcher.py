@@ -19,8 +19,9 @@ from crossknn.items.items import Items
 from crossknn.retrievers.cache import CandidateCache
 from crossknn.retrievers.simple import Random
 from crossknn.search.fusion import RANK_BY, SCORE, ScoreFusion, check_weights, equal_weights, find_relevant, fit_weights
+from crossknn.search.hit_selection import Selection, StrategyRun
 from crossknn.search.resources import SearchResources
-from crossknn.search.results import Hits, StrategyRun
+from crossknn.search.results import Hits
 from crossknn.search.round_scorer import RoundScorer
 from crossknn.strategies.base import Strategy, drive
 from crossknn.strategies.normalization import Normalization
@@ -159,7 +160,8 @@ class Searcher:
             strategy: By default `Posterior(budget)`; without query vectors `Rerank(budget)`.
             filter: Ids that may be found, or a predicate on ids.
             deadline: Seconds for the whole call. When they are over, the best hits so far come back and `hits.stopped`
-                is "deadline".
+                is "deadline". Where fewer than `k` items were scored, the first stage's candidates follow in its order,
+                with `hit.scored` False and a score of NaN.
             rank_by: Rank the scored items by "score", or by "fused", a weighted sum of score and retrievers
                 (`rank_weights`).
             stop_at: Stop each query's search as soon as its expected recall (`hits.expected_recall`) reaches this; the
@@ -203,7 +205,8 @@ class Searcher:
         fusion = None if options.rank_by == SCORE else ScoreFusion(self._fusion_weights(), candidates)
         run = self._run(queries, strategy, candidates, allowed, k=options.k, ends=ends, cancelled=options.cancelled)
         seconds = time.monotonic() - start
-        return [run.hits(number, options.k, fusion, seconds) for number in range(len(queries))]
+        selection = Selection(options.k, fusion)
+        return [run.hits(number, selection, seconds) for number in range(len(queries))]
 
     def _run(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self
 
 import numpy as np
@@ -19,7 +18,7 @@ from pydantic import (
 from typing_extensions import TypedDict  # pydantic accepts typing's only from Python 3.12
 
 from crossknn.items.items import Items
-from crossknn.search.results import Hit, Hits
+from crossknn.search.results import Hits
 from crossknn.strategies.registry import STRATEGIES
 from crossknn.types import Scores
 
@@ -204,18 +203,22 @@ class RerankRequest(RequestModel):
         return {"id": request_id, "model": self.model or model, "results": documents, "usage": {"calls": len(scores)}}
 
 
-class HitResponse(TypedDict):
+class CallResponse(TypedDict):
+    """A scored item."""
+
     id: str
-    score: float
+    score: float | None  # null for a hit that a deadline left unscored
+    probability: float | None  # null without a calibration
     round: int
     proposed_by: str
+    estimate: float | None
+    deviation: float | None
     ranks: dict[str, int | None]
     text: NotRequired[str]
 
 
-class TraceResponse(HitResponse):
-    estimate: float | None
-    deviation: float | None
+class HitResponse(CallResponse):
+    fields: NotRequired[dict[str, Any]]
 
 
 class QueryResponse(TypedDict):
@@ -228,7 +231,7 @@ class QueryResponse(TypedDict):
     seconds: float
     score_seconds: float
     solve_seconds: float
-    trace: NotRequired[list[TraceResponse]]
+    trace: NotRequired[list[CallResponse]]
 
 
 class SearchResponse(TypedDict):
@@ -296,33 +299,16 @@ class ErrorResponse(TypedDict):
 
 
 def query_response(hits: Hits, items: Items, *, explain: bool, texts: bool) -> QueryResponse:
-    """The hits of one query, with every scored item where `explain` is set."""
-    response: QueryResponse = {
-        "query": hits.query,
-        "hits": _hit_responses(hits, items, texts=texts),
-        "calls": hits.calls,
-        "rounds": hits.rounds,
-        "stopped": hits.stopped,
-        "expected_recall": hits.expected_recall,
-        "seconds": hits.seconds,
-        "score_seconds": hits.score_seconds,
-        "solve_seconds": hits.solve_seconds,
-    }
-    if explain:
-        trace = list(hits.trace)
-        response["trace"] = [
-            {**scored, "estimate": hit.estimate, "deviation": hit.deviation}
-            for scored, hit in zip(_hit_responses(trace, items, texts=texts), trace, strict=True)
-        ]
-    return response
-
-
-def _hit_responses(hits: Sequence[Hit], items: Items, *, texts: bool) -> list[HitResponse]:
-    responses = [
-        HitResponse(id=hit.id, score=hit.score, round=hit.round, proposed_by=hit.proposed_by, ranks=dict(hit.ranks))
-        for hit in hits
-    ]
-    if texts and hits:
-        for response, text in zip(responses, items.texts_of([hit.row for hit in hits]), strict=True):
-            response["text"] = text
-    return responses
+    """`hits.to_dict()` with the texts of all items, or of none."""
+    response: Any = hits.to_dict(trace=explain)
+    for call in response.get("trace", ()):
+        del call["fields"]
+    if texts and explain:
+        for call, text in zip(response["trace"], items.texts_of([hit.row for hit in hits.trace]), strict=True):
+            call["text"] = text
+    if not texts:
+        for entry in (*response["hits"], *response.get("trace", ())):
+            del entry["text"]
+            entry.pop("fields", None)
+    result: QueryResponse = response
+    return result
