@@ -65,7 +65,8 @@ class Searcher:
             encoded on first use.
         retrievers: Your own, in addition to "dense", "bm25", "tfidf", "random", "fused" (reciprocal rank fusion of
             dense and BM25) and, with an index that has them, "fitted" (the vectors learned from scores). They are
-            fitted on first use; one of the same name replaces the built-in.
+            fitted on first use. Yours is the first stage of every strategy that names none, or the reciprocal rank
+            fusion of several; one that is named "dense" or "bm25" replaces that member of "fused" instead.
         normalization: α and β for `Axn` and `Tour`; `fit_normalization` estimates them.
         signals: Names of the retrievers whose features `Posterior` and `rank_by="fused"` use, by default "dense" and
             "bm25". The prior of an index has its own, and needs your retrievers of these names.
