@@ -106,12 +106,6 @@ def print_json(records: list[dict[str, Any]]) -> None:
     sys.stdout.flush()
 
 
-def one_line(text: str, width: int = 160) -> str:
-    """The text without line breaks, truncated to `width` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 1] + "…"
-
-
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """No garbage collection in here, as while models are loaded; what there is at the end is exempt from later ones.

@@ -6,19 +6,19 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
 from crossknn.cli import options
-from crossknn.cli.console import ProgressBars, one_line, out, print_json
+from crossknn.cli.console import ProgressBars, out, print_json
 from crossknn.errors import InputError
+from crossknn.search.rendering import MISSING, explain, one_line, show_score, summarize
 
 if TYPE_CHECKING:
-    from crossknn.items.items import Items
-    from crossknn.search.results import Hit, Hits
+    from crossknn.search.results import Hits
 
 QUERY_BATCH = 64
 PAIR_BATCH = 4096
@@ -67,13 +67,13 @@ def search(
     ] = None,
     filter_ids: Annotated[Path | None, Option(help="File of ids, one per line: search only these items.")] = None,
     deadline: Annotated[
-        float | None, Option(help="Seconds per batch of queries; then return the best hits so far.")
+        float | None, Option(help="Seconds per batch of queries; then return the best hits so far, and candidates.")
     ] = None,
     rank_by: Annotated[
         RankBy, Option(help="Order of the hits: by score, or by score, dense and bm25 fused.")
     ] = RankBy.score,
     explained: Annotated[
-        bool, Option("--explain", help="Show each hit's round, estimate and rank by every retriever.")
+        bool, Option("--explain", help="Show each hit's round, estimate and ranks; with --json, every call.")
     ] = False,
     picture: Annotated[
         Path | None, Option(metavar="FILE.png", help="Plot the estimates and scores of a query, round by round.")
@@ -110,11 +110,11 @@ def search(
             if picture is not None:
                 _write_picture(picture, some[0])
             if as_json:
-                print_json([_hits_as_json(hits, explained=explained) for hits in some])
+                print_json([hits.to_dict(trace=explained) for hits in some])
             else:
                 found += some
     for hits in found:
-        _print_hits(hits, searcher.items, explained=explained)
+        _print_hits(hits, explained=explained)
 
 
 @options.with_groups
@@ -170,45 +170,17 @@ def _read_pairs(texts: list[str], path: Path | None) -> Iterator[tuple[str, str]
     return ((query, item) for query, item, _ in source)
 
 
-def _hits_as_json(hits: Hits, *, explained: bool) -> dict[str, Any]:
-    names = ("id", "score", "estimate", "round", "proposed_by", *(("deviation", "ranks") if explained else ()))
-    return {
-        "query": hits.query,
-        "hits": [{name: getattr(hit, name) for name in names} for hit in hits],
-        "calls": hits.calls,
-        "rounds": hits.rounds,
-        "stopped": hits.stopped,
-        "expected_recall": None if hits.expected_recall is None else round(hits.expected_recall, 4),
-        "seconds": round(hits.seconds, 6),
-        "score_seconds": round(hits.score_seconds, 6),
-    }
-
-
-def _print_hits(hits: Hits, items: Items, *, explained: bool) -> None:
+def _print_hits(hits: Hits, *, explained: bool) -> None:
     origin = () if explained else ("round", "by")  # part of an explanation anyway
     table = Table("", "score", *origin, "id", "text", title=Text(hits.query), title_justify="left")
     for rank, hit in enumerate(hits, 1):
-        text = Text(one_line(items.text(hit.row)))
+        text = Text(one_line(hit.text))
         if explained:
             text.append(f"\n{explain(hit)}", "dim")
-        origin = () if explained else (str(hit.round), hit.proposed_by)
-        table.add_row(str(rank), f"{hit.score:.3f}", *origin, Text(hit.id), text)
+        origin = () if explained else (str(hit.round) if hit.scored else MISSING, hit.proposed_by)
+        table.add_row(str(rank), show_score(hit), *origin, Text(hit.id), text)
     out.print(table)
-    note = "" if hits.complete else f", stopped by {hits.stopped}: best so far"
-    if hits.expected_recall is not None:
-        note += f"; expected recall of the top {len(hits)}: {100 * hits.expected_recall:.0f} %"
-    out.print(
-        f"{hits.calls} calls in {hits.rounds} rounds, {hits.seconds:.2f} s ({hits.score_seconds:.2f} s scoring){note}"
-    )
-
-
-def explain(hit: Hit) -> str:
-    """The round in which a hit was scored, who proposed it, its estimate before, and its rank by each retriever."""
-    deviation = "" if hit.deviation is None else f" ± {hit.deviation:.2f}"
-    expected = "" if hit.expected is None else f"expected {hit.expected:.2f}{deviation} → "
-    ranks = ", ".join(f"{name} {'–' if rank is None else rank}" for name, rank in hit.ranks.items())
-    origin = f"round {hit.round}, {hit.proposed_by}: {expected}{hit.score:.2f}"
-    return f"{origin}; ranks: {ranks}" if ranks else origin
+    out.print(summarize(hits))
 
 
 def _check_picture(path: Path, queries: Sequence[str], *, exact: bool) -> None:

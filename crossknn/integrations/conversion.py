@@ -36,6 +36,11 @@ def provenance(hit: Hit) -> dict[str, Any]:
     return {"round": hit.round, "proposed_by": hit.proposed_by}
 
 
+def score_of(hit: Hit) -> float | None:
+    """The score of a hit; None where a deadline came before it was scored."""
+    return hit.score if hit.scored else None
+
+
 def check_scorer(scorer: Scorer) -> Scorer:
     """The scorer, if it has a method `score`."""
     if not callable(getattr(scorer, "score", None)):

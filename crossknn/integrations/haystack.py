@@ -14,7 +14,7 @@ from crossknn._imports import missing_extra
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index
-from crossknn.integrations.conversion import check_scorer, document_of, provenance, rerank_texts
+from crossknn.integrations.conversion import check_scorer, document_of, provenance, rerank_texts, score_of
 from crossknn.items.items import Items
 from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.search.results import Hit
@@ -162,9 +162,9 @@ class CrossKnnRetriever:
     def _as_document(self, hit: Hit) -> Document:
         if self.documents is None:
             text = self._searcher().items.text(hit.row)
-            return Document(id=hit.id, content=text, score=hit.score, meta=provenance(hit))
+            return Document(id=hit.id, content=text, score=score_of(hit), meta=provenance(hit))
         document = document_of(hit, self.documents)
-        return replace(document, score=hit.score, meta={**document.meta, **provenance(hit)})
+        return replace(document, score=score_of(hit), meta={**document.meta, **provenance(hit)})
 
 
 @component

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self, cast
 
 from crossknn._imports import missing_extra
-from crossknn.integrations.conversion import check_scorer, document_of, provenance, rerank_texts
+from crossknn.integrations.conversion import check_scorer, document_of, provenance, rerank_texts, score_of
 from crossknn.items.items import Items
 from crossknn.search.results import Hit
 from crossknn.search.searcher import Filter, Searcher
@@ -65,7 +65,7 @@ class CrossKnnRetriever(BaseRetriever):
         return {name: getattr(self, name) for name in ("k", "budget", "strategy", "filter", "deadline")}
 
     def _as_document(self, hit: Hit) -> Document:
-        metadata = {"score": hit.score, **provenance(hit)}
+        metadata = {"score": score_of(hit), **provenance(hit)}
         if self.documents is None:
             return Document(self.searcher.items.text(hit.row), id=hit.id, metadata=metadata)
         document = document_of(hit, self.documents)

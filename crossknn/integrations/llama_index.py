@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from crossknn._checks import check_positive
 from crossknn._imports import missing_extra
 from crossknn.errors import InputError
-from crossknn.integrations.conversion import check_scorer, document_of, provenance, rerank_texts
+from crossknn.integrations.conversion import check_scorer, document_of, provenance, rerank_texts, score_of
 from crossknn.items.items import Items
 from crossknn.search.results import Hit
 from crossknn.search.searcher import Filter, Searcher
@@ -77,7 +77,7 @@ class CrossKnnRetriever(BaseRetriever):
             "excluded_embed_metadata_keys": [*node.excluded_embed_metadata_keys, *metadata],
             "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, *metadata],
         }
-        return NodeWithScore(node=node.model_copy(update=update), score=hit.score)
+        return NodeWithScore(node=node.model_copy(update=update), score=score_of(hit))
 
 
 class CrossKnnPostprocessor(BaseNodePostprocessor):

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 from crossknn.retrievers.fused import Fused
 from crossknn.types import Mask, Proposal, Retriever, Rows
-from crossknn.vectors.ranking import ranks_in
+from crossknn.vectors.ranking import ranks_in, reciprocal_rank_fusion
+
+RANK_CONSTANT = 60  # of reciprocal rank fusion
 
 
 class CandidateCache:
@@ -44,7 +46,23 @@ class CandidateCache:
         proposals = self._retrieve(member, n)
         return [proposals[place].first(n) for place in places]
 
+    def first_stage(self, query: int, name: str) -> list[tuple[str, Proposal]]:
+        """What the retriever of this name proposed; if it was not called, all that were, by reciprocal rank fusion.
+
+        Nothing is retrieved: the list is empty where no retriever was called.
+        """
+        lists = self._lists(query)
+        if not lists:
+            return []
+        if name in lists:
+            return [(name, lists[name])]
+        fused = reciprocal_rank_fusion(list(lists.values()), constant=RANK_CONSTANT)
+        return [("+".join(lists), fused)]
+
     def ranks(self, query: int, rows: Rows) -> dict[str, Rows]:
         """By retriever the rank of each row among its proposals for the query, from 1; 0 where it has none."""
-        lists = {name: self._longest[id(retriever)][1][query] for name, retriever in self._named.items()}
-        return {name: (ranks_in(one, rows) + 1) % (len(one) + 1) for name, one in lists.items()}
+        return {name: (ranks_in(one, rows) + 1) % (len(one) + 1) for name, one in self._lists(query).items()}
+
+    def _lists(self, query: int) -> dict[str, Proposal]:
+        """What every retriever that was called by name proposed for a query."""
+        return {name: self._longest[id(retriever)][1][query] for name, retriever in self._named.items()}

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from crossknn._checks import invalid
 from crossknn.errors import InputError
 from crossknn.items.items import Items
 from crossknn.retrievers.bm25 import Bm25
@@ -17,6 +18,14 @@ from crossknn.types import Retriever
 BUILT_IN: Final = ("dense", "bm25", "tfidf", "fused", "random")
 FUSED: Final = ("dense", "bm25")  # the members of "fused"
 _UNFITTED: Final[Mapping[str, Callable[[], Retriever]]] = {"bm25": Bm25, "tfidf": TfIdf, "random": Random}
+
+
+def check_retriever(value: object) -> Retriever:
+    """The retriever, if it is one."""
+    if not isinstance(value, Retriever):
+        hint = "Wrap a function: function_retriever(…)." if callable(value) else ""
+        raise invalid("retrievers", "a list of retrievers such as Bm25()", value, hint)
+    return value
 
 
 class RetrieverRegistry:
@@ -37,9 +46,9 @@ class RetrieverRegistry:
         fitted: Mapping[str, Callable[[], Retriever]] | None = None,
     ) -> None:
         self._items = items
-        self._own = {retriever.name: retriever for retriever in own}
+        self._own = {retriever.name: retriever for retriever in map(check_retriever, own)}
         self._make_fitted = dict(fitted or {})
-        self.own_names = set(self._own)
+        self.own_names = list(self._own)
         self.ready: dict[str, Retriever] = {}  # those that were requested so far
         self._lock = threading.RLock()
 
@@ -47,6 +56,23 @@ class RetrieverRegistry:
     def names(self) -> set[str]:
         """All names that `get` accepts."""
         return {*BUILT_IN, *self._own, *self._make_fitted}
+
+    def first_stage(self, *, dense: bool) -> Retriever:
+        """The default first stage, fitted.
+
+        The caller's own retriever, or the fusion of several. Those named "dense" and "bm25" only replace the members of
+        "fused", which is the default without own ones; without `dense` vectors it is "bm25".
+        """
+        own = [name for name in self.own_names if name not in FUSED]
+        if not own:
+            return self.get("fused" if dense or "dense" in self.own_names else "bm25")
+        if len(own) == 1:
+            return self.get(own[0])
+        with self._lock:
+            name = "+".join(own)
+            if name not in self.ready:
+                self.ready[name] = Fused([self.get(one) for one in own], name=name).fit(self._items)
+            return self.ready[name]
 
     def get(self, name: str) -> Retriever:
         """The retriever of this name, fitted."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 import numpy as np
 
@@ -64,6 +64,7 @@ def _draw_distinct(generator: np.random.Generator, count: int, n: int) -> Rows:
     return drawn
 
 
+ID_TYPES: Final = (str, int, np.integer)
 Candidate = str | int | tuple[str | int, float]
 Candidates = Sequence[Candidate]
 
@@ -86,7 +87,7 @@ class Given(BaseRetriever):
             found = type(candidates).__name__
             raise InputError(f"`candidates` must map each query's text to a list of ids, got {found}.")
         self.missing = missing
-        self._lists = {query: _read_list(query, listed) for query, listed in candidates.items()}
+        self._lists = {query: read_list(query, listed) for query, listed in candidates.items()}
         self._proposals: dict[str, Proposal] = {}
 
     @classmethod
@@ -133,12 +134,12 @@ class Given(BaseRetriever):
         return found.first(n)
 
 
-def _read_list(query: str, listed: Candidates) -> list[tuple[str, float]]:
+def read_list(query: str, listed: Candidates) -> list[tuple[str, float]]:
     """(id, estimate) pairs, best first."""
-    if isinstance(listed, str):
-        raise InputError(f"Query {query!r}: the candidates must be a list of ids, got the string {listed!r}.")
+    if isinstance(listed, str | bytes | Mapping | set | frozenset):
+        raise InputError(f"Query {query!r}: the candidates must be a list of ids, got {listed!r:.200}.")
     pairs = [_read_candidate(query, place, candidate) for place, candidate in enumerate(listed, start=1)]
-    if len({isinstance(candidate, str | int) for candidate in listed}) > 1:
+    if len({isinstance(candidate, ID_TYPES) for candidate in listed}) > 1:
         raise InputError(f"Query {query!r}: the candidates must be all ids or all (id, estimate) pairs, not both.")
     seen: set[str] = set()
     for id_, _ in pairs:
@@ -149,14 +150,14 @@ def _read_list(query: str, listed: Candidates) -> list[tuple[str, float]]:
 
 
 def _read_candidate(query: str, place: int, candidate: Candidate) -> tuple[str, float]:
-    if isinstance(candidate, str | int):
+    if isinstance(candidate, ID_TYPES):
         return str(candidate), 1 / place
     try:
         id_, value = candidate
         estimate = float(np.float32(value))
     except (TypeError, ValueError):
         id_, estimate = None, math.nan
-    if not isinstance(id_, str | int) or not math.isfinite(estimate):
+    if not isinstance(id_, ID_TYPES) or not math.isfinite(estimate):
         raise InputError(
             f"Query {query!r}: candidate {place} must be an id or an (id, finite estimate) pair, got {candidate!r}."
         )

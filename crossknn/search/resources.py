@@ -83,10 +83,6 @@ class SearchResources:
         return names
 
     @property
-    def default_retriever(self) -> str:
-        return "fused" if self._encoder else "bm25"
-
-    @property
     def rankable_signals(self) -> list[str]:
         """The signals that can be computed here: "dense" needs an encoder or a retriever of that name."""
         own = self._retrievers.own_names
@@ -98,7 +94,9 @@ class SearchResources:
             raise InputError(
                 f"there is no retriever named {name!r}, which the prior of the index needs: pass yours in `retrievers`."
             )
-        return self._retrievers.get(name or self.default_retriever)
+        if name is None:
+            return self._retrievers.first_stage(dense=self._encoder is not None)
+        return self._retrievers.get(name)
 
     def matches(self, query: str, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
         """The (start, end) of each text's words that BM25 matches; none where it was not used."""

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple, overload
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
 
-from crossknn.items.items import Items
-from crossknn.retrievers.cache import CandidateCache
-from crossknn.search.fusion import ScoreFusion
-from crossknn.strategies.base import QueryResult, join_rounds
+from crossknn.errors import MissingExtra
+from crossknn.search.rendering import hits_as_html, hits_as_text, one_line
 from crossknn.types import Rows, Scores
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One item that was scored.
+    """One item that was found.
 
     Attributes:
         id: The item's id.
-        score: The scorer's raw logit.
+        score: The scorer's raw logit; NaN where a deadline came before it was scored (`scored` is False).
         estimate: The proposer's estimate before the call: in an adaptive round on the scale of scores, in a first round
             on the retriever's own scale; None where there was none.
-        round: The round in which it was scored, from 1.
+        round: The round in which it was scored, from 1; 0 where it was not scored.
         proposed_by: The retriever or strategy that proposed it.
         row: Its position in the items.
         deviation: Predictive standard deviation of the score; None where it is unknown.
         ranks: Rank in the list of every retriever that was used, from 1; None where it was not proposed.
         text: The item's text; empty in a trace.
+        fields: The item's other fields.
+        probability: Of being relevant, by the searcher's calibration; None without one.
     """
 
     id: str
@@ -41,6 +47,28 @@ class Hit:
     deviation: float | None = None
     ranks: Mapping[str, int | None] = field(default_factory=dict, hash=False)
     text: str = field(default="", compare=False)
+    fields: Mapping[str, Any] = field(default_factory=dict, compare=False, hash=False)
+    probability: float | None = field(default=None, compare=False)
+
+    @property
+    def scored(self) -> bool:
+        """Whether the cross-encoder has scored it."""
+        return not math.isnan(self.score)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The hit as JSON values; `score` is None where it was not scored."""
+        return {
+            "id": self.id,
+            "score": self.score if self.scored else None,
+            "probability": self.probability,
+            "round": self.round,
+            "proposed_by": self.proposed_by,
+            "estimate": self.estimate,
+            "deviation": self.deviation,
+            "ranks": dict(self.ranks),
+            "text": self.text,
+            "fields": _json_value(self.fields),
+        }
 
     @property
     def expected(self) -> float | None:
@@ -93,13 +121,31 @@ def _not_nan(value: np.float32) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-@dataclass(frozen=True)
+def _json_value(value: Any) -> Any:
+    """The value of a field as JSON has it: times in ISO format, NaN and infinity as None, anything else as a string."""
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(one) for one in value]
+    if isinstance(value, np.generic):
+        return _json_value(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+@dataclass(frozen=True, repr=False)
 class Hits(Sequence[Hit]):
     """The best k items of one query, highest score first unless ranked otherwise, and what finding them cost.
 
+    `print(hits)` shows them as lines, a notebook as a table. `to_dicts`, `to_json` and `to_pandas` pass them on.
+
     Attributes:
         query: The query.
-        hits: The items.
+        hits: The items. After a deadline, candidates that could not be scored come last, in the order of the first
+            stage, up to k; their `scored` is False.
         calls: Pairs scored for this query, never more than the budget.
         rounds: Rounds that scored something.
         stopped: Why the search ended early, "deadline" or "cancelled"; None where it ran to its end, which includes
@@ -122,8 +168,8 @@ class Hits(Sequence[Hit]):
     score_seconds: float = 0.0
     solve_seconds: float = 0.0
     expected_recall: float | None = None
-    estimates: Scores | None = field(default=None, repr=False, compare=False)
-    trace: Sequence[Hit] = field(default=(), repr=False, compare=False)
+    estimates: Scores | None = field(default=None, compare=False)
+    trace: Sequence[Hit] = field(default=(), compare=False)
 
     def scored(self) -> tuple[list[str], list[float]]:
         """Ids and scores of every scored item, in the order of the calls; of exact search those of the hits."""
@@ -140,6 +186,50 @@ class Hits(Sequence[Hit]):
     def ids(self) -> list[str]:
         return [hit.id for hit in self.hits]
 
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Every hit as JSON values: id, score, probability, text, fields, round, and who proposed it."""
+        return [hit.to_dict() for hit in self.hits]
+
+    def to_dict(self, *, trace: bool = False) -> dict[str, Any]:
+        """The answer as JSON values: the hits and what they cost, and with `trace` every scored item."""
+        return {
+            "query": self.query,
+            "hits": self.to_dicts(),
+            "calls": self.calls,
+            "rounds": self.rounds,
+            "stopped": self.stopped,
+            "expected_recall": self.expected_recall,
+            "seconds": self.seconds,
+            "score_seconds": self.score_seconds,
+            "solve_seconds": self.solve_seconds,
+            **({"trace": [hit.to_dict() for hit in self.trace]} if trace else {}),
+        }
+
+    def to_json(self, *, trace: bool = False) -> str:
+        """`to_dict` as JSON text on one line, as `crossknn search --json` prints it."""
+        return json.dumps(self.to_dict(trace=trace), ensure_ascii=False, allow_nan=False)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A row for each hit, with its rank from 1; fields and ranks by retriever are columns of their own.
+
+        A field whose name is another column's is called `field_…`.
+        """
+        try:
+            pandas = import_module("pandas")
+        except ImportError as error:
+            raise MissingExtra(f"pandas could not be imported ({error}): pip install pandas") from error
+        rows = [_as_row(rank, hit) for rank, hit in enumerate(self.hits, 1)]
+        return pandas.DataFrame(rows, columns=None if rows else list(_as_row(1, NO_HIT)))
+
+    def __str__(self) -> str:
+        return hits_as_text(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self)} for {one_line(self.query)!r}>"
+
+    def _repr_html_(self) -> str:
+        return hits_as_html(self)
+
     def __len__(self) -> int:
         return len(self.hits)
 
@@ -154,46 +244,14 @@ class Hits(Sequence[Hit]):
         return self.hits[index]
 
 
-class StrategyRun(NamedTuple):
-    """What a strategy found for the queries of one search, and the time spent in the scorer and in learning."""
+NO_HIT: Final = Hit("", math.nan, None, 0, "", -1)  # whose columns a frame without rows has
 
-    queries: Sequence[str]
-    items: Items
-    results: list[QueryResult]
-    candidates: CandidateCache
-    traced: bool  # every scored item; otherwise only the hits
-    score_seconds: float
-    solve_seconds: float
 
-    def hits(self, query: int, k: int, fusion: ScoreFusion | None, seconds: float) -> Hits:
-        """The `k` best items of a query, by score or by `fusion`; ties go to the higher score, then the lower row."""
-        result = self.results[query]
-        rows, scores = join_rounds(result.rows), join_rounds(result.scores)
-        keys = (rows, -scores) if fusion is None else (rows, -scores, -fusion.fuse(query, rows, scores))
-        best = np.lexsort(keys)[:k]
-        calls = np.arange(len(rows)) if self.traced else np.sort(best)
-        trace = Trace(
-            ids=self.items.ids_of(rows[calls]),
-            rows=rows[calls],
-            rounds=np.repeat(np.arange(len(result.rows)), [len(part) for part in result.rows])[calls],
-            scores=scores[calls],
-            estimates=join_rounds(result.estimates)[calls],
-            deviations=join_rounds(result.deviations)[calls],
-            proposed_by=result.proposed_by,
-            ranks=self.candidates.ranks(query, rows[calls]),
-        )
-        texts = self.items.texts_of(rows[best])
-        hits = (trace[call] for call in np.searchsorted(calls, best).tolist())
-        return Hits(
-            query=self.queries[query],
-            hits=tuple(replace(hit, text=text) for hit, text in zip(hits, texts, strict=True)),
-            calls=result.calls,
-            rounds=sum(1 for part in result.rows if len(part)),
-            stopped=result.stopped,
-            seconds=seconds,
-            score_seconds=self.score_seconds,
-            solve_seconds=self.solve_seconds,
-            expected_recall=result.expected_recall,
-            estimates=result.all_estimates,
-            trace=trace,
-        )
+def _as_row(rank: int, hit: Hit) -> dict[str, Any]:
+    """A row of a data frame: a hit's dictionary with its ranks and fields as entries of their own."""
+    row = {"rank": rank, **hit.to_dict(), "score": hit.score}
+    row |= {f"{name}_rank": place for name, place in row.pop("ranks").items()}
+    del row["fields"]
+    for name, value in hit.fields.items():
+        row[f"field_{name}" if name in row else name] = value
+    return row

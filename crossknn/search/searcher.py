@@ -19,8 +19,9 @@ from crossknn.items.items import Items
 from crossknn.retrievers.cache import CandidateCache
 from crossknn.retrievers.simple import Random
 from crossknn.search.fusion import RANK_BY, SCORE, ScoreFusion, check_weights, equal_weights, find_relevant, fit_weights
+from crossknn.search.hit_selection import Selection, StrategyRun
 from crossknn.search.resources import SearchResources
-from crossknn.search.results import Hits, StrategyRun
+from crossknn.search.results import Hits
 from crossknn.search.round_scorer import RoundScorer
 from crossknn.strategies.base import Strategy, drive
 from crossknn.strategies.normalization import Normalization
@@ -64,7 +65,8 @@ class Searcher:
             encoded on first use.
         retrievers: Your own, in addition to "dense", "bm25", "tfidf", "random", "fused" (reciprocal rank fusion of
             dense and BM25) and, with an index that has them, "fitted" (the vectors learned from scores). They are
-            fitted on first use; one of the same name replaces the built-in.
+            fitted on first use. Yours is the first stage of every strategy that names none, or the reciprocal rank
+            fusion of several; one that is named "dense" or "bm25" replaces that member of "fused" instead.
         normalization: α and β for `Axn` and `Tour`; `fit_normalization` estimates them.
         signals: Names of the retrievers whose features `Posterior` and `rank_by="fused"` use, by default "dense" and
             "bm25". The prior of an index has its own, and needs your retrievers of these names.
@@ -159,7 +161,8 @@ class Searcher:
             strategy: By default `Posterior(budget)`; without query vectors `Rerank(budget)`.
             filter: Ids that may be found, or a predicate on ids.
             deadline: Seconds for the whole call. When they are over, the best hits so far come back and `hits.stopped`
-                is "deadline".
+                is "deadline". Where fewer than `k` items were scored, the first stage's candidates follow in its order,
+                with `hit.scored` False and a score of NaN.
             rank_by: Rank the scored items by "score", or by "fused", a weighted sum of score and retrievers
                 (`rank_weights`).
             stop_at: Stop each query's search as soon as its expected recall (`hits.expected_recall`) reaches this; the
@@ -203,7 +206,8 @@ class Searcher:
         fusion = None if options.rank_by == SCORE else ScoreFusion(self._fusion_weights(), candidates)
         run = self._run(queries, strategy, candidates, allowed, k=options.k, ends=ends, cancelled=options.cancelled)
         seconds = time.monotonic() - start
-        return [run.hits(number, options.k, fusion, seconds) for number in range(len(queries))]
+        selection = Selection(options.k, fusion)
+        return [run.hits(number, selection, seconds) for number in range(len(queries))]
 
     def _run(
         self,

@@ -20,7 +20,7 @@ from typing_extensions import TypedDict  # pydantic accepts typing's only from P
 from crossknn import __version__
 from crossknn.errors import CrossKnnError
 from crossknn.serve.http_errors import HttpError, check_size, http_error_of
-from crossknn.serve.schemas import FilterRequest, SearchRequest, TraceResponse
+from crossknn.serve.schemas import CallResponse, FilterRequest, SearchRequest
 from crossknn.serve.service import Service
 
 T = TypeVar("T")
@@ -38,10 +38,10 @@ Filter = Annotated[FilterRequest | None, Field(description="Only these items are
 
 
 class FoundItem(TypedDict):
-    """An item; `score` is the cross-encoder's raw score, and higher is better."""
+    """An item; `score` is the cross-encoder's raw score, higher is better; null if the deadline came before it."""
 
     id: str
-    score: float
+    score: float | None
     text: str
 
 
@@ -209,7 +209,7 @@ async def _never() -> None:
     await asyncio.Event().wait()
 
 
-def _explain(id_: str, score: float, rank: int, hit: TraceResponse | None) -> ItemExplanation:
+def _explain(id_: str, score: float, rank: int, hit: CallResponse | None) -> ItemExplanation:
     explanation: ItemExplanation = {"id": id_, "score": score, "rank": rank, "scored_by_search": hit is not None}
     if hit is not None:
         explanation["round"] = hit["round"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self
 
 import numpy as np
@@ -18,8 +17,7 @@ from pydantic import (
 )
 from typing_extensions import TypedDict  # pydantic accepts typing's only from Python 3.12
 
-from crossknn.items.items import Items
-from crossknn.search.results import Hit, Hits
+from crossknn.search.results import Hits
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.registry import STRATEGIES
 from crossknn.types import Scores
@@ -206,19 +204,23 @@ class RerankRequest(RequestModel):
         return {"id": request_id, "model": self.model or model, "results": documents, "usage": {"calls": len(scores)}}
 
 
-class HitResponse(TypedDict):
+class CallResponse(TypedDict):
+    """A scored item."""
+
     id: str
-    score: float
+    score: float | None  # null for a hit that a deadline left unscored
+    probability: float | None  # null without a calibration
     round: int
     proposed_by: str
-    ranks: dict[str, int | None]
-    text: NotRequired[str]
-    matches: NotRequired[list[tuple[int, int]]]  # start and end in code points
-
-
-class TraceResponse(HitResponse):
     estimate: float | None
     deviation: float | None
+    ranks: dict[str, int | None]
+    text: NotRequired[str]
+
+
+class HitResponse(CallResponse):
+    fields: NotRequired[dict[str, Any]]
+    matches: NotRequired[list[tuple[int, int]]]  # start and end in code points
 
 
 class QueryResponse(TypedDict):
@@ -231,7 +233,7 @@ class QueryResponse(TypedDict):
     seconds: float
     score_seconds: float
     solve_seconds: float
-    trace: NotRequired[list[TraceResponse]]
+    trace: NotRequired[list[CallResponse]]
 
 
 class SearchResponse(TypedDict):
@@ -301,38 +303,21 @@ class ErrorResponse(TypedDict):
 
 
 def query_response(hits: Hits, searcher: Searcher, request: SearchRequest) -> QueryResponse:
-    """The hits of one query, with what the request wants of them."""
-    items = searcher.items
-    response: QueryResponse = {
-        "query": hits.query,
-        "hits": _hit_responses(hits, items, texts=request.texts),
-        "calls": hits.calls,
-        "rounds": hits.rounds,
-        "stopped": hits.stopped,
-        "expected_recall": hits.expected_recall,
-        "seconds": hits.seconds,
-        "score_seconds": hits.score_seconds,
-        "solve_seconds": hits.solve_seconds,
-    }
+    """`hits.to_dict()` with what the request wants of it: the texts of all items or of none, and their matches."""
+    response: Any = hits.to_dict(trace=request.explain)
+    for call in response.get("trace", ()):
+        del call["fields"]
+    if request.texts and request.explain:
+        texts = searcher.items.texts_of([hit.row for hit in hits.trace])
+        for call, text in zip(response["trace"], texts, strict=True):
+            call["text"] = text
     if request.highlight:
         found = searcher.matches(hits.query, [hit.text for hit in hits])
         for hit, matches in zip(response["hits"], found, strict=True):
             hit["matches"] = matches
-    if request.explain:
-        trace = list(hits.trace)
-        response["trace"] = [
-            {**scored, "estimate": hit.estimate, "deviation": hit.deviation}
-            for scored, hit in zip(_hit_responses(trace, items, texts=request.texts), trace, strict=True)
-        ]
-    return response
-
-
-def _hit_responses(hits: Sequence[Hit], items: Items, *, texts: bool) -> list[HitResponse]:
-    responses = [
-        HitResponse(id=hit.id, score=hit.score, round=hit.round, proposed_by=hit.proposed_by, ranks=dict(hit.ranks))
-        for hit in hits
-    ]
-    if texts and hits:
-        for response, text in zip(responses, items.texts_of([hit.row for hit in hits]), strict=True):
-            response["text"] = text
-    return responses
+    if not request.texts:
+        for entry in (*response["hits"], *response.get("trace", ())):
+            del entry["text"]
+            entry.pop("fields", None)
+    result: QueryResponse = response
+    return result

@@ -147,6 +147,7 @@ class QueryResult:
     all_estimates: Scores | None = None
     expected_recall: float | None = None
     stopped: str | None = None
+    cut: Proposal | None = None  # what the round in which the search was stopped proposed and did not score
 
     @property
     def calls(self) -> int:
@@ -161,6 +162,8 @@ class QueryResult:
         self.deviations.append(np.full(count, np.nan, np.float32) if known is None else known[:count])
         self.scores.append(scores)
         self.proposed_by.append(proposed_by)
+        if count < len(proposal):
+            self.cut = Proposal(proposal.rows[count:], proposal.estimates[count:])
 
 
 def join_rounds(rounds: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -52,7 +52,7 @@ def test_your_own_take_precedence():
     assert registry.get("dense") is own[0]
     assert registry.get("mine") is own[1]
     assert own[0].n_items == own[1].n_items == len(ITEMS)
-    assert registry.own_names == {"dense", "mine"}
+    assert registry.own_names == ["dense", "mine"]
     assert registry.names == {*BUILT_IN, "mine"}
 
 

@@ -80,7 +80,7 @@ def test_given_applies_the_filter_before_the_count():
     [
         ({"q": ["b", "b"]}, "'q': the id 'b' is listed twice"),
         ({"q": [("b", 1), ("b", 2)]}, "'q': the id 'b' is listed twice"),
-        ({"q": "b"}, "must be a list of ids, got the string 'b'"),
+        ({"q": "b"}, "must be a list of ids, got 'b'"),
         ({"q": ["b", ("r", 1)]}, "all ids or all"),
         ({"q": [("b", float("nan"))]}, "candidate 1 must be an id or an"),
         ({"q": [("b",)]}, "candidate 1 must be an id or an"),

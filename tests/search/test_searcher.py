@@ -1,6 +1,7 @@
 """The searcher: equalities, filters, deadlines, cancellation, and errors."""
 
 import asyncio
+import json
 import threading
 import time
 
@@ -170,7 +171,7 @@ def test_a_deadline_returns_the_best_so_far_and_says_so(strategy, max_pairs, mon
         assert [h.score for h in hits] == sorted(scored, reverse=True)[:5]
 
 
-def test_a_deadline_over_before_the_first_call_returns_nothing(monkeypatch):
+def test_a_deadline_over_before_the_first_call_returns_the_first_stages_order(monkeypatch):
     clock = Clock(monkeypatch)
 
     class SlowRetriever(Bm25):
@@ -180,7 +181,34 @@ def test_a_deadline_over_before_the_first_call_returns_nothing(monkeypatch):
 
     setup = Setup(scorer=SlowScorer(clock), retrievers=[SlowRetriever(name="slow")])
     hits = setup.searcher.search(setup.queries[0], strategy=Rerank(retriever="slow"), deadline=5)
-    assert (len(hits), hits.calls, hits.stopped) == (0, 0, "deadline")
+    assert (hits.calls, hits.rounds, hits.stopped) == (0, 0, "deadline")
+    (first,) = Bm25().fit(setup.items).retrieve([setup.queries[0]], 10)
+    assert [hit.row for hit in hits] == first.rows.tolist()
+    assert [hit.estimate for hit in hits] == first.estimates.tolist()
+    assert [hit.ranks for hit in hits] == [{"slow": place} for place in range(1, 11)]
+    assert {(hit.scored, hit.round, hit.proposed_by) for hit in hits} == {(False, 0, "slow")}
+    assert len(hits.trace) == 0
+    assert hits.scored() == ([], [])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+def test_what_a_deadline_left_unscored_follows_in_the_first_stages_order(strategy, monkeypatch):
+    clock = Clock(monkeypatch)
+    setup = Setup(scorer=SlowScorer(clock))
+    found = setup.searcher.search_many(setup.queries, k=25, strategy=strategy, deadline=0.03)
+    for query, hits in enumerate(found):
+        scored = [hit for hit in hits if hit.scored]
+        assert {hit.row for hit in scored} == {row for asked, row in setup.scorer.pairs if asked == query}
+        assert [hit.scored for hit in hits] == sorted((hit.scored for hit in hits), reverse=True)
+        assert len(set(hits.ids)) == len(hits)
+        assert all(np.isnan(hit.score) for hit in hits[len(scored) :])
+        guesses = [hit.estimate for hit in hits[len(scored) :]]
+        if isinstance(strategy, Exact | AnnCur):  # whose rows come in no order
+            assert guesses == []
+        else:
+            assert guesses == sorted(guesses, reverse=True)
+            assert len(hits) >= 10
+        assert json.loads(hits.to_json())["hits"][-1]["score"] == (None if guesses else scored[-1].score)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)

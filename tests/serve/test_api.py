@@ -53,10 +53,14 @@ def test_a_search_equals_the_library(client, searcher):
         assert response == {
             "id": hit.id,
             "score": hit.score,
+            "probability": None,
             "round": hit.round,
             "proposed_by": hit.proposed_by,
+            "estimate": hit.estimate,
+            "deviation": hit.deviation,
             "ranks": dict(hit.ranks),
             "text": ITEMS.text(hit.row),
+            "fields": {},
         }
     assert (result["query"], result["calls"], result["rounds"], result["stopped"]) == ("river ice", 40, 10, None)
     assert result["expected_recall"] == pytest.approx(expected.expected_recall)
@@ -100,7 +104,8 @@ def test_explain_returns_every_call(client, searcher):
     assert [(call["estimate"], call["deviation"]) for call in result["trace"]] == [
         (hit.estimate, hit.deviation) for hit in expected
     ]
-    assert set(result["trace"][0]) == {*result["hits"][0], "estimate", "deviation"}
+    assert set(result["trace"][0]) == set(result["hits"][0]) - {"fields"}
+    assert [call["text"] for call in result["trace"]] == ITEMS.texts_of([hit.row for hit in expected])
 
 
 def test_highlight_returns_where_words_of_the_query_stand(client):

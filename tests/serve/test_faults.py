@@ -191,7 +191,9 @@ def test_time_in_the_queue_counts_towards_the_deadline(scorer):
         scorer.open.set()
         assert first.result().json()["results"][0]["stopped"] is None
         (late,) = second.result().json()["results"]
-        assert (late["stopped"], late["calls"], late["hits"]) == ("deadline", 0, [])
+        assert (late["stopped"], late["calls"], late["rounds"]) == ("deadline", 0, 0)
+        assert {(hit["score"], hit["round"]) for hit in late["hits"]} == {(None, 0)}
+        assert len(late["hits"]) == 10
 
 
 def test_concurrent_requests_get_the_same_results():

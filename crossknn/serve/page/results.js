@@ -41,14 +41,15 @@ function highlighted({ text, matches }) {
   return [...marked.flat(), part(ends.at(-1))];
 }
 
-/** The round in which a hit was scored, its rank by each retriever, and the strategies that missed it. */
+/** The round in which a hit was scored, if it was, its rank by each retriever, and the strategies that missed it. */
 function whyThisHit(hit, others) {
-  const round = element("span", {}, "round ", strong(hit.round));
+  const scored = hit.score !== null;
+  const round = scored ? element("span", {}, "round ", strong(hit.round)) : element("span", {}, "not scored in time");
   const ranks = Object.entries(hit.ranks).map(([retriever, rank]) =>
     element("span", {}, `${retriever} rank `, rank === null ? notRetrieved() : strong(rank)),
   );
   const id = hit.text ? element("span", { class: "id" }, "id ", isolated(hit.id)) : null;
-  return [missedLabel(hit, others), round, ...ranks, id];
+  return [scored ? missedLabel(hit, others) : null, round, ...ranks, id];
 }
 
 const strong = (number) => element("b", {}, count(number));
