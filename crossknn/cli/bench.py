@@ -11,8 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from rich.text import Text
 from typer import Argument, Context, Option, Typer
 
@@ -22,7 +20,7 @@ from crossknn.errors import InputError
 
 if TYPE_CHECKING:
     from crossknn.evaluate.benchmark import Bench
-    from crossknn.evaluate.comparison import Comparison, Quality
+    from crossknn.evaluate.comparison import Comparison
     from crossknn.evaluate.tasks import Task
     from crossknn.types import Progress
 
@@ -151,12 +149,14 @@ class OutputOptions:
     def write(self, comparison: Comparison, ks: list[int]) -> None:
         """Print the numbers, and write the files."""
         from crossknn.evaluate.report.page import write_report
-        from crossknn.evaluate.report.table import table
+        from crossknn.evaluate.report.table import quality_table, table
         from crossknn.storage.atomic import disk_errors, replace_file
 
+        out.print(*(Text(sentence) for sentence in comparison.findings), sep="\n\n")
         out.print(table(comparison, ks))
         if comparison.quality:
-            out.print(_quality_table(comparison.quality))
+            out.print(quality_table(comparison.quality))
+        out.print(Text(str(comparison.advice)))
         for name, value in comparison.data.items():
             if name.startswith("offline calls"):
                 out.print(Text(f"{name}: {value:,}"))
@@ -305,14 +305,3 @@ def _command(context: Context) -> str:
         else:
             arguments += parameter.opts[:1] if value is True else [parameter.opts[0], str(value)]
     return shlex.join(["crossknn", "bench", str(context.command.name), *arguments])
-
-
-def _quality_table(quality: Sequence[Quality]) -> Table:
-    table = Table(box=SIMPLE_HEAD, title="By the judgments", title_justify="left", title_style="bold")
-    table.add_column("strategy", overflow="fold")
-    for header in ("budget", *quality[0].values):
-        table.add_column(header, justify="right", no_wrap=True)
-    for one in sorted(quality, key=lambda one: (one.budget is None, one.budget)):
-        budget = "all" if one.budget is None else f"{one.budget:,}"
-        table.add_row(Text(one.strategy), budget, *(f"{value:.3f}" for value in one.values.values()))
-    return table

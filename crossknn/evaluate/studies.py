@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from crossknn._checks import invalid
 from crossknn.errors import InputError
 from crossknn.evaluate.benchmark import Bench, RecallTrial
-from crossknn.evaluate.comparison import Comparison, Quality
+from crossknn.evaluate.comparison import Comparison
 from crossknn.evaluate.contenders import VectorSource
 from crossknn.evaluate.measures import bootstrap_interval
+from crossknn.evaluate.quality import Quality
 from crossknn.indexing.builder import DEFAULT_FACTORS, PSEUDO_QUERIES
 from crossknn.indexing.index import Index
 from crossknn.indexing.pair_scoring import STEP as SCORE_STEP
@@ -36,8 +37,8 @@ HISTOGRAM_BINS: Final = 60
 RECALL: Final = "true top {}"  # the name of its recall among other measures
 
 HistogramOf = Literal["scores", "similarities", "scaled scores"]
-Recalls = dict[int, tuple[float, float, float]]
-"""Recall by k, with the two ends of its confidence interval."""
+Recalls = dict[int, tuple[float, float, float, tuple[float, ...]]]
+"""Recall by k, with the two ends of its confidence interval and the recall of each query."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Point:
     recall: float
     low: float
     high: float
+    per_query: tuple[float, ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,9 @@ class Studies:
         return list(dict.fromkeys(curve.strategy for curve in curves))
 
     def to_json(self) -> dict[str, Any]:
-        """The studies by name, as JSON can hold them."""
-        return {name: value for name, value in asdict(self).items() if value}
+        """The studies by name, as JSON can hold them, without values per query."""
+        found = asdict(self, dict_factory=lambda pairs: {name: value for name, value in pairs if name != "per_query"})
+        return {name: value for name, value in found.items() if value}
 
 
 def parse_studies(text: str) -> list[str]:
@@ -223,7 +226,10 @@ class Trial(RecallTrial):
     def measure(self, searcher: Searcher, strategy: Strategy) -> Recalls:
         """The recall of one strategy."""
         recall = {k: cell.recall for k, cell in self.search(searcher, strategy, self.budget).items()}
-        return {k: (float(values.mean()), *bootstrap_interval(values)) for k, values in recall.items()}
+        return {
+            k: (float(values.mean()), *bootstrap_interval(values), tuple(values.tolist()))
+            for k, values in recall.items()
+        }
 
     def curves(self, name: str, values: Sequence[float], recalls: Sequence[Recalls]) -> list[Curve]:
         """The curve of each k, from the recall at each value."""
@@ -335,8 +341,10 @@ def study_quality(comparison: Comparison) -> QualityStudy:
     """Relevance by the judgments, together with the recall of the same searches."""
     levels = []
     for quality in comparison.quality:
+        if quality.budget == 0:  # a first stage alone scores nothing
+            continue
         recall = {RECALL.format(k): _recall(comparison, quality, k) for k in comparison.ks}
-        levels.append(Quality(quality.strategy, quality.budget, {**recall, **quality.values}))
+        levels.append(Quality(quality.strategy, quality.budget, {**recall, **quality.values}, quality.first_stage))
     return QualityStudy(levels)
 
 
