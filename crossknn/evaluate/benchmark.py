@@ -7,7 +7,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from crossknn.evaluate.ground_truth import truth_hits, truth_rows
 from crossknn.evaluate.measures import top_k_recall
 from crossknn.evaluate.quality import QUALITY_DEPTH, Quality
 from crossknn.evaluate.tasks import Task
-from crossknn.indexing.builder import DEFAULT_FACTORS, PSEUDO_QUERIES
+from crossknn.indexing.builder import DEFAULT_FACTORS, PSEUDO_QUERIES, Build
 from crossknn.indexing.factorization.factors import Cur, Method
 from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerItem, Sampling, prior_sampling
@@ -147,8 +147,9 @@ class Bench:
         """The searcher with these item vectors, built on first use."""
         if vectors not in self._searchers:
             scale = self.task.scale if vectors == "encoder" else None
-            plain = vectors == "encoder" and (scale is not None or not self.task.can_learn)
-            built = self.task.items if plain else self._build(vectors)
+            built: Items | Index = self.task.items
+            if not self._is_plain(vectors):
+                built = self.build(*self._design(vectors), prior=vectors == "prior", progress=self._progress)
             self._searchers[vectors] = self.search_with(built, None if scale is None else scale.normalization)
         return self._searchers[vectors]
 
@@ -175,24 +176,43 @@ class Bench:
         progress: Progress | None = None,
     ) -> Index:
         """An index from the task's train queries."""
-        return Index.build(
+        settings = {"prior": prior, "calibrate": calibrate, "signals": signals, "progress": progress}
+        return Index.from_build(self._make_build(factors, sampling, **settings))
+
+    def prepare(self, vectors: VectorSource) -> Build | None:
+        """The build of the index with these item vectors, not run yet; None where none is needed."""
+        if self._is_plain(vectors):
+            return None
+        return self._make_build(*self._design(vectors), prior=vectors == "prior")
+
+    def prepare_fit(self, sampling: Sampling) -> Build:
+        """The build of an index with vectors fitted to these scores, not run yet."""
+        return self._make_build(replace(DEFAULT_FACTORS, seed=self.seed), sampling)
+
+    def _make_build(
+        self, factors: Method | None, sampling: Sampling | Sequence[Sampling] | None, **settings: Any
+    ) -> Build:
+        return Build(
             self.task.items,
             scorer=self.task.train_scorer,
             encoder=self.task.encoder,
             queries=list(self.task.train) or None,
             sampling=sampling,
             factors=factors,
-            prior=prior,
-            calibrate=calibrate,
-            signals=signals,
+            teach=None,
             retrievers=self.task.retrievers,
             work_dir=None if self.task.work_dir is None else self.task.work_dir / "build",
             seed=self.seed,
             device=self._device,
-            progress=progress,
+            **settings,
         )
 
-    def _build(self, vectors: VectorSource) -> Index:
+    def _is_plain(self, vectors: VectorSource) -> bool:
+        """Whether strategies with these vectors search the items, without an index."""
+        return vectors == "encoder" and (self.task.scale is not None or not self.task.can_learn)
+
+    def _design(self, vectors: VectorSource) -> tuple[Method | None, Sampling | Sequence[Sampling] | None]:
+        """The factors and the sampling of the index with these item vectors."""
         factors: Method | None = None
         sampling: Sampling | Sequence[Sampling] | None = None
         if vectors == "fitted":
@@ -204,7 +224,7 @@ class Bench:
             train = len(self.task.train) or PSEUDO_QUERIES
             items = len(self.task.items)
             sampling = prior_sampling(self.calls_per_item, n_queries=train, n_items=items, seed=self.seed)
-        return self.build(factors, sampling, prior=vectors == "prior", progress=self._progress)
+        return factors, sampling
 
     def _count_searches(self, number: int, strategies: int) -> Progress | None:
         """Progress over the searches of all strategies as one step."""

@@ -17,7 +17,7 @@ from crossknn.evaluate.comparison import Comparison
 from crossknn.evaluate.contenders import VectorSource
 from crossknn.evaluate.measures import bootstrap_interval
 from crossknn.evaluate.quality import Quality
-from crossknn.indexing.builder import DEFAULT_FACTORS, PSEUDO_QUERIES
+from crossknn.indexing.builder import DEFAULT_FACTORS, PSEUDO_QUERIES, Build
 from crossknn.indexing.index import Index
 from crossknn.indexing.pair_scoring import STEP as SCORE_STEP
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling
@@ -209,6 +209,27 @@ def why_not(name: str, bench: Bench, budget: int) -> str | None:
     if name == "sampling" and not plan_calls(bench):
         return "one train query is too few"
     return None
+
+
+def sources_of(studies: Sequence[str], bench: Bench) -> set[VectorSource]:
+    """The item vectors that these studies need."""
+    found: set[VectorSource] = {"encoder"} if {*studies} & {"rounds", "mix", "sampling", "distributions"} else set()
+    if "rounds" in studies:
+        available = bench.available
+        made: dict[VectorSource, bool] = {
+            "fitted": available.fitted,
+            "cur": available.cur,
+            "prior": available.signals and available.fitted,
+        }
+        found |= {vectors for vectors, possible in made.items() if possible}
+    return found
+
+
+def study_builds(bench: Bench) -> list[Build]:
+    """The builds of the sampling study, not run yet; those per query score about as many pairs."""
+    if not (bench.task.can_learn and bench.calls_per_item):
+        return []
+    return [bench.prepare_fit(PerItem(calls, seed=bench.seed)) for calls in plan_calls(bench) for _ in range(2)]
 
 
 class Trial(RecallTrial):

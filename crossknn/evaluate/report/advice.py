@@ -81,18 +81,16 @@ def _choose_strategy(comparison: Comparison, budget: int, k: int) -> tuple[Resul
     plain, adaptive = best_results(comparison, budget, k)
     if plain is None or adaptive is None:
         only = plain or adaptive
-        return None if only is None else (only, f"It is the best of what was measured{_recall_of(only)}.")
+        return None if only is None else (only, f"It finds {_share(only)}, the most of what was measured.")
     difference = comparison.difference(adaptive.strategy, plain.strategy, budget, k)
     if difference is None:
         return None
     gap = f"{signed(100 * difference.mean)} points, {_bounds(difference, 100)}"
     if difference.sign > 0:
-        return (
-            adaptive,
-            f"It finds more than “{plain.strategy}”, the best without adaptation{_recall_of(adaptive)}, {gap}.",
-        )
+        other = f"“{plain.strategy}”, the best without adaptation, {percent(plain.recall)}{PERCENT}"
+        return adaptive, f"It finds {_share(adaptive)}, and {other} ({gap})."
     shown = "is shown to find less" if difference.sign < 0 else "is not shown to find more"
-    return plain, f"The best adaptive strategy, “{adaptive.strategy}”, {shown}{_recall_of(plain)}, {gap}."
+    return plain, f"It finds {_share(plain)}; “{adaptive.strategy}”, the best adaptive search, {shown} ({gap})."
 
 
 def _choose_calls(choices: Sequence[tuple[Result, str]], levels: Sequence[Quality]) -> tuple[tuple[Result, str], str]:
@@ -147,16 +145,21 @@ def _choose_rounds(comparison: Comparison, chosen: Result, k: int) -> tuple[floa
         return chosen.rounds, "" if chosen.rounds in (None, 1) else "No other number of rounds was measured."
     points: Sequence[Point] = curves[0].points
     best = max(points, key=lambda point: point.recall)
+    if not best.per_query:
+        return chosen.rounds, ""
     for point in points:
-        if point.per_query and paired_difference(point.per_query, best.per_query).low >= -MARGIN:
-            lost = paired_difference(point.per_query, best.per_query)
-            within = f"within {number(studied.budget)} calls: {signed(100 * lost.mean)} points, {_bounds(lost, 100)}"
-            return point.at, f"More rounds find at most {100 * MARGIN:g} point more ({within})."
-    return chosen.rounds, ""
+        lost = paired_difference(point.per_query, best.per_query)
+        if lost.low >= -MARGIN:
+            break
+    within = f"in the study within {number(studied.budget)} calls"
+    if point is best:
+        return point.at, f"Fewer rounds may find more than {100 * MARGIN:g} point less, {within}."
+    gap = f"{signed(100 * lost.mean)} points, {_bounds(lost, 100)}"
+    return point.at, f"More rounds find at most {100 * MARGIN:g} point more, {within} ({gap})."
 
 
-def _recall_of(result: Result) -> str:
-    return f" of the true top {result.k} (recall {percent(result.recall)}{PERCENT})"
+def _share(result: Result) -> str:
+    return f"{percent(result.recall)}{PERCENT} of the true top {result.k}"
 
 
 def _bounds(difference: Difference, scale: int = 1) -> str:

@@ -76,5 +76,6 @@ def quality_table(levels: Sequence[Quality]) -> Table:
 def _gain(gain: Difference | None) -> Text:
     if gain is None:
         return Text("")
-    text = f"{decimals(gain.mean)} ({decimals(gain.low)} to {decimals(gain.high)})"
+    ends = [decimals(end).replace("0.", ".", 1) for end in (gain.low, gain.high)]
+    text = f"{decimals(gain.mean)} [{' '.join(ends)}]"
     return Text(text, style=STYLES[gain.sign])
