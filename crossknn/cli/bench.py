@@ -11,23 +11,37 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from rich.text import Text
 from typer import Argument, Context, Option, Typer
 
 from crossknn.cli import options
-from crossknn.cli.console import Command, ProgressBars, out, resumable, say
+from crossknn.cli.console import Command, ProgressBars, confirm, out, resumable, say
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
     from crossknn.evaluate.benchmark import Bench
-    from crossknn.evaluate.comparison import Comparison, Quality
+    from crossknn.evaluate.call_plan import CallPlan
+    from crossknn.evaluate.comparison import Comparison
+    from crossknn.evaluate.contenders import VectorSource
     from crossknn.evaluate.tasks import Task
     from crossknn.types import Progress
 
 DEV_QUERIES = 50  # of a dataset, where each costs as many calls as there are items
-NOT_REPEATED = {"json_file", "report", "studies", "work_dir", "engine", "address", "workers", "device", "dtype"}
+ASK_ABOVE = 30.0  # minutes in the scorer
+NOT_REPEATED = {
+    "json_file",
+    "report",
+    "studies",
+    "work_dir",
+    "engine",
+    "address",
+    "workers",
+    "device",
+    "dtype",
+    "yes",
+    "ask_above",
+}
+
 
 app = Typer(
     help="Compare strategies with exact search: recall for a budget of calls.",
@@ -80,6 +94,11 @@ class ComparisonOptions:
         names = usual(bench.available) if self.strategies is None else split_names(self.strategies)
         resolve: Callable[..., Sequence[Any]] = make_candidates if self.tune else resolve_strategies
         return resolve(names, bench.available, budgets=self.sizes["budgets"], rounds=self.rounds, seed=self.seed)
+
+    def vectors(self, bench: Bench) -> set[VectorSource]:
+        """The item vectors that the strategies search with."""
+        resolved = self.resolve(bench)
+        return {one.vectors for group in resolved for one in (group.candidates if self.tune else [group])}
 
     def run(self, bench: Bench, context: Context, studies: list[str], progress: Progress) -> Comparison:
         """The comparison and its studies."""
@@ -151,12 +170,14 @@ class OutputOptions:
     def write(self, comparison: Comparison, ks: list[int]) -> None:
         """Print the numbers, and write the files."""
         from crossknn.evaluate.report.page import write_report
-        from crossknn.evaluate.report.table import table
+        from crossknn.evaluate.report.table import quality_table, table
         from crossknn.storage.atomic import disk_errors, replace_file
 
+        out.print(*(Text(sentence) for sentence in comparison.findings), sep="\n\n")
         out.print(table(comparison, ks))
         if comparison.quality:
-            out.print(_quality_table(comparison.quality))
+            out.print(quality_table(comparison.quality))
+        out.print(Text(str(comparison.advice)))
         for name, value in comparison.data.items():
             if name.startswith("offline calls"):
                 out.print(Text(f"{name}: {value:,}"))
@@ -229,17 +250,23 @@ def set_(
     ] = None,
     models: options.ModelOptions,
     work_dir: Annotated[Path | None, Option(help="Keeps scores and vectors. Default: SET.work.")] = None,
+    yes: Annotated[bool, Option("--yes", help="Make all calls without asking.")] = False,
+    ask_above: Annotated[
+        float, Option(min=0, metavar="MINUTES", help="Ask before calls that take longer; without a terminal, refuse.")
+    ] = ASK_ABOVE,
     engine: options.EngineOptions,
     outputs: OutputOptions,
 ) -> None:
     """Compare strategies on a dataset: every test query is scored with every item first.
 
-    An interrupted run is resumed by the same command. CUR, as in adacur, runs if --index-calls-per-item is given, with
+    All calls and the minutes they take are printed before they are made, and asked for if they are many. An interrupted
+    run is resumed by the same command. CUR, as in adacur, runs if --index-calls-per-item is given, with
     as many anchor queries. With --engine ray the machines of a cluster make the calls of exact search.
     """
     from crossknn._imports import import_extra
     from crossknn.evaluate.benchmark import Bench
-    from crossknn.evaluate.tasks import read_set, score_task
+    from crossknn.evaluate.call_plan import plan_benchmark
+    from crossknn.evaluate.tasks import measure_scorer, read_set, score_task
 
     import_extra("ir_measures", extra="bench")
     for option, value in (("--dev-split", dev_split), ("--dev-queries", dev_queries)):
@@ -248,7 +275,6 @@ def set_(
     work = work_dir or _default_work_dir(source)
     place = engine.make(models)
     with ProgressBars(keep=True, log=True) as bars, resumable():
-        progress = bars.from_zero
         task = read_set(
             source,
             scorer=models.load_scorer(work_dir=work),
@@ -261,19 +287,37 @@ def set_(
             dev_queries=(dev_queries or DEV_QUERIES) if compared.tune else None,
             seed=compared.seed,
             work_dir=work,
-            progress=progress,
+            progress=bars.from_zero,
         )
         calls = compared.calls_per_item
         learning: dict[str, Any] = {"calls_per_item": calls, "anchors": calls, "seed": compared.seed}
-        compared.resolve(Bench(task, **learning))  # names are checked before anything is scored
-        if task.dev is not None:
-            count, items = len(task.dev.queries), len(task.items)
-            say(f"Tuning scores {count:,} dev queries with all {items:,} items: {count * items:,} calls, once.")
+        vectors = compared.vectors(Bench(task, **learning))  # names are checked before anything is scored
+    with resumable():
+        task = replace(task, speed=measure_scorer(task))
+        _agree(plan_benchmark(Bench(task, **learning), vectors, outputs.study_names), yes=yes, ask_above=ask_above)
+    with ProgressBars(keep=True, log=True) as bars, resumable():
+        progress = bars.from_zero
         scored = score_task(task, engine=place, progress=bars)
         bench = Bench(scored, **learning, device=models.device, progress=progress)
         comparison = compared.run(bench, context, outputs.study_names, progress)
     outputs.write(comparison, compared.sizes["ks"])
     say(f"Scores and vectors stay in {work}: later runs reuse them. Delete it when you want none.")
+
+
+def _agree(plan: CallPlan, *, yes: bool, ask_above: float) -> None:
+    """Say all calls and minutes; go on if they are few, agreed to, or were in an earlier run."""
+    from crossknn.evaluate.call_plan import describe_plan, minutes
+
+    say(*describe_plan(plan))
+    if plan.agreed or plan.seconds is None or plan.seconds <= 60 * ask_above:
+        return
+    work = f"{plan.to_make:,} calls, about {minutes(plan.seconds)}"
+    refusal = (
+        f"this takes {work}, and there is no terminal to ask on. Pass --yes to make them, or take fewer --queries."
+    )
+    if not yes:
+        confirm(f"Make {work}?", refusal)
+    plan.agree()
 
 
 def _parse_sizes(option: str, text: str) -> list[int]:
@@ -305,14 +349,3 @@ def _command(context: Context) -> str:
         else:
             arguments += parameter.opts[:1] if value is True else [parameter.opts[0], str(value)]
     return shlex.join(["crossknn", "bench", str(context.command.name), *arguments])
-
-
-def _quality_table(quality: Sequence[Quality]) -> Table:
-    table = Table(box=SIMPLE_HEAD, title="By the judgments", title_justify="left", title_style="bold")
-    table.add_column("strategy", overflow="fold")
-    for header in ("budget", *quality[0].values):
-        table.add_column(header, justify="right", no_wrap=True)
-    for one in sorted(quality, key=lambda one: (one.budget is None, one.budget)):
-        budget = "all" if one.budget is None else f"{one.budget:,}"
-        table.add_row(Text(one.strategy), budget, *(f"{value:.3f}" for value in one.values.values()))
-    return table

@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 from typer import Exit
+from typer import confirm as typer_confirm
 from typer.core import TyperCommand, TyperOption
 
 from crossknn._checks import check_range
-from crossknn.errors import CrossKnnError
+from crossknn.errors import CrossKnnError, InputError
 
 OPTION_FOR_FALSE = {"check_models": "--any-model"}  # options that set an argument to False
 ARGUMENT_NAME = re.compile(r"`(\w+)(=False)?`|\b(\w+)(=False)\b")  # as the library's error messages write it
@@ -49,6 +50,14 @@ def resumable() -> Iterator[None]:
     except KeyboardInterrupt:
         say("interrupted. Run the same command again to resume.")
         raise Exit(130) from None
+
+
+def confirm(question: str, refusal: str) -> None:
+    """Ask on a terminal, and end the process if the answer is no; without a terminal, raise the refusal."""
+    if not (sys.stdin.isatty() and err.is_terminal):
+        raise InputError(refusal)
+    if not typer_confirm(question, err=True):
+        raise Exit(1)
 
 
 class Command(TyperCommand):

@@ -172,12 +172,12 @@ def _style_query(query: str) -> Text:
 
 
 def _print_comparison(comparison: Comparison) -> None:
-    from crossknn.evaluate.report.findings import describe_speed, headline
+    from crossknn.evaluate.report.formats import describe_speed
     from crossknn.evaluate.report.table import table
 
     out.print()
     out.print(table(comparison))
-    out.print(Text(f"{headline(comparison)}\n"))
+    out.print(Text("\n".join(comparison.findings) + "\n"))
     if comparison.speed:
         out.print(
             "No pair is scored twice, so the scorer's part of ms/query is computed from its speed on this machine: "

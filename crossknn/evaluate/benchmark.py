@@ -7,7 +7,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from crossknn.evaluate.comparison import (
     TIME_PARTS,
     Comparison,
     Contender,
-    Quality,
     Reliability,
     Result,
     compare,
@@ -28,9 +27,10 @@ from crossknn.evaluate.comparison import (
 )
 from crossknn.evaluate.contenders import AvailableData, ResolvedStrategy, VectorSource
 from crossknn.evaluate.ground_truth import truth_hits, truth_rows
-from crossknn.evaluate.measures import measure_quality, top_k_recall
+from crossknn.evaluate.measures import top_k_recall
+from crossknn.evaluate.quality import QUALITY_DEPTH, Quality
 from crossknn.evaluate.tasks import Task
-from crossknn.indexing.builder import DEFAULT_FACTORS, PSEUDO_QUERIES
+from crossknn.indexing.builder import DEFAULT_FACTORS, PSEUDO_QUERIES, Build
 from crossknn.indexing.factorization.factors import Cur, Method
 from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerItem, Sampling, prior_sampling
@@ -43,8 +43,7 @@ from crossknn.strategies.posterior.calibration import calibration_error, reliabi
 from crossknn.strategies.posterior.prior import SIGNALS
 from crossknn.types import Progress, Scores
 
-QUALITY_MEASURES: Final = ("nDCG@10", "MRR@10", "accuracy")
-QUALITY_DEPTH: Final = 10  # hits that these measures look at
+FIRST_STAGES: Final = ("bm25", "tfidf", "dense", "fused")  # whose order is judged without the cross-encoder
 OFFLINE_LABELS: Final[dict[VectorSource, str]] = {
     "encoder": "offline calls, α and β",
     "fitted": "offline calls, fitted vectors",
@@ -100,13 +99,15 @@ class Bench:
 
         The comparison has no quality if the task has no judgments.
         """
-        task, results, quality, reliability = self.task, list[Result](), list[Quality](), list[Reliability]()
+        task, results, reliability = self.task, list[Result](), list[Reliability]()
         truth = truth_hits(task.items, task.queries, task.scores, max(ks))
         searchers = [self.searcher(strategy.vectors) for strategy in strategies]
+        reranked = {one.contender.name: one.first for one in strategies if one.kind == "rerank"}
+        quality = self._judge_first_stages()
         expecting: set[str] = set()  # the strategies whose hits have an expected recall
 
         def keep(name: str, budget: int, hits: list[Hits]) -> None:
-            quality.extend(self._measure_quality(name, budget, hits))
+            quality.extend(self._judge([one.ids for one in hits], name, budget, reranked.get(name)))
             expecting.update({name} if all(one.expected_recall is not None for one in hits) else ())
 
         for number, (strategy, searcher) in enumerate(zip(strategies, searchers, strict=True)):
@@ -129,7 +130,7 @@ class Bench:
             if alone.name in expecting:
                 reliability += self._measure_reliability(searcher, alone, budgets, ks)
         exact = truth_hits(task.items, task.queries, task.scores, QUALITY_DEPTH)
-        quality += self._measure_quality("exact", None, exact)
+        quality += self._judge([hits.ids for hits in exact], "exact", None)
         return Comparison(
             title=f"{task.name}: {len(task.items):,} items, {len(task.queries):,} queries",
             data=self._describe(),
@@ -146,8 +147,9 @@ class Bench:
         """The searcher with these item vectors, built on first use."""
         if vectors not in self._searchers:
             scale = self.task.scale if vectors == "encoder" else None
-            plain = vectors == "encoder" and (scale is not None or not self.task.can_learn)
-            built = self.task.items if plain else self._build(vectors)
+            built: Items | Index = self.task.items
+            if not self._is_plain(vectors):
+                built = self.build(*self._design(vectors), prior=vectors == "prior", progress=self._progress)
             self._searchers[vectors] = self.search_with(built, None if scale is None else scale.normalization)
         return self._searchers[vectors]
 
@@ -174,24 +176,43 @@ class Bench:
         progress: Progress | None = None,
     ) -> Index:
         """An index from the task's train queries."""
-        return Index.build(
+        settings = {"prior": prior, "calibrate": calibrate, "signals": signals, "progress": progress}
+        return Index.from_build(self._make_build(factors, sampling, **settings))
+
+    def prepare(self, vectors: VectorSource) -> Build | None:
+        """The build of the index with these item vectors, not run yet; None where none is needed."""
+        if self._is_plain(vectors):
+            return None
+        return self._make_build(*self._design(vectors), prior=vectors == "prior")
+
+    def prepare_fit(self, sampling: Sampling) -> Build:
+        """The build of an index with vectors fitted to these scores, not run yet."""
+        return self._make_build(replace(DEFAULT_FACTORS, seed=self.seed), sampling)
+
+    def _make_build(
+        self, factors: Method | None, sampling: Sampling | Sequence[Sampling] | None, **settings: Any
+    ) -> Build:
+        return Build(
             self.task.items,
             scorer=self.task.train_scorer,
             encoder=self.task.encoder,
             queries=list(self.task.train) or None,
             sampling=sampling,
             factors=factors,
-            prior=prior,
-            calibrate=calibrate,
-            signals=signals,
+            teach=None,
             retrievers=self.task.retrievers,
             work_dir=None if self.task.work_dir is None else self.task.work_dir / "build",
             seed=self.seed,
             device=self._device,
-            progress=progress,
+            **settings,
         )
 
-    def _build(self, vectors: VectorSource) -> Index:
+    def _is_plain(self, vectors: VectorSource) -> bool:
+        """Whether strategies with these vectors search the items, without an index."""
+        return vectors == "encoder" and (self.task.scale is not None or not self.task.can_learn)
+
+    def _design(self, vectors: VectorSource) -> tuple[Method | None, Sampling | Sequence[Sampling] | None]:
+        """The factors and the sampling of the index with these item vectors."""
         factors: Method | None = None
         sampling: Sampling | Sequence[Sampling] | None = None
         if vectors == "fitted":
@@ -203,7 +224,7 @@ class Bench:
             train = len(self.task.train) or PSEUDO_QUERIES
             items = len(self.task.items)
             sampling = prior_sampling(self.calls_per_item, n_queries=train, n_items=items, seed=self.seed)
-        return self.build(factors, sampling, prior=vectors == "prior", progress=self._progress)
+        return factors, sampling
 
     def _count_searches(self, number: int, strategies: int) -> Progress | None:
         """Progress over the searches of all strategies as one step."""
@@ -212,13 +233,22 @@ class Bench:
             return None
         return lambda _, done, total: report("compare strategies", number * total + done, strategies * total)
 
-    def _measure_quality(self, name: str, budget: int | None, found: Sequence[Hits]) -> list[Quality]:
-        """The mean quality of the hits; nothing if there are no judgments."""
+    def _judge_first_stages(self) -> list[Quality]:
+        """The quality of the retrievers' own orders, without the cross-encoder; nothing if there are no judgments."""
+        task, found = self.task, list[Quality]()
+        for name in FIRST_STAGES if task.judged is not None else ():
+            if name in task.retriever_names:
+                proposed = self.searcher("encoder").retriever(name).retrieve(task.queries, QUALITY_DEPTH)
+                found += self._judge([task.items.ids_of(one.rows) for one in proposed], name, 0)
+        return found
+
+    def _judge(
+        self, found: Sequence[Sequence[str]], name: str, budget: int | None, first_stage: str | None = None
+    ) -> list[Quality]:
+        """The quality of the hits with these ids; nothing if there are no judgments."""
         if self.task.judged is None:
             return []
-        ids = [hits.ids[:QUALITY_DEPTH] for hits in found]
-        measured = measure_quality(self.task.judged, ids, measures=QUALITY_MEASURES)
-        return [Quality(name, budget, {measure: float(values.mean()) for measure, values in measured.items()})]
+        return [Quality.of_hits(self.task.judged, found, strategy=name, budget=budget, first_stage=first_stage)]
 
     def _measure_reliability(
         self, searcher: Searcher, contender: Contender, budgets: Sequence[int], ks: Sequence[int]

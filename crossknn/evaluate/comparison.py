@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from crossknn._checks import check_positive, invalid
 from crossknn.errors import InputError
-from crossknn.evaluate.measures import bootstrap_interval, top_k_recall
+from crossknn.evaluate.measures import Difference, bootstrap_interval, paired_difference, top_k_recall
+from crossknn.evaluate.quality import Quality, changes
+from crossknn.evaluate.report import findings
+from crossknn.evaluate.report.advice import Advice, advise
 from crossknn.items.items import Items
 from crossknn.scorers.timing import Speed
 from crossknn.search.results import Hits
@@ -69,6 +73,8 @@ class Result:
     seconds: dict[str, float]
     settings: Mapping[str, Any] | None = None  # the chosen ones of a tuned strategy
     oracle: bool = False  # whether they were chosen on the test queries, for this budget and k alone
+    rounds: float | None = None  # that its searches took
+    per_query: tuple[float, ...] = field(default=(), repr=False, compare=False)  # the recall of each query
 
     @property
     def total_seconds(self) -> float | None:
@@ -76,24 +82,12 @@ class Result:
         return sum(self.seconds[part] for part in TIME_PARTS) if self.seconds.keys() >= set(TIME_PARTS) else None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON can hold them; the last two only if something was tuned."""
+        """The fields as JSON can hold them, without values per query; settings and oracle only if it was tuned."""
         fields = asdict(self)
+        del fields["per_query"]
         if self.settings is None:
             del fields["settings"], fields["oracle"]
         return fields
-
-
-@dataclass(frozen=True)
-class Quality:
-    """Relevance of a strategy's hits within a budget, by measure; means over the queries."""
-
-    strategy: str
-    budget: int | None  # None for exact search
-    values: dict[str, float]
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON can hold them."""
-        return {"strategy": self.strategy, "budget": self.budget, **self.values}
 
 
 @dataclass(frozen=True)
@@ -147,7 +141,7 @@ class Comparison:
         answers: Sample answers, as returned by `show_answer`.
         command: The command that repeats the run.
         speed: The speed of the scorer that its seconds were computed with, if scores came from a cache.
-        quality: Relevance by judgments, if there are any.
+        quality: Relevance by judgments, if there are any, of first stages (0 calls), strategies and exact search.
         reliability: Of the strategies that expect a recall.
         studies: As returned by `run_studies`.
     """
@@ -207,6 +201,37 @@ class Comparison:
         """The result of a strategy; None where it was not measured."""
         return None if strategy is None else self._by_cell.get((strategy, budget, k))
 
+    def difference(self, strategy: str, other: str | None, budget: int, k: int) -> Difference | None:
+        """The paired difference in recall of one strategy to another; None where values per query are unknown."""
+        key = (strategy, other, budget, k)
+        if key not in self._differences:
+            results = self.result(strategy, budget, k), self.result(other, budget, k)
+            ours, theirs = (result.per_query if result else () for result in results)
+            known = ours and len(ours) == len(theirs)
+            self._differences[key] = paired_difference(ours, theirs) if known else None
+        return self._differences[key]
+
+    @cached_property
+    def _differences(self) -> dict[tuple[str, str | None, int, int], Difference | None]:
+        return {}
+
+    @cached_property
+    def findings(self) -> list[str]:
+        """What was found, in sentences, the most important one first."""
+        return findings.sentences(self)
+
+    @cached_property
+    def advice(self) -> Advice:
+        """The strategy, calls and rounds for these data, with the reasons, as far as the data allow any."""
+        return advise(self)
+
+    def __str__(self) -> str:
+        return "\n".join([self.title, *self.findings, str(self.advice)])
+
+    def _repr_html_(self) -> str:
+        title, *lines = (escape(line) for line in str(self).splitlines())
+        return f"<h4>{title}</h4>" + "".join(f"<p>{line}</p>" for line in lines)
+
     def cost(self, strategy: str, budget: int) -> Result | None:
         """Any result of a strategy within a budget: calls and seconds do not depend on k."""
         results = (self.result(strategy, budget, k) for k in self.ks)
@@ -222,14 +247,25 @@ class Comparison:
             "command": self.command,
             "data": dict(self.data),
         }
-        content: dict[str, Any] = {"header": header, "records": [result.to_json() for result in self.results]}
+        content: dict[str, Any] = {
+            "header": header,
+            "findings": self.findings,
+            "advice": self.advice.to_json(),
+            "records": [self._record(result) for result in self.results],
+        }
         if self.quality:
             content["quality"] = [quality.to_json() for quality in self.quality]
+            content["quality changes"] = [change.to_json() for change in changes(self.quality)]
         if self.reliability:
             content["reliability"] = [one.to_json() for one in self.reliability]
         if self.studies is not None:
             content["studies"] = self.studies.to_json()
         return content
+
+    def _record(self, result: Result) -> dict[str, Any]:
+        """The fields of a result, and its difference to its baseline."""
+        difference = self.difference(result.strategy, result.baseline, result.budget, result.k)
+        return {**result.to_json(), "difference": None if difference is None else difference.to_json()}
 
 
 def show_answer(
@@ -375,6 +411,8 @@ def _measure(
         high=high,
         calls=float(np.mean([hits.calls for hits in found])),
         seconds=_mean_seconds(found, speed),
+        rounds=float(np.mean([hits.rounds for hits in found])),
+        per_query=tuple(recall.tolist()),
     )
 
 

@@ -75,6 +75,11 @@ def exact_scores(
     return file.map()
 
 
+def count_unscored(items: Items, queries: Sequence[str], scorer: Scorer, folder: str | Path) -> int:
+    """The calls that `exact_scores` has left to make."""
+    return (len(queries) - _block_file(items, queries, scorer, Path(folder)).count_rows()) * len(items)
+
+
 def _block_file(items: Items, queries: Sequence[str], scorer: Scorer, folder: Path) -> BlockFile:
     """The file of these scores, named by a hash of what they depend on."""
     texts = blake2b(b"crossknn queries 1", digest_size=16)

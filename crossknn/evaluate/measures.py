@@ -17,6 +17,7 @@ from crossknn.types import Rows
 
 LEVEL: Final = 0.95  # of confidence
 DRAWS: Final = 2000  # bootstrap samples
+MIN_QUERIES: Final = 20  # of fewer, a bootstrap interval is too narrow to show a difference
 QUALITY_MEASURES: Final = ("nDCG@10", "MRR@10", "recall@100", "accuracy")
 MEASURE_PATTERN: Final = re.compile(r"(nDCG|MRR|recall)@([1-9][0-9]*)")
 IR_MEASURES_NAMES: Final = {"nDCG": "nDCG", "MRR": "RR", "recall": "R"}
@@ -62,6 +63,24 @@ class Difference(NamedTuple):
     mean: float
     low: float
     high: float
+    queries: int
+
+    @property
+    def sign(self) -> int:
+        """1 or −1 where the difference is shown to be above or below zero, else 0.
+
+        It is shown by an interval without zero, of at least 20 queries.
+        """
+        return 0 if self.queries < MIN_QUERIES else (self.low > 0) - (self.high < 0)
+
+    @property
+    def shown(self) -> bool:
+        """Whether the two are shown to differ."""
+        return self.sign != 0
+
+    def to_json(self) -> dict[str, float | int | bool]:
+        """The fields, and whether the difference is shown."""
+        return {**self._asdict(), "shown": self.shown}
 
 
 def paired_difference(
@@ -70,7 +89,7 @@ def paired_difference(
     """The mean of `values − baseline` over queries and its percentile bootstrap confidence interval.
 
     Both have one number per query, of the same queries in the same order, and are resampled together. An interval
-    without zero says that the two differ.
+    without zero, of at least 20 queries, says that the two differ: `Difference.shown`.
     """
     ours, theirs = np.asarray(values, np.float64), np.asarray(baseline, np.float64)
     if ours.shape != theirs.shape:
@@ -78,7 +97,7 @@ def paired_difference(
             f"`values` and `baseline` must have one number for each query, got shapes {ours.shape} and {theirs.shape}."
         )
     low, high = bootstrap_interval(ours - theirs, seed=seed, level=level, draws=draws)
-    return Difference(float((ours - theirs).mean()), low, high)
+    return Difference(float((ours - theirs).mean()), low, high, ours.size)
 
 
 def measure_quality(

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from crossknn._checks import invalid
 from crossknn.errors import InputError
 from crossknn.evaluate.benchmark import Bench, RecallTrial
-from crossknn.evaluate.comparison import Comparison, Quality
+from crossknn.evaluate.comparison import Comparison
 from crossknn.evaluate.contenders import VectorSource
 from crossknn.evaluate.measures import bootstrap_interval
-from crossknn.indexing.builder import DEFAULT_FACTORS, PSEUDO_QUERIES
+from crossknn.evaluate.quality import Quality
+from crossknn.indexing.builder import DEFAULT_FACTORS, PSEUDO_QUERIES, Build
 from crossknn.indexing.index import Index
 from crossknn.indexing.pair_scoring import STEP as SCORE_STEP
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling
@@ -36,8 +37,8 @@ HISTOGRAM_BINS: Final = 60
 RECALL: Final = "true top {}"  # the name of its recall among other measures
 
 HistogramOf = Literal["scores", "similarities", "scaled scores"]
-Recalls = dict[int, tuple[float, float, float]]
-"""Recall by k, with the two ends of its confidence interval."""
+Recalls = dict[int, tuple[float, float, float, tuple[float, ...]]]
+"""Recall by k, with the two ends of its confidence interval and the recall of each query."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Point:
     recall: float
     low: float
     high: float
+    per_query: tuple[float, ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,9 @@ class Studies:
         return list(dict.fromkeys(curve.strategy for curve in curves))
 
     def to_json(self) -> dict[str, Any]:
-        """The studies by name, as JSON can hold them."""
-        return {name: value for name, value in asdict(self).items() if value}
+        """The studies by name, as JSON can hold them, without values per query."""
+        found = asdict(self, dict_factory=lambda pairs: {name: value for name, value in pairs if name != "per_query"})
+        return {name: value for name, value in found.items() if value}
 
 
 def parse_studies(text: str) -> list[str]:
@@ -208,6 +211,27 @@ def why_not(name: str, bench: Bench, budget: int) -> str | None:
     return None
 
 
+def sources_of(studies: Sequence[str], bench: Bench) -> set[VectorSource]:
+    """The item vectors that these studies need."""
+    found: set[VectorSource] = {"encoder"} if {*studies} & {"rounds", "mix", "sampling", "distributions"} else set()
+    if "rounds" in studies:
+        available = bench.available
+        made: dict[VectorSource, bool] = {
+            "fitted": available.fitted,
+            "cur": available.cur,
+            "prior": available.signals and available.fitted,
+        }
+        found |= {vectors for vectors, possible in made.items() if possible}
+    return found
+
+
+def study_builds(bench: Bench) -> list[Build]:
+    """The builds of the sampling study, not run yet; those per query score about as many pairs."""
+    if not (bench.task.can_learn and bench.calls_per_item):
+        return []
+    return [bench.prepare_fit(PerItem(calls, seed=bench.seed)) for calls in plan_calls(bench) for _ in range(2)]
+
+
 class Trial(RecallTrial):
     """Recall of strategies within one budget on the test queries."""
 
@@ -223,7 +247,10 @@ class Trial(RecallTrial):
     def measure(self, searcher: Searcher, strategy: Strategy) -> Recalls:
         """The recall of one strategy."""
         recall = {k: cell.recall for k, cell in self.search(searcher, strategy, self.budget).items()}
-        return {k: (float(values.mean()), *bootstrap_interval(values)) for k, values in recall.items()}
+        return {
+            k: (float(values.mean()), *bootstrap_interval(values), tuple(values.tolist()))
+            for k, values in recall.items()
+        }
 
     def curves(self, name: str, values: Sequence[float], recalls: Sequence[Recalls]) -> list[Curve]:
         """The curve of each k, from the recall at each value."""
@@ -335,8 +362,10 @@ def study_quality(comparison: Comparison) -> QualityStudy:
     """Relevance by the judgments, together with the recall of the same searches."""
     levels = []
     for quality in comparison.quality:
+        if quality.budget == 0:  # a first stage alone scores nothing
+            continue
         recall = {RECALL.format(k): _recall(comparison, quality, k) for k in comparison.ks}
-        levels.append(Quality(quality.strategy, quality.budget, {**recall, **quality.values}))
+        levels.append(Quality(quality.strategy, quality.budget, {**recall, **quality.values}, quality.first_stage))
     return QualityStudy(levels)
 
 

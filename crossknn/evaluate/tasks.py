@@ -36,6 +36,7 @@ from crossknn.types import Encoder, Engine, Progress, Retriever, Rows, Scorer, S
 
 SPEED_PAIRS: Final = 300  # distinct pairs that the scorer's speed is measured on
 MAX_DEV_QUERIES: Final = 100  # of a folder of scores
+EXACT_FOLDER: Final = "exact"  # in the work folder of a dataset
 HELD_OUT: Final = "the last train queries, which nothing is learned from"
 
 
@@ -184,12 +185,12 @@ def read_set(
 def score_task(task: Task, *, engine: Engine = LOCAL, progress: Progress | None = None) -> Task:
     """The task with all scores of its test and dev queries: queries × items calls, unless the work folder has them.
 
-    Searches look these scores up afterwards. The scorer's time is computed from its speed, measured here on 300
-    pairs; with fewer pairs it is unknown. The `engine` makes the calls.
+    Searches look these scores up afterwards. The scorer's time is computed from its speed: the task's, else measured
+    here on 300 pairs; with fewer pairs it is unknown. The `engine` makes the calls.
     """
     if task.work_dir is None:
         raise InputError("exact scores need a work folder, which only tasks of `read_set` have.")
-    folder = task.work_dir / "exact"
+    folder = task.work_dir / EXACT_FOLDER
     scores = exact_scores(task.items, task.queries, task.train_scorer, folder, engine=engine, progress=progress)
     queries, known, dev = [*task.queries], scores, task.dev
     if dev is not None:
@@ -204,7 +205,7 @@ def score_task(task: Task, *, engine: Engine = LOCAL, progress: Progress | None 
     scorer = precomputed_scorer(
         known, queries=queries, items=task.items.texts, fingerprint=task.train_scorer.fingerprint
     )
-    return replace(task, scores=scores, scorer=scorer, dev=dev, speed=_measure_speed(task))
+    return replace(task, scores=scores, scorer=scorer, dev=dev, speed=task.speed or measure_scorer(task))
 
 
 def count_held_out(train: int, limit: int) -> int:
@@ -240,14 +241,15 @@ def _choose_dev(
     return f"the split {part}", found[:limit]
 
 
-def _measure_speed(task: Task) -> Speed | None:
+def measure_scorer(task: Task) -> Speed | None:
+    """The speed of the task's scorer on 300 pairs, without its cache; None if there are fewer."""
     places = np.arange(SPEED_PAIRS)
     numbers = (places // len(task.items)).tolist()
     if numbers[-1] >= len(task.queries):  # a repeated pair may be faster
         return None
     queries = [task.queries[number] for number in numbers]
     scorer = task.train_scorer
-    scorer = scorer.scorer if isinstance(scorer, Cached) else scorer  # by now, the cache has all pairs
+    scorer = scorer.scorer if isinstance(scorer, Cached) else scorer  # the cache may have all pairs
     return measure_speed(scorer, queries, task.items.texts_of(places % len(task.items)))
 
 

@@ -20,7 +20,7 @@ from crossknn.evaluate.contenders import (
     resolve_strategy,
 )
 from crossknn.evaluate.measures import bootstrap_interval
-from crossknn.evaluate.report.findings import PERCENT, percent
+from crossknn.evaluate.report.formats import PERCENT, percent
 from crossknn.types import Progress
 
 # Defaults come first: among candidates of equal recall, the first is chosen.
@@ -178,4 +178,12 @@ def _oracle(tuned: Result, others: Sequence[tuple[ResolvedStrategy, RecallGrid]]
     if recall <= tuned.recall:
         return oracle
     low, high = bootstrap_interval(found.recall)
-    return replace(oracle, recall=recall, low=low, high=high, calls=found.calls, settings=candidate.settings)
+    return replace(
+        oracle,
+        recall=recall,
+        low=low,
+        high=high,
+        calls=found.calls,
+        settings=candidate.settings,
+        per_query=tuple(found.recall.tolist()),
+    )

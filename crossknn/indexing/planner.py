@@ -133,7 +133,7 @@ def plan_build(
     for settings in (wanted, *taught, *usual_ways(seed)):
         build = prepare(**settings)
         ways.setdefault(_describe(build), build)
-    counter = _CallCounter(items, None if work_dir is None else Path(work_dir), scorer)
+    counter = CallCounter(items, None if work_dir is None else Path(work_dir), scorer)
     counts = [counter.count(build) for build in ways.values()]
     first, any_calls = next(iter(ways.values())), any(to_make for _, to_make, _ in counts)
     path, train = first.vectors_path, first.train_queries
@@ -192,7 +192,7 @@ def _describe(build: Build) -> str:
     return ", ".join(parts)
 
 
-class _CallCounter:
+class CallCounter:
     """The calls of a build, less those that the score log of the work folder spares."""
 
     def __init__(self, items: Items, work_dir: Path | None, scorer: Scorer) -> None:

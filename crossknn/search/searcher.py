@@ -245,6 +245,10 @@ class Searcher:
         if self.encoder:
             self._resources.encoder_vectors()
 
+    def retriever(self, name: str | None = None) -> Retriever:
+        """The retriever of this name, fitted; by default the first stage of a search that names none."""
+        return self._resources.retriever(name)
+
     def default_strategy(self, budget: int = Posterior.budget) -> Strategy:
         """The strategy of a search that names none: `Posterior`, or `Rerank` without query vectors."""
         check_positive("budget", budget)

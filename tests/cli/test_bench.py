@@ -1,6 +1,9 @@
 """`crossknn bench` as a user runs it: numbers, files, exit codes, no tracebacks."""
 
 import json
+import os
+import pty
+import subprocess
 import sys
 
 import numpy as np
@@ -92,12 +95,15 @@ def test_a_matrix_with_judgments_has_its_quality(tmp_path):
     assert "By the judgments" in invoke(*named).stdout
     found = json.loads((tmp_path / "out.json").read_text())
     assert [(one["strategy"], one["budget"]) for one in found["quality"]] == [
+        ("bm25", 0),
+        ("dense", 0),
+        ("fused", 0),
         ("rerank, fused", 10),
         ("rerank, fused", 20),
         ("exact", None),
     ]
     levels = found["studies"]["quality"]["levels"]
-    assert [one["values"]["nDCG@10"] for one in levels] == [one["nDCG@10"] for one in found["quality"]]
+    assert [one["values"]["nDCG@10"] for one in levels] == [one["nDCG@10"] for one in found["quality"][3:]]
     exact = {"nDCG@10": (1 + 1 / 2) / 2, "MRR@10": (1 + 1 / 3) / 2, "accuracy": 1 / 2}
     assert {name: found["quality"][-1][name] for name in exact} == pytest.approx(exact)
     invoke(*command, "--report", tmp_path / "report", "--studies", "quality")
@@ -122,7 +128,8 @@ def test_a_set_is_scored_searched_and_judged(tmp_path, bert_folder):
     assert "study sampling" in result.stderr
     found = json.loads((tmp_path / "out.json").read_text())
     assert {record["strategy"] for record in found["records"]} == {"rerank, fused", "axn", "axn, fitted", "adacur"}
-    assert {one["strategy"] for one in found["quality"]} == {"rerank, fused", "axn", "axn, fitted", "adacur", "exact"}
+    strategies = {one["strategy"] for one in found["quality"] if one["budget"] != 0}
+    assert strategies == {"rerank, fused", "axn", "axn, fitted", "adacur", "exact"}
     assert all(0 <= one["nDCG@10"] <= 1 for one in found["quality"])
     assert found["header"]["data"]["offline calls, CUR"] == 2 * 40
     assert found["header"]["data"]["train part"] == "train"
@@ -224,12 +231,52 @@ def test_a_matrix_can_be_tuned(folder, tmp_path):
     assert "the best of 4 settings on the dev queries" in page
 
 
+def test_all_calls_are_said_before_any_is_made_and_asked_for_above_a_limit(tmp_path, bert_folder, monkeypatch, capsys):
+    write_beir(tmp_path / "set", items=60)
+    options = ["--scorer", bert_folder, "--encoder", ENCODER, "--strategies", "rerank,axn", "--index-calls-per-item", 2]
+    command = ["bench", "set", tmp_path / "set", *SMALL, *options, "--ask-above", 0]
+    code, said = fail(monkeypatch, capsys, *command)
+    assert code == 2
+    assert "360 for exact search (6 queries × 60 items); about 480 for indexes (encoder, fitted)" in said
+    assert "Left to make: 840 calls, about" in said
+    assert "Pass --yes" in said
+    assert not (tmp_path / "set.work" / "exact").exists()
+    first = invoke(*command, "--yes")
+    assert "Left to make: 840 calls" in first.stderr
+    again = invoke(*command)  # what was agreed to and kept needs no answer
+    assert "360 of these scores are kept from before" in again.stderr
+    assert "Nothing is left to score" in again.stderr
+    assert again.stdout.split("budget 10")[0] == first.stdout.split("budget 10")[0]
+    for stored in (tmp_path / "set.work" / "exact").glob("*"):
+        stored.unlink()
+    assert "Left to make: 360 calls" in invoke(*command).stderr  # agreed to before
+    code, said = fail(monkeypatch, capsys, *command, "--queries", 5)
+    assert code == 2
+    assert "Pass --yes" in said
+
+
+@pytest.mark.parametrize(("answer", "code", "said"), [("y", 0, "went on"), ("n", 1, "")])
+def test_on_a_terminal_many_calls_are_asked_for(answer, code, said):
+    asking = "from crossknn.cli.console import confirm; confirm('Make 9 calls?', 'no terminal'); print('went on')"
+    screen, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", asking], stdin=terminal, stdout=subprocess.PIPE, stderr=terminal, text=True
+    )
+    os.write(screen, f"{answer}\n".encode())
+    out, _ = process.communicate(timeout=60)
+    assert out.strip() == said
+    assert (process.returncode == 0) == (code == 0)
+    assert b"Make 9 calls?" in os.read(screen, 10_000)
+    os.close(screen)
+    os.close(terminal)
+
+
 def test_a_set_can_be_tuned(tmp_path, bert_folder):
     write_beir(tmp_path / "set", splits=("train", "dev", "test"))
     options = ["--scorer", bert_folder, "--encoder", ENCODER, "--queries", 2, "--strategies", "rerank,tour:loss=mse"]
     command = ["bench", "set", tmp_path / "set", *SMALL, *options, "--tune", "--json", tmp_path / "out.json"]
     result = invoke(*command, "--dev-queries", 3)
-    assert "Tuning scores 3 dev queries with all 40 items: 120 calls, once." in result.stderr
+    assert "120 for tuning (3 dev queries × 40 items)" in result.stderr
     assert "exact scores of dev queries: 120 done" in result.stderr
     assert "tune on dev queries" in result.stderr
     assert "search for the oracle" in result.stderr

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser
 
 from crossknn.encoders.precomputed import PrecomputedEncoder
-from crossknn.evaluate.comparison import Answer, Comparison, Contender, Line, Quality, Reliability, Result
+from crossknn.evaluate.comparison import Answer, Comparison, Contender, Line, Reliability, Result
+from crossknn.evaluate.quality import Quality
 from crossknn.evaluate.report.page import write_report
 from crossknn.evaluate.studies import (
     Curve,
@@ -60,10 +62,21 @@ def setup() -> Setup:
     return Setup()
 
 
+def values(mean, *, queries=40, spread=0.0) -> tuple[float, ...]:
+    """Values per query with this mean; those with the same spread differ by the same in every query."""
+    return tuple((mean + spread * np.resize([-1, 1], queries)).tolist())
+
+
 def result(strategy, budget, k, recall, *, baseline=None, **changes) -> Result:
     seconds = {"scorer": 0.02, "solve": 0.001, "search": 0.003}
     known = {"low": recall - 0.04, "high": recall + 0.03, "calls": budget, "seconds": seconds}
+    known["per_query"] = values(recall)
     return Result(strategy=strategy, baseline=baseline, budget=budget, k=k, recall=recall, **{**known, **changes})
+
+
+def judged(strategy, budget, mean, *, first_stage=None, **spread) -> Quality:
+    """A quality whose nDCG@10 has this mean over the queries."""
+    return Quality(strategy, budget, {"nDCG@10": mean}, first_stage, {"nDCG@10": values(mean, **spread)})
 
 
 def made_by_hand(**changes) -> Comparison:

@@ -138,10 +138,15 @@ def test_quality_is_that_of_the_judgments_in_the_folder(tmp_path):
     assert task.judged.texts == task.judged.ids == tuple(task.queries) == ("test 0", "test 1", "test 2", "test 3")
     assert task.judged.relevant == [[str(row)] for (row,) in rows[4:]]
     quality = run(Bench(task), ["rerank:retriever=bm25", "rerank:retriever=random"], budgets=(3,)).quality
+    first_stages, quality = quality[:3], quality[3:]
+    assert [(one.strategy, one.budget) for one in first_stages] == [("bm25", 0), ("dense", 0), ("fused", 0)]
     assert [(one.strategy, one.budget) for one in quality][::2] == [("rerank, bm25", 3), ("exact", None)]
     wanted = {"nDCG@10": (1 + 1 / np.log2(3) + 1 / 2) / 4, "MRR@10": (1 + 1 / 2 + 1 / 3) / 4, "accuracy": 1 / 4}
     assert quality[2].values == pytest.approx(wanted)
     assert quality[0].values == quality[2].values  # BM25 is the scores themselves
+    assert first_stages[0].values == quality[2].values
+    assert first_stages[0].per_query == quality[2].per_query
+    assert [one.first_stage for one in quality] == ["bm25", "random", None]
     assert quality[1].values["nDCG@10"] < wanted["nDCG@10"]
     assert read_matrix(tmp_path / "tiny", queries=2).judged.relevant == [[str(row)] for (row,) in rows[4:6]]
 
@@ -209,7 +214,10 @@ def test_a_set_is_scored_once_and_measured_by_its_judgments(read):
     bench = Bench(task, calls_per_item=3, anchors=3)
     outcome = run(bench, default_names(bench.available))
     assert len(outcome.results) == 12 * 2
-    assert {one.strategy for one in outcome.quality} == {*(r.strategy for r in outcome.results), "exact"}
+    first_stages = [one.strategy for one in outcome.quality if one.budget == 0]
+    assert first_stages == ["bm25", "tfidf", "dense", "fused"]
+    strategies = {one.strategy for one in outcome.quality if one.budget != 0}
+    assert strategies == {*(r.strategy for r in outcome.results), "exact"}
     exact = outcome.quality[-1]
     assert (exact.strategy, exact.budget) == ("exact", None)
     assert exact.values == {"nDCG@10": pytest.approx(1), "MRR@10": pytest.approx(1), "accuracy": 1}

@@ -183,6 +183,7 @@ def test_a_result_as_json_has_exactly_these_fields():
         "high": 0.53,
         "calls": 50,
         "seconds": {"scorer": 0.02, "solve": 0.001, "search": 0.003},
+        "rounds": None,
     }
 
 

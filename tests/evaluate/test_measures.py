@@ -171,9 +171,18 @@ def test_a_paired_difference_is_surer_than_two_intervals():
 
 def test_a_paired_difference_worked_out_by_hand():
     """Of two queries that differ by 0 and 1 half the draws take one of each, a quarter twice the same."""
-    assert paired_difference([1, 1], [0, 1]) == (0.5, 0.0, 1.0)
-    assert paired_difference([0.5, 0.75], [0.25, 0.5]) == (0.25, 0.25, 0.25)
-    assert paired_difference([1, 0, 1], [1, 0, 1]) == (0, 0, 0)
+    assert paired_difference([1, 1], [0, 1]) == (0.5, 0.0, 1.0, 2)
+    assert paired_difference([0.5, 0.75], [0.25, 0.5]) == (0.25, 0.25, 0.25, 2)
+    assert paired_difference([1, 0, 1], [1, 0, 1]) == (0, 0, 0, 3)
+
+
+def test_a_difference_is_shown_by_an_interval_without_zero_of_enough_queries():
+    above = paired_difference([0.75] * 20, [0.5] * 20)
+    assert (above.sign, above.shown) == (1, True)
+    assert paired_difference([0.5] * 20, [0.75] * 20).sign == -1
+    assert not paired_difference([0.75] * 19, [0.5] * 19).shown
+    assert not paired_difference([1, 0] * 20, [0, 1] * 20).shown
+    assert above.to_json() == {"mean": 0.25, "low": 0.25, "high": 0.25, "queries": 20, "shown": True}
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,21 @@ from typing import Any, Final
 
 from crossknn._imports import import_extra
 from crossknn.evaluate.comparison import TIME_PARTS, Comparison
-from crossknn.evaluate.measures import DRAWS, LEVEL
-from crossknn.evaluate.report import findings
+from crossknn.evaluate.measures import DRAWS, LEVEL, MIN_QUERIES
+from crossknn.evaluate.quality import best_first_stage, gains
+from crossknn.evaluate.report import findings, formats
 from crossknn.evaluate.report.plots import Plot, make_plots
 from crossknn.storage.atomic import disk_errors, write_atomic
 
-FORMATS: Final = ("percent", "number", "short", "milliseconds", "signed", "value")  # filters of the template
+FORMATS: Final = (
+    "decimals",
+    "percent",
+    "number",
+    "short",
+    "milliseconds",
+    "signed",
+    "value",
+)  # filters of the template
 
 
 def write_report(comparison: Comparison, folder: str | Path) -> Path:
@@ -49,17 +58,20 @@ def render_page(comparison: Comparison, plots: Mapping[str, Plot] | None = None)
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {name: getattr(findings, name) for name in FORMATS} | {"embed": _embed}
+    environment.filters |= {name: getattr(formats, name) for name in FORMATS} | {"embed": _embed}
     page: str = environment.get_template("page.html.j2").render(
         comparison=comparison,
         plots=make_plots(comparison) if plots is None else plots,
         studies=comparison.studies,
         findings=findings,
+        gains=gains(comparison.quality) if comparison.quality else [],
+        first_stage=best_first_stage(comparison.quality),
         facts=_facts(comparison),
         costs=_costs(comparison.attainable),
         time_parts=TIME_PARTS,
         draws=DRAWS,
-        confidence=f"{100 * LEVEL:.0f}{findings.PERCENT}",
+        min_queries=MIN_QUERIES,
+        confidence=f"{100 * LEVEL:.0f}{formats.PERCENT}",
     )
     return page
 
@@ -73,7 +85,7 @@ def _facts(comparison: Comparison) -> dict[str, Any]:
     """What is known about the run, by name."""
     facts: dict[str, Any] = {"items": comparison.items, **comparison.data}
     if comparison.speed:
-        facts["scorer time"] = f"{findings.describe_speed(comparison.speed)}, because scores were cached"
+        facts["scorer time"] = f"{formats.describe_speed(comparison.speed)}, because scores were cached"
     return facts
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from crossknn._imports import import_extra
 from crossknn.evaluate.comparison import TIME_PARTS, Comparison
 from crossknn.evaluate.measures import LEVEL
-from crossknn.evaluate.report.findings import PERCENT, TYPICAL_K, describe_best, headline, number, rounded, typical
+from crossknn.evaluate.report.findings import TYPICAL_K, describe_best, headline, typical
+from crossknn.evaluate.report.formats import PERCENT, number, rounded
 from crossknn.evaluate.studies import (
     RECALL,
     DistributionStudy,

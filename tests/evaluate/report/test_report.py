@@ -13,7 +13,8 @@ import pytest
 
 from crossknn.errors import InputError, MissingExtra
 from crossknn.evaluate.comparison import Answer, Line
-from crossknn.evaluate.report.findings import headline, milliseconds, number, signed, tally
+from crossknn.evaluate.report.findings import headline, tally
+from crossknn.evaluate.report.formats import milliseconds, number, signed
 from crossknn.evaluate.report.page import render_page, write_report
 from crossknn.evaluate.report.plots import in_pairs, make_plots, plot_recall, styles_of
 from crossknn.evaluate.studies import Studies
@@ -64,18 +65,23 @@ def html(written):
 
 def test_the_headline_names_the_better_one_first_whoever_it_is(comparison):
     assert "“Axn, dense first” finds 74.2" in headline(comparison)
-    assert headline(comparison).index("74.2") < headline(comparison).index("“Rerank, BM25”, 70.0")
+    assert headline(comparison).index("74.2") < headline(comparison).index("70.0")
+    assert "+4.2 points, 95\u00a0% interval +4.2 to +4.2" in headline(comparison)
     losing = made_by_hand(results=[result("Rerank", 30, 5, 0.71), result("Axn", 30, 5, 0.68, baseline="Rerank")])
-    assert headline(losing).index("“Rerank” finds 71.0") < headline(losing).index("“Axn”, 68.0")
+    assert headline(losing).index("“Rerank” finds 71.0") < headline(losing).index(
+        "“Axn”, the best adaptive search, 68.0"
+    )
     level = made_by_hand(results=[result("Rerank", 30, 5, 0.71), result("Axn", 30, 5, 0.71, baseline="Rerank")])
-    assert "as many as “Rerank”" in headline(level)
+    assert headline(level).startswith("No difference shown: at 30 calls")
     alone = made_by_hand(results=[result("Rerank", 30, 5, 0.71)])
     assert headline(alone).endswith("“Rerank” finds 71.0\u00a0% of the cross-encoder’s true top 5.")
     assert tally(alone) is None
 
 
 def test_the_tally_counts_wins_and_losses_alike(comparison):
-    assert "above its own baseline in 9 of 18 comparisons, below in 9 and level in 0" in tally(comparison)
+    assert "above its own baseline in 9 of 18 comparisons and below in 9; no difference is shown in 0" in tally(
+        comparison
+    )
 
 
 def test_the_results_stand_in_order_with_signed_differences(html):
@@ -83,9 +89,11 @@ def test_the_results_stand_in_order_with_signed_differences(html):
     at = rows.index(["Budget: 100 calls"])
     assert ["|".join(row) for row in rows[at + 1 : at + 5]] == [
         "Rerank, BM25|100|80.0|76.0–83.0||70.0|66.0–73.0||50.0|46.0–53.0||24",
-        "Axn, BM25 first|100|74.9|70.9–77.9|−5.1|64.9|60.9–67.9|−5.1|44.9|40.9–47.9|−5.1|24",
+        "Axn, BM25 first|100|74.9|70.9–77.9|−5.1 −5.1 to −5.1|64.9|60.9–67.9|"
+        "−5.1 −5.1 to −5.1|44.9|40.9–47.9|−5.1 −5.1 to −5.1|24",
         "Rerank, dense|100|70.0|66.0–73.0||60.0|56.0–63.0||40.0|36.0–43.0||24",
-        "Axn, dense first|100|84.2|80.2–87.2|+14.2|74.2|70.2–77.2|+14.2|54.2|50.2–57.2|+14.2|24",
+        "Axn, dense first|100|84.2|80.2–87.2|+14.2 +14.2 to +14.2|74.2|70.2–77.2|"
+        "+14.2 +14.2 to +14.2|54.2|50.2–57.2|+14.2 +14.2 to +14.2|24",
     ]
     assert ["Exact search", "5,183", "100.0", "", "", "100.0", "", "", "100.0", "", "", "1,250"] in rows
     assert ["Rerank, BM25", "20", "1.0", "3.0"] in rows  # where the time goes
@@ -304,7 +312,7 @@ def test_the_files_of_a_report(comparison, written):
     assert sorted(p.name for p in written.parent.iterdir()) == ["recall.png", "report.html", "results.json"]
     found = json.loads((written.parent / "results.json").read_text(encoding="utf-8"))
     assert found == comparison.to_json()
-    assert sorted(found) == ["header", "records"]
+    assert sorted(found) == ["advice", "findings", "header", "records"]
     assert found["header"]["data"] == comparison.data
     assert len(found["records"]) == len(comparison.results)
     assert (written.parent / "recall.png").read_bytes().startswith(PNG)
@@ -344,6 +352,7 @@ def test_a_folder_that_cannot_be_written_is_named(comparison, tmp_path):
         (signed(-3.0), "−3.0"),
         (signed(0.0), "0.0"),
         (signed(-0.0), "0.0"),
+        (signed(0.04), "+0.04"),
         (signed(None), "–"),
     ],
 )

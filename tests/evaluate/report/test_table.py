@@ -3,8 +3,8 @@
 import pytest
 from rich.console import Console
 
-from crossknn.evaluate.report.table import table
-from tests.evaluate.conftest import made_by_hand, result
+from crossknn.evaluate.report.table import quality_table, table
+from tests.evaluate.conftest import judged, made_by_hand, result, values
 
 LONG = {"scorer": 90.0, "solve": 0.25, "search": 0.75}
 GREEN, DIM_RED = "\x1b[32m", "\x1b[2;31m"
@@ -38,8 +38,25 @@ def test_better_is_green_worse_is_dim_red_and_baselines_are_plain(comparison):
     assert all(line.count(GREEN) == 3 and DIM_RED not in line for line in colors["Axn, dense"])
     assert all(line.count(DIM_RED) == 3 and GREEN not in line for line in colors["Axn, BM25"])
     assert not any(GREEN in line or DIM_RED in line for line in colors["Rerank"])
-    level = made_by_hand(results=[result("a", 9, 1, 0.50001), result("b", 9, 1, 0.49999, baseline="a")])
-    assert not any(color in printed(level, color=True) for color in (GREEN, DIM_RED, "\x1b[31m"))
+
+
+def test_what_is_not_shown_has_no_color():
+    unsure = values(0.55, spread=0.4)
+    for changes in ({"per_query": unsure}, {"per_query": values(0.6, queries=40)[:19]}, {"per_query": ()}):
+        plain = result("a", 9, 1, 0.5, per_query=values(0.5, queries=len(changes["per_query"]) or 40))
+        level = made_by_hand(results=[plain, result("b", 9, 1, 0.6, baseline="a", **changes)])
+        assert not any(color in printed(level, color=True) for color in (GREEN, DIM_RED, "\x1b[31m"))
+
+
+def test_the_quality_of_first_stages_stands_before_that_of_the_cross_encoder():
+    console = Console(width=100, record=True, force_terminal=True, color_system="standard")
+    levels = [judged("exact", None, 0.4), judged("bm25", 0, 0.6), judged("rerank, bm25", 50, 0.7, spread=0.4)]
+    with console.capture() as capture:
+        console.print(quality_table(levels))
+    lines = [line.split() for line in capture.get().splitlines() if "0." in line]
+    assert [line[:2] for line in lines] == [["bm25", "0"], ["rerank,", "bm25"], ["exact", "all"]]
+    assert "\x1b[2;31m−0.200" in capture.get()
+    assert GREEN not in capture.get()
 
 
 @pytest.mark.parametrize("width", [80, 100, 300])
