@@ -217,7 +217,7 @@ def build(
             _score_part(items, part, settings, as_json=as_json)
             return
         prepared = Build(items, **settings)
-        _mention_teaching(prepared, measure=not is_url(models.scorer))
+        _mention_teaching(prepared, measure=not is_url(models.scorer_name))
         index = Index.from_build(prepared)
         index.save(folder)
     if as_json:
@@ -308,11 +308,11 @@ def add(
     with ProgressBars() as progress:
         items = item_fields.read(corpus, progress)
     with ProgressBars(keep=True, log=True) as bars, resumable():
-        work = work_dir or options.default_work_dir(folder)
+        work, known = work_dir or options.default_work_dir(folder), options.models_of(index)
         changed = index.add(
             items,
-            scorer=models.load_scorer(work_dir=work),
-            encoder=models.encoder_for(index),
+            scorer=models.load_scorer(work_dir=work, models=known, same=not any_model),
+            encoder=models.encoder_for(known, same=not any_model),
             queries_per_item=queries_per_item,
             work_dir=work,
             check_models=not any_model,
@@ -365,7 +365,8 @@ def learn(
     check_target(target)
     work, in_place = work_dir or options.default_work_dir(folder), target.resolve() == folder.resolve()
     with ProgressBars(keep=True, log=True) as bars, resumable():
-        scorer = models.load_scorer(work_dir=work)
+        known = options.models_of(index)
+        scorer = models.load_scorer(work_dir=work, models=known, same=not any_model)
         texts = [*index.queries, *(() if queries is None else options.read_texts(queries))]
         key = f"{index.identity} {queries}"
         with open_scored_lists(scores, texts, index.items, scorer=scorer.fingerprint, work_dir=work, key=key) as lists:
@@ -373,7 +374,7 @@ def learn(
             learned = index.learn(
                 lists,
                 scorer=scorer,
-                encoder=models.encoder_for(index),
+                encoder=models.encoder_for(known, same=not any_model),
                 work_dir=work,
                 device=models.device,
                 check_models=not any_model,

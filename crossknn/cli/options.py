@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -18,7 +19,9 @@ from crossknn.errors import InputError
 
 if TYPE_CHECKING:
     from crossknn.indexing.index import Index
+    from crossknn.indexing.remembered_models import RememberedModels
     from crossknn.items.items import Items
+    from crossknn.models.specs import ModelSpec
     from crossknn.strategies.base import Strategy
     from crossknn.types import Encoder, Engine, Progress, Scorer
 
@@ -69,12 +72,14 @@ class ScorerOptions:
     """The cross-encoder, and how the models run."""
 
     scorer: Annotated[
-        str,
+        str | None,
         Option(
+            envvar="CROSSKNN_SCORER",
             help="Cross-encoder: a hub name, a local folder, 'embedded' (needs no hub), or URL#MODEL of a server: a "
-            "rerank endpoint, or …/completions of a language model."
+            "rerank endpoint, or …/completions of a language model. Default: the one of the index, else "
+            f"{DEFAULT_SCORER}.",
         ),
-    ] = DEFAULT_SCORER
+    ] = None
     device: DeviceOption = None
     dtype: Annotated[
         Dtype, Option(help="Precision of the cross-encoder. auto: float32 on cpu, bfloat16 on cuda. int8: cpu only.")
@@ -117,50 +122,73 @@ class ScorerOptions:
         float | None, Option(help="Score of a pair that a server refuses. Default: an error that names the pair.")
     ] = None
 
+    @property
+    def scorer_name(self) -> str:
+        """The scorer that is named, or the default for items without an index."""
+        return self.scorer or DEFAULT_SCORER
+
     @collector_paused()
     def load_scorer(
-        self, *, cache: Path | None = None, keep_queries: bool = False, work_dir: Path | None = None
+        self,
+        *,
+        cache: Path | None = None,
+        keep_queries: bool = False,
+        work_dir: Path | None = None,
+        models: RememberedModels | None = None,
+        same: bool = True,
     ) -> Scorer:
         """The cross-encoder, with its scores kept in `cache`.
 
         The scores of a server, which may cost money, are also kept in the `work_dir` of a build.
+
+        Args:
+            models: Those of the index, whose scorer it is by default, with the settings that no option changes.
+            same: Whether it must be the scorer of the index.
         """
         from crossknn.scorers.cached import Cached
-        from crossknn.scorers.remote.http_scorer import is_url
 
         check_device(self.device)
-        prompt = self._given("template", "instruction", "true_token", "false_token")
-        requests = self._given(
-            "price_per_1000", "price_per_million_tokens", "spend_limit", "max_item_chars", "fallback_score"
-        )
-        if is_url(self.scorer):
-            scorer = self._server_scorer(prompt, requests)
-            cache = cache if work_dir is None else work_dir / "server-scores.db"
-        else:
-            self._refuse(requests, f"applies to servers only, and {self.scorer} runs here. Leave it out.")
-            scorer = self._local_scorer(prompt)
+        spec = self._choose_scorer(models, same=same)
+        with nullcontext() if models is None else models.scorer.explaining(spec):
+            scorer = self._open_server(spec) if spec.is_server else self._open_local(spec)
+        if spec.is_server and work_dir is not None:
+            cache = work_dir / "server-scores.db"
         return scorer if cache is None else Cached(scorer, cache, keep_queries=keep_queries)
 
-    def _local_scorer(self, prompt: dict[str, Any]) -> Scorer:
-        from crossknn.scorers.cross_encoder import CrossEncoder
-        from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder, is_emb_cross_encoder
+    def _choose_scorer(self, models: RememberedModels | None, *, same: bool) -> ModelSpec:
+        from crossknn.indexing.remembered_models import named_spec
 
-        settings: dict[str, Any] = {"device": self.device, "dtype": str(self.dtype), **self._windows()}
-        if prompt or not is_emb_cross_encoder(self.scorer):
-            return CrossEncoder(self.scorer, **settings, **prompt)
-        return EmbCrossEncoder(self.scorer, **settings)
+        if models is not None:
+            return models.scorer.choose(self.scorer, same=same)
+        spec = named_spec("scorer", self.scorer_name)
+        return replace(spec, kind="CrossEncoder") if self._prompt and spec.kind == "EmbCrossEncoder" else spec
 
-    def _server_scorer(self, prompt: dict[str, Any], requests: dict[str, Any]) -> Scorer:
-        from crossknn.scorers.remote.logprob import LogprobScorer, is_completion_url
-        from crossknn.scorers.remote.scorer import RemoteScorer
+    def _open_local(self, spec: ModelSpec) -> Scorer:
+        from crossknn.indexing.remembered_models import open_scorer
+
+        self._refuse(self._requests, f"applies to servers only, and {spec.name} runs here. Leave it out.")
+        precision = {} if self.dtype is Dtype.auto else {"dtype": str(self.dtype)}
+        return open_scorer(spec, device=self.device, **precision, **self._prompt, **self._windows())
+
+    def _open_server(self, spec: ModelSpec) -> Scorer:
+        from crossknn.indexing.remembered_models import open_scorer
 
         if self.dtype is not Dtype.auto:
             raise InputError(f"--dtype {self.dtype} applies to local models only: a server chooses its own precision.")
-        requests |= self._windows()
-        if is_completion_url(self.scorer):
-            return LogprobScorer(self.scorer, **prompt, **requests)
-        self._refuse(prompt, "applies to local models and completion servers only: a rerank server has its own prompt.")
-        return RemoteScorer(self.scorer, **requests)
+        if spec.kind == "RemoteScorer":
+            reason = "applies to local models and completion servers only: a rerank server has its own prompt."
+            self._refuse(self._prompt, reason)
+        return open_scorer(spec, **self._prompt, **self._requests, **self._windows())
+
+    @property
+    def _prompt(self) -> dict[str, Any]:
+        return self._given("template", "instruction", "true_token", "false_token")
+
+    @property
+    def _requests(self) -> dict[str, Any]:
+        return self._given(
+            "price_per_1000", "price_per_million_tokens", "spend_limit", "max_item_chars", "fallback_score"
+        )
 
     def _windows(self) -> dict[str, str]:
         return {} if self.long_items is None else {"long_items": str(self.long_items)}
@@ -181,8 +209,8 @@ class ModelOptions(ScorerOptions):
     encoder: Annotated[
         str | None,
         Option(
-            help="Dual encoder: a hub name, a local folder, or 'embedded' (needs no hub). Default: the one taught for "
-            f"the index, else {DEFAULT_ENCODER}."
+            help="Dual encoder: a hub name, a local folder, or 'embedded' (needs no hub). Default: the one of the "
+            f"index, else {DEFAULT_ENCODER}."
         ),
     ] = None
 
@@ -195,13 +223,13 @@ class ModelOptions(ScorerOptions):
             raise InputError("--encoder must be a hub name, a local folder or 'embedded' for an index, got 'none'.")
         return SentenceEncoder(self.encoder or DEFAULT_ENCODER, device=self.device)
 
-    def encoder_for(self, source: Path | Index | Items) -> Encoder | None:
-        """The encoder that is named, or None where an index, or one in a folder, has its own."""
-        if not has_encoder(source):
-            return self.load_encoder()
-        if self.encoder == "none":
+    def encoder_for(self, models: RememberedModels | None, *, same: bool = True) -> Encoder | None:
+        """The encoder that is named, or that of the index; None where the index has its own."""
+        if models is not None and models.has_encoder and self.encoder == "none":
             raise InputError("--encoder none does not apply to an index with an encoder of its own. Leave it out.")
-        return None if self.encoder is None else self.load_encoder()
+        if models is None or self.encoder == "none":
+            return self.load_encoder()
+        return models.open_encoder(self.encoder, same=same, device=self.device)
 
 
 @dataclass(frozen=True)
@@ -239,7 +267,7 @@ class SourceOptions(ModelOptions, FieldOptions):
         str | None,
         Option(
             help="Dual encoder: a hub name, a local folder, 'embedded' (needs no hub), or 'none'. Default: the one "
-            f"taught for the index, else {DEFAULT_ENCODER}."
+            f"of the index, else {DEFAULT_ENCODER}."
         ),
     ] = None
     vectors: Annotated[
@@ -269,16 +297,17 @@ class SourceOptions(ModelOptions, FieldOptions):
 
         if self.cache_queries and self.cache is None:
             raise InputError("--cache-queries needs a --cache to keep them in.")
-        scorer = self.load_scorer(cache=self.cache, keep_queries=self.cache_queries)
-        without = self.encoder == "none" and not has_encoder(source)
-        encoder = None if without else self.encoder_for(source)
+        models, same = models_of(source), not self.any_model
+        scorer = self.load_scorer(cache=self.cache, keep_queries=self.cache_queries, models=models, same=same)
+        without = self.encoder == "none" and not (models and models.has_encoder)
+        encoder = None if without else self.encoder_for(models, same=same)
         vectors = None
         if self.vectors is not None:
             if encoder is None:
                 raise InputError("--vectors needs an --encoder: query and item vectors must come from the same model.")
             vectors = encode_items(source, encoder, path=self.vectors, progress=progress)
-        models = {"scorer": scorer, "encoder": encoder, "vectors": vectors, "check_models": not self.any_model}
-        return {**models, "device": self.device, "progress": progress}
+        given = {"scorer": scorer, "encoder": encoder, "vectors": vectors, "check_models": same}
+        return {**given, "device": self.device, "progress": progress}
 
 
 @dataclass(frozen=True)
@@ -310,7 +339,7 @@ class EngineOptions:
                 if value is not None:
                     raise InputError(f"{option} applies to --engine ray only, got {value!r} without it.")
             return LOCAL
-        if is_url(models.scorer):
+        if is_url(models.scorer_name):
             raise InputError("--engine ray runs local models, and a server has its own machines. Leave one out.")
         if models.device is not None and ":" in models.device:
             raise InputError(
@@ -338,13 +367,12 @@ def is_index(corpus: Path) -> bool:
     return os.path.lexists(corpus / "index.json")
 
 
-def has_encoder(source: Any) -> bool:
-    """Whether an index, or one in a folder, has an encoder of its own."""
-    from crossknn.storage.atomic_dir import read_folder
+def models_of(source: Path | Index | Items) -> RememberedModels | None:
+    """The models of an index, or of one in a folder; None for items."""
+    from crossknn.indexing.remembered_models import RememberedModels
+    from crossknn.items.items import Items
 
-    if isinstance(source, Path):
-        return is_index(source) and read_folder(source).facts.get("taught") is not None
-    return bool(getattr(source, "has_encoder", False))
+    return None if isinstance(source, Items) else RememberedModels.of(source)
 
 
 def default_work_dir(folder: Path) -> Path:

@@ -19,6 +19,7 @@ from crossknn.encoders.padding_free import PaddingFreeEncoder
 from crossknn.encoders.text_tokens import text_tokenizer
 from crossknn.models.batching import without_cudnn_attention
 from crossknn.models.hub import EMBEDDED, find_model, portable_name
+from crossknn.models.specs import ModelSpec
 from crossknn.scorers.inference.token_store import Tokenize, Tokens
 from crossknn.types import Vectors
 
@@ -97,6 +98,15 @@ class SentenceEncoder:
         """Pickled as the model's name and settings; another process loads the model itself."""
         name = portable_name(self.name, self.folder)
         return partial(type(self), name, dtype=self.dtype, max_tokens=self.max_tokens, **self._settings), ()
+
+    @property
+    def spec(self) -> ModelSpec | None:
+        """How to open the model again, as an index remembers it; None for one in a temporary folder."""
+        if self.folder_owner is not None:
+            return None
+        settings = {name: self._settings[name] for name in ("normalize", "query_prompt", "item_prompt")}
+        settings |= {"dtype": self.dtype, "max_tokens": self.max_tokens}
+        return ModelSpec.of(self, portable_name(self.name, self.folder), settings)
 
     @property
     def model(self) -> Any:

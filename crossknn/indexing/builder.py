@@ -53,6 +53,7 @@ from crossknn.indexing.teaching.stored_encoder import StoredEncoder
 from crossknn.indexing.teaching.teach import KnownList, Taught, teach
 from crossknn.items.items import Items
 from crossknn.models.fingerprints import is_unnamed
+from crossknn.models.specs import spec_of
 from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.cache import CandidateCache
 from crossknn.retrievers.dense import Dense
@@ -85,6 +86,7 @@ class Build:
         train_queries: Distinct; cut from the items if no `queries` were given.
         not_calibrated: Why a calibration that was wanted is left out.
         samplings: The given ones, or the default.
+        encoder_spec: How to open the given encoder; None if it has no name.
         calls_made: So far.
         seconds: Of each step so far; saved in indexes, so that the names of steps do not change.
     """
@@ -119,6 +121,7 @@ class Build:
         check_seed(self.seed)
         check_engine(self.engine)
         self._check_models()
+        self.encoder_spec = spec_of(without_adapter(self.encoder))  # of the encoder that is taught, if one is
         self.teaching = self._choose_teaching()
         self.method = self._choose_method()
         self._registry = RetrieverRegistry(self.items, own=self.retrievers, fitted={"dense": self._fit_dense})

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._checks import check_positive
-from crossknn.encoders.adapter import AdaptedEncoder, Adapter
+from crossknn.encoders.adapter import AdaptedEncoder, Adapter, without_adapter
 from crossknn.encoders.item_encoding import encode_items
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.engines.local import LOCAL
@@ -29,6 +29,7 @@ from crossknn.indexing.teaching.settings import Teaching
 from crossknn.indexing.teaching.stored_encoder import StoredEncoder
 from crossknn.items.items import Items
 from crossknn.models.fingerprints import is_unnamed
+from crossknn.models.specs import ModelSpec, read_specs, spec_of
 from crossknn.retrievers.bm25 import Bm25, StoredBm25
 from crossknn.scorers.timing import Timed
 from crossknn.storage.atomic_dir import Folder, Write, read_folder, write_folder
@@ -60,6 +61,8 @@ class Index:
         recall_calibration: Of the expected recall of posterior search; None if the index was built without.
         scorer: Fingerprint of the cross-encoder.
         encoder: Fingerprint of the dual encoder.
+        scorer_spec: Name and settings of the cross-encoder, to open it again; None if it has no name, as a function.
+        encoder_spec: The same of the dual encoder, before it was taught.
         report: Statistics of the build.
     """
 
@@ -74,6 +77,8 @@ class Index:
     scorer: str
     encoder: str
     report: BuildReport
+    scorer_spec: ModelSpec | None = None
+    encoder_spec: ModelSpec | None = None
     _bm25: Bm25 | StoredBm25 | None = None
     _taught: StoredEncoder | Adapter | None = None
     _folder: Folder | None = None
@@ -178,6 +183,8 @@ class Index:
             scorer=build.scorer.fingerprint,
             encoder=build.encoder.fingerprint,
             report=report,
+            scorer_spec=spec_of(build.scorer),
+            encoder_spec=build.encoder_spec,
             _bm25=build.bm25,
             _taught=build.stored_encoder,
             _source=build.vectors_path,
@@ -239,6 +246,10 @@ class Index:
             "dim": int(self.vectors.shape[1]),
             "scorer": self.scorer,
             "encoder": self.encoder,
+            "models": {
+                "scorer": None if self.scorer_spec is None else self.scorer_spec.as_dict(),
+                "encoder": None if self.encoder_spec is None else self.encoder_spec.as_dict(),
+            },
             "normalization": asdict(self.normalization),
             "factors": None if self.factors is None else self.factors.facts(),
             "prior": None if self.prior is None else self.prior.to_dict(),
@@ -317,6 +328,7 @@ class Index:
                 if facts.get(name, count) != count:
                     raise InputError(f"{name} must be {count}, got {facts[name]}.")
             factors = facts["factors"]
+            scorer_spec, encoder_spec = read_specs(facts)
             prior, bm25, taught, adapter = map(facts.get, ("prior", "bm25", "taught", "adapter"))
             if prior is not None:
                 prior = Prior.from_dict(prior, bias=arrays[BIAS], latent_factors=arrays[LATENT_FACTORS])
@@ -333,6 +345,8 @@ class Index:
                 scorer=read_as(str, facts["scorer"], "scorer"),
                 encoder=read_as(str, facts["encoder"], "encoder"),
                 report=BuildReport.from_dict(facts["report"]),
+                scorer_spec=scorer_spec,
+                encoder_spec=encoder_spec,
                 _bm25=None if bm25 is None else StoredBm25.load(folder.files, bm25, len(items)),
                 _taught=_load_taught(folder, arrays, taught, adapter),
                 _folder=folder,
@@ -459,6 +473,7 @@ class Index:
             factors=factors,
             prior=None if self.prior is None else self.prior.add(fitted),
             report=replace(self.report, items=len(together), calls=calls, calls_made=timed.calls),
+            **self._specs(scorer, encoder),
         )
 
     def learn(
@@ -514,7 +529,15 @@ class Index:
         if self._taught is not None and learned._taught is not None:  # it was taught before
             learned._taught = replace(learned._taught, base=self._taught.base)
         learned._bm25 = learned._bm25 or self._bm25  # of the same items
-        return learned
+        return replace(learned, **self._specs(scorer, encoder))
+
+    def _specs(self, scorer: Scorer, encoder: Encoder | None) -> dict[str, Any]:
+        """What is remembered of the models: the names by which they were opened now, if they are those of the index."""
+        base = self.encoder if self._taught is None else self._taught.base
+        encoder = without_adapter(encoder) if encoder is not None else None
+        found = spec_of(scorer) if scorer.fingerprint == self.scorer else None
+        found_encoder = spec_of(encoder) if encoder is not None and encoder.fingerprint == base else None
+        return {"scorer_spec": found or self.scorer_spec, "encoder_spec": found_encoder or self.encoder_spec}
 
     def remove(self, ids: Iterable[str | int]) -> Self:
         """An index without the items of these ids."""

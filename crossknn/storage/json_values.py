@@ -57,8 +57,8 @@ def read_as(kind: Any, value: Any, name: str = "content") -> Any:
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:
             return None
-        (kind,) = (one for one in arguments if one is not NoneType)
-        return read_as(kind, value, name)
+        kinds = [one for one in arguments if one is not NoneType]
+        return read_as(next((one for one in kinds if type(value) is one), kinds[0]), value, name)
     if is_dataclass(kind) or is_typeddict(kind):
         return _read_fields(kind, value, name)
     if origin is Literal and value in arguments:

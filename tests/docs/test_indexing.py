@@ -1,5 +1,7 @@
 """The code of docs/indexing.md runs as it stands, with small functions in place of the models."""
 
+from functools import partial
+
 import numpy as np
 
 import crossknn as ck
@@ -27,8 +29,11 @@ def test_the_code_of_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
     (tmp_path / "train.txt").write_text("\n".join(f"{a} {b}" for a in WORDS for b in WORDS[:3]))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ck, "CrossEncoder", lambda _: ck.function_scorer(count_words, fingerprint="words"))
-    monkeypatch.setattr(ck, "SentenceEncoder", lambda _: ck.function_encoder(vectors_of, fingerprint="counts"))
+    scorer = ck.function_scorer(count_words, fingerprint="words")
+    encoder = ck.function_encoder(vectors_of, fingerprint="counts")
+    monkeypatch.setattr(ck, "CrossEncoder", lambda _: scorer)
+    monkeypatch.setattr(ck, "SentenceEncoder", lambda _: encoder)
+    monkeypatch.setattr(ck, "open", partial(ck.open, scorer=scorer, encoder=encoder))  # functions have no names
 
     names = {}
     for block in BLOCKS:

@@ -21,6 +21,7 @@ from crossknn._imports import import_extra
 from crossknn.errors import InputError, ScorerError
 from crossknn.models.batching import batches_in_order, length_buckets, without_cudnn_attention
 from crossknn.models.hub import portable_name
+from crossknn.models.specs import ModelSpec
 from crossknn.scorers.base import RankMixin, check_pairs, check_scores, describe_pair
 from crossknn.scorers.inference.cuda_graphs import CudaGraphs
 from crossknn.scorers.inference.int8 import encoder_linears, quantize_linears
@@ -194,10 +195,21 @@ class ModelScorer(RankMixin):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process gets the model's name and all settings, and opens the model itself."""
-        opened = self._pretrained
-        settings = {"dtype": self.dtype, **asdict(self.truncation), **self._given}
         subclass: Callable[..., ModelScorer] = type(self)  # which takes a name
-        return partial(subclass, portable_name(opened.source, opened.folder), **settings, **self._own_settings()), ()
+        return partial(subclass, self._portable_name, **self._score_settings(), **self._given), ()
+
+    @property
+    def spec(self) -> ModelSpec | None:
+        """How to open the model again, as an index remembers it."""
+        return ModelSpec.of(self, self._portable_name, self._score_settings())
+
+    @property
+    def _portable_name(self) -> str:
+        return portable_name(self._pretrained.source, self._pretrained.folder)
+
+    def _score_settings(self) -> dict[str, Any]:
+        """The arguments that change scores."""
+        return {"dtype": self.dtype, **asdict(self.truncation), **self._own_settings()}
 
     @cached_property
     def fingerprint(self) -> str:

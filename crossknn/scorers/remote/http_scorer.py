@@ -19,6 +19,7 @@ import numpy as np
 from crossknn._checks import check_positive, check_seconds, invalid, is_finite
 from crossknn.errors import InputError, PartialScores, ScorerError
 from crossknn.models.fingerprints import function_fingerprint
+from crossknn.models.specs import ModelSpec, public_url
 from crossknn.scorers.base import RankMixin, check_pairs, describe_pair
 from crossknn.scorers.inference.pairs import max_over_windows
 from crossknn.scorers.remote.client import KEY_VARIABLE, PLAIN_HEADERS, HttpClient, RefusedRequest, is_loopback
@@ -63,8 +64,11 @@ class HttpScorer(RankMixin, ABC):
         fallback_score: The score of a pair that the server does not score; None for an error.
         settings: All settings of the subclass that change scores, as JSON carries them.
         fingerprint: The user's own, instead of one from the settings.
+        spec_settings: The arguments of the subclass that change scores, for `spec`.
+        omitted: Arguments that `spec` leaves out because they may hold a secret.
 
     Attributes:
+        spec: How to open the scorer again, as an index remembers it; without key, headers and query string.
         fallbacks: How many pairs (or windows) have got `fallback_score`.
     """
 
@@ -84,8 +88,12 @@ class HttpScorer(RankMixin, ABC):
         fallback_score: float | None,
         settings: Sequence[Any],
         fingerprint: str | None,
+        spec_settings: Mapping[str, Any],
+        omitted: Sequence[str],
     ) -> None:
         self.url = f"{endpoint.scheme}://{endpoint.netloc}{endpoint.path}"
+        shared = {"model": model, "fallback_score": fallback_score, "fingerprint": fingerprint, **asdict(windows)}
+        self.spec = ModelSpec.of(self, str(public_url(self.url)), shared | dict(spec_settings), omitted=omitted)
         self.model = model
         self.limits = limits
         self._costs = costs
@@ -257,6 +265,11 @@ def check_fields(fields: Mapping[str, Any] | None, *, reserved: Collection[str])
     except (TypeError, ValueError) as error:
         raise InputError(f"`fields` must map names to JSON values: {error}.") from error
     return copied
+
+
+def given_names(**arguments: object) -> list[str]:
+    """The names of the arguments that are given."""
+    return [name for name, value in arguments.items() if value]
 
 
 def make_headers(url: SplitResult, api_key: str | None, headers: Mapping[str, str] | None) -> dict[str, str]:

@@ -14,7 +14,14 @@ from crossknn.scorers.inference.pairs import LongItems
 from crossknn.scorers.inference.prompt_tokens import ITEM, QUERY, Prompt
 from crossknn.scorers.inference.prompts import FAMILIES, INSTRUCTION, Family, family_prompt, text_prompt
 from crossknn.scorers.remote.cost import CostTracker, Usage, estimate_tokens
-from crossknn.scorers.remote.http_scorer import HttpScorer, RequestLimits, check_fields, make_headers, parse_url
+from crossknn.scorers.remote.http_scorer import (
+    HttpScorer,
+    RequestLimits,
+    check_fields,
+    given_names,
+    make_headers,
+    parse_url,
+)
 from crossknn.scorers.remote.long_items import ItemWindows
 from crossknn.scorers.remote.responses import MAX_SCORE, Response, describe_shape, load_json, read_tokens
 
@@ -134,6 +141,14 @@ class LogprobScorer(HttpScorer):
             fallback_score=fallback_score,
             settings=["".join(self._prompt.parts), self._true, self._false, self._top, self._fields],
             fingerprint=fingerprint,
+            spec_settings={
+                "template": template,
+                "instruction": instruction,
+                "true_token": self._true,
+                "false_token": self._false,
+                "top_logprobs": self._top,
+            },
+            omitted=given_names(headers=headers, fields=fields),
         )
 
     def __repr__(self) -> str:

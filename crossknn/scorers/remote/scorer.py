@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from crossknn.scorers.inference.pairs import LongItems
 from crossknn.scorers.remote.cost import CostTracker, Usage, estimate_tokens
-from crossknn.scorers.remote.http_scorer import HttpScorer, RequestLimits, check_fields, make_headers, parse_url
+from crossknn.scorers.remote.http_scorer import (
+    HttpScorer,
+    RequestLimits,
+    check_fields,
+    given_names,
+    make_headers,
+    parse_url,
+)
 from crossknn.scorers.remote.long_items import ItemWindows
 from crossknn.scorers.remote.providers import PROVIDERS, choose_provider, parse_response, to_logits
 from crossknn.scorers.remote.responses import Response
@@ -107,6 +114,8 @@ class RemoteScorer(HttpScorer):
             fallback_score=fallback_score,
             settings=[self.dialect, self.logits, self._fields],
             fingerprint=fingerprint,
+            spec_settings={"dialect": self.dialect, "logits": self.logits},
+            omitted=given_names(headers=headers, fields=fields),
         )
 
     def __repr__(self) -> str:
