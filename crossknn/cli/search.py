@@ -164,7 +164,7 @@ def _read_pairs(texts: list[str], path: Path | None) -> Iterator[tuple[str, str]
         raise InputError("Give either texts as arguments or pairs in a file with --pairs.")
     source: readers.Source
     if path.name.removesuffix(".gz").endswith((".csv", ".tsv")):
-        source = readers.Csv(path, id="query", text="item")
+        source = readers.Csv(path, fields={"id": "query", "text": "item", "fields": ()})
     else:
         source = readers.JsonLines(path, readers.Fields("query", ("item",)))
     return ((query, item) for query, item, _ in source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class Hit:
         deviation: Predictive standard deviation of the score; None where it is unknown.
         ranks: Rank in the list of every retriever that was used, from 1; None where it was not proposed.
         text: The item's text; empty in a trace.
+        fields: The item's fields by name, None where it has none of a name; empty in a trace.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Hit:
     deviation: float | None = None
     ranks: Mapping[str, int | None] = field(default_factory=dict, hash=False)
     text: str = field(default="", compare=False)
+    fields: Mapping[str, Any] = field(default_factory=dict, compare=False, hash=False)
 
     @property
     def expected(self) -> float | None:
@@ -182,11 +184,11 @@ class StrategyRun(NamedTuple):
             proposed_by=result.proposed_by,
             ranks=self.candidates.ranks(query, rows[calls]),
         )
-        texts = self.items.texts_of(rows[best])
+        held = zip(self.items.texts_of(rows[best]), self.items.fields_of(rows[best]), strict=True)
         hits = (trace[call] for call in np.searchsorted(calls, best).tolist())
         return Hits(
             query=self.queries[query],
-            hits=tuple(replace(hit, text=text) for hit, text in zip(hits, texts, strict=True)),
+            hits=tuple(replace(hit, text=text, fields=fields) for hit, (text, fields) in zip(hits, held, strict=True)),
             calls=result.calls,
             rounds=sum(1 for part in result.rows if len(part)),
             stopped=result.stopped,
