@@ -6,8 +6,8 @@ import hashlib
 import inspect
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import chain, islice
 from os import PathLike
 from pathlib import Path
@@ -25,7 +25,7 @@ from crossknn.items.fields import FieldColumn, concat_fields
 from crossknn.items.readers import MAX_LINE_BYTES, WRITTEN_ITEMS, Errors, Record, Source, TextOptions, as_id, wrong_type
 from crossknn.items.string_column import BLOCK_STRINGS, IdLookup, StringColumn, StringColumnBuilder
 from crossknn.storage.atomic import disk_errors, replace_file
-from crossknn.types import Mask, Progress, Rows
+from crossknn.types import Filter, Mask, Progress, Rows
 
 logger = logging.getLogger("crossknn")
 _NO_ROWS: Final = np.empty(0, np.int64)
@@ -435,20 +435,23 @@ class Items:
         string = as_id(id)
         return string is not None and self._lookup.find([string])[0] >= 0
 
-    def mask(self, filter: Collection[str | int] | Callable[[str], bool]) -> Mask:
-        """(items,) True for the items that a filter allows: a collection of ids, or a function of an id.
+    def mask(self, filter: Filter) -> Mask:
+        """(items,) True for the items that a filter allows: conditions on fields, ids, or a function of an id.
 
-        Unknown ids are ignored, since access lists often name more than one corpus holds.
+        Conditions are a mapping such as `{"section": "utils", "size": {"lt": 5000}}`; `docs/items.md` has all. Unknown
+        ids are ignored, since access lists often name more than one corpus holds.
         """
-        if isinstance(filter, Collection) and not isinstance(filter, str | bytes | Mapping):
+        if isinstance(filter, Mapping):
+            from crossknn.items.filters import FieldFilter
+
+            return FieldFilter(self._fields, self._ids.array, partial(self.rows_of, missing="skip")).mask(filter)
+        if isinstance(filter, Collection) and not isinstance(filter, str | bytes):
             allowed = np.zeros(len(self), np.bool_)
             allowed[self.rows_of(filter, missing="skip")] = True
             return allowed
         if not callable(filter):
-            hint = "For one id pass a list of it."
-            if isinstance(filter, Mapping):
-                hint = "For the keys of a mapping pass a list of them."
-            raise wrong_type("filter", "a collection of ids or a function of one id", filter, hint)
+            requirement = "a mapping of fields to values, a collection of ids, or a function of one id"
+            raise wrong_type("filter", requirement, filter, "For one id pass a list of it.")
         return np.fromiter((bool(filter(id_)) for id_ in self._ids), np.bool_, len(self))
 
     def _check_rows(self, rows: ArrayLike) -> Rows:

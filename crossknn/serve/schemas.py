@@ -18,6 +18,7 @@ from pydantic import (
 )
 from typing_extensions import TypedDict  # pydantic accepts typing's only from Python 3.12
 
+from crossknn.items.fields import fields_as_json
 from crossknn.items.items import Items
 from crossknn.search.results import Hit, Hits
 from crossknn.strategies.registry import STRATEGIES
@@ -30,6 +31,9 @@ SEARCH_EXAMPLES: Any = {
         "value": {"query": "a large cat", "strategy": {"name": "axn", "rounds": 5, "mix": 0.8}, "deadline": 2.0}
     },
     "with a filter": {"value": {"query": "a large cat", "k": 1, "filter": {"prefix": "n"}, "explain": True}},
+    "with a filter by field": {
+        "value": {"query": "a large cat", "filter": {"part_of_speech": "noun", "words": {"not_in": ["tiger", "lion"]}}}
+    },
 }
 SCORE_EXAMPLES: Any = {
     "a query and items": {"value": {"query": "a large cat", "items": ["tiger", "espresso maker"]}},
@@ -100,13 +104,33 @@ StrategyChoice = Annotated[
 ]
 
 
-class FilterRequest(RequestModel, extra="forbid"):
+class IdFilter(RequestModel, extra="forbid"):
     """Only items with these ids, or whose ids begin with the prefix, are found."""
 
     one_of = (("ids",), ("prefix",))
 
     ids: Annotated[list[str], Field(fail_fast=True)] | None = None
     prefix: str | None = None
+
+
+FieldConditions = Annotated[
+    dict[str, JsonValue],
+    Field(
+        description="Only items whose fields meet all conditions are found: a value, a list of values, or operators "
+        "(eq, ne, in, not_in, lt, le, gt, ge) for each field; and, or and not combine conditions. Fields named ids or "
+        'prefix stand within {"and": […]}.',
+        examples=[
+            {"section": "utils", "size": {"lt": 5000}},
+            {"or": [{"section": ["utils", "io"]}, {"not": {"released": {"lt": "2024-01-01"}}}]},
+        ],
+    ),
+]
+FilterChoice = Annotated[
+    Annotated[IdFilter, Tag("ids")] | Annotated[FieldConditions, Tag("fields")],
+    Discriminator(
+        lambda value: "ids" if isinstance(value, IdFilter) or {"ids", "prefix"}.intersection(value) else "fields"
+    ),
+]
 
 
 class SearchRequest(RequestModel, extra="forbid"):
@@ -121,12 +145,13 @@ class SearchRequest(RequestModel, extra="forbid"):
         None, ge=1, description="Cross-encoder calls per query; 100 by default, or the server's limit."
     )
     strategy: StrategyChoice | None = Field(None, description="Search strategy; by default chosen for the index.")
-    filter: FilterRequest | None = None
+    filter: FilterChoice | None = Field(None, description="Only these items are found: by field, or by id.")
     deadline: FiniteFloat | None = Field(None, gt=0, description="Seconds, after which the best hits so far return.")
     rank_by: Literal["score", "fused"] = "score"
     stop_at: FiniteFloat | None = Field(None, gt=0, le=1, description="Expected recall of the top k to stop at.")
     explain: bool = Field(False, description="Also return every scored item, in order of the calls.")
     texts: bool = Field(True, description="Return the items' texts.")
+    fields: bool = Field(True, description="Return the items' fields.")
 
     @property
     def all_queries(self) -> list[str]:
@@ -211,6 +236,7 @@ class HitResponse(TypedDict):
     proposed_by: str
     ranks: dict[str, int | None]
     text: NotRequired[str]
+    fields: NotRequired[dict[str, JsonValue]]
 
 
 class TraceResponse(HitResponse):
@@ -277,6 +303,7 @@ class IndexInfo(TypedDict):
 class Info(TypedDict):
     version: str
     items: int
+    fields: dict[str, str]
     index: IndexInfo
     scorer: str
     encoder: str | None
@@ -295,11 +322,11 @@ class ErrorResponse(TypedDict):
     error: ErrorDetail
 
 
-def query_response(hits: Hits, items: Items, *, explain: bool, texts: bool) -> QueryResponse:
+def query_response(hits: Hits, items: Items, *, explain: bool, texts: bool, fields: bool) -> QueryResponse:
     """The hits of one query, with every scored item where `explain` is set."""
     response: QueryResponse = {
         "query": hits.query,
-        "hits": _hit_responses(hits, items, texts=texts),
+        "hits": _hit_responses(hits, items, texts=texts, fields=fields),
         "calls": hits.calls,
         "rounds": hits.rounds,
         "stopped": hits.stopped,
@@ -312,17 +339,21 @@ def query_response(hits: Hits, items: Items, *, explain: bool, texts: bool) -> Q
         trace = list(hits.trace)
         response["trace"] = [
             {**scored, "estimate": hit.estimate, "deviation": hit.deviation}
-            for scored, hit in zip(_hit_responses(trace, items, texts=texts), trace, strict=True)
+            for scored, hit in zip(_hit_responses(trace, items, texts=texts, fields=fields), trace, strict=True)
         ]
     return response
 
 
-def _hit_responses(hits: Sequence[Hit], items: Items, *, texts: bool) -> list[HitResponse]:
+def _hit_responses(hits: Sequence[Hit], items: Items, *, texts: bool, fields: bool) -> list[HitResponse]:
     responses = [
         HitResponse(id=hit.id, score=hit.score, round=hit.round, proposed_by=hit.proposed_by, ranks=dict(hit.ranks))
         for hit in hits
     ]
-    if texts and hits:
-        for response, text in zip(responses, items.texts_of([hit.row for hit in hits]), strict=True):
+    rows = np.array([hit.row for hit in hits], np.int64)
+    if texts:
+        for response, text in zip(responses, items.texts_of(rows), strict=True):
             response["text"] = text
+    if fields:
+        for response, values in zip(responses, items.fields_of(rows), strict=True):
+            response["fields"] = fields_as_json(values)
     return responses

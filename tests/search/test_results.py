@@ -49,7 +49,7 @@ def test_hits_have_their_items_fields():
     for hits in searcher.search_many(setup.queries, k=5, strategy=Rerank(20, "random")):
         assert [hit.fields for hit in hits] == [{"size": sizes[hit.row]} for hit in hits]
         assert hash(hits[0]) == hash(hits.hits[0])
-    assert setup.searcher.search(setup.queries[0], k=1, budget=5)[0].fields == {}
+    assert setup.searcher.search(setup.queries[0], k=1, budget=5).trace[0].fields == {}
 
 
 def test_ranks_are_places_in_what_each_retriever_proposed():
