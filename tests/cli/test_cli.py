@@ -98,7 +98,7 @@ def test_search_equals_the_library(corpus, bert_folder, options):
     assert [line["calls"] for line in found] == [hits.calls for hits in wanted]
     named = {"query", "hits", "calls", "rounds", "stopped", "expected_recall", "seconds", "score_seconds"}
     assert set(found[0]) == named
-    assert set(found[0]["hits"][0]) == {"id", "score", "estimate", "round", "proposed_by"}
+    assert set(found[0]["hits"][0]) == {"id", "score", "text", "fields", "estimate", "round", "proposed_by"}
 
 
 def test_search_prints_a_table(corpus, bert_folder):

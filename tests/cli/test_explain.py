@@ -53,7 +53,7 @@ def test_explained_json_has_the_fields_and_plain_json_has_not(corpus, bert_folde
     assert [hit["ranks"] for hit in line["hits"]] == [dict(hit.ranks) for hit in hits]
     assert all("deviation" in hit for hit in line["hits"])
     (plain,) = as_json(invoke(*command))
-    assert set(plain["hits"][0]) == {"id", "score", "estimate", "round", "proposed_by"}
+    assert set(plain["hits"][0]) == {"id", "score", "text", "fields", "estimate", "round", "proposed_by"}
 
 
 def test_rank_by_is_the_librarys(corpus, bert_folder, wanted):
