@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, runtime_checkable
 
@@ -17,6 +17,9 @@ Rows = NDArray[np.int64]  # positions of items, 0 ≤ row < len(items)
 Scores = NDArray[np.float32]  # the scorer's raw logits, or estimates of them
 Vectors = NDArray[np.float32]  # (n, dim)
 Mask = NDArray[np.bool_]  # (items,), True where an item is allowed
+
+Filter = Mapping[str, Any] | Collection[str | int] | Callable[[str], bool]
+"""Which items may be found: conditions on their fields, their ids, or a predicate on ids. It holds in every round."""
 
 Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done, total)` during long work; the library itself never prints."""

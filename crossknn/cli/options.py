@@ -238,6 +238,10 @@ class FieldOptions:
 
     id_field: Annotated[str | None, Option(help="Field or column of the item's id.")] = None
     text_field: Annotated[list[str] | None, Option(help="Field or column of the text; repeat to join several.")] = None
+    field: Annotated[
+        list[str] | None, Option(help="Another field or column to keep; repeat for several. Default: all.")
+    ] = None
+    no_fields: Annotated[bool, Option("--no-fields", help="Keep no other fields.")] = False
     max_unpacked_bytes: Annotated[
         int | None,
         Option(
@@ -254,6 +258,10 @@ class FieldOptions:
             options["id"] = self.id_field
         if self.text_field:
             options["text"] = self.text_field[0] if len(self.text_field) == 1 else tuple(self.text_field)
+        if self.field and self.no_fields:
+            raise InputError("--field and --no-fields exclude each other. Leave one of them out.")
+        if self.field or self.no_fields:
+            options["fields"] = self.field or []
         if self.max_unpacked_bytes is not None:
             options["max_unpacked_bytes"] = self.max_unpacked_bytes
         return Items.from_path(path, **options)
@@ -287,6 +295,7 @@ class SourceOptions(ModelOptions, FieldOptions):
             found, other = "an index", "items"
             refused = {"--vectors": self.vectors, "--train-queries": train_queries, "--id-field": self.id_field}
             refused |= {"--text-field": self.text_field, "--max-unpacked-bytes": self.max_unpacked_bytes}
+            refused |= {"--field": self.field, "--no-fields": self.no_fields}
         for option, value in refused.items():
             if value:
                 raise InputError(f"{option} applies to {other} only, and {corpus} is {found}. Leave it out.")

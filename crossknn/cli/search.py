@@ -18,7 +18,9 @@ from crossknn.errors import InputError
 from crossknn.search.rendering import MISSING, explain, one_line, show_score, summarize
 
 if TYPE_CHECKING:
+    from crossknn.items.items import Items
     from crossknn.search.results import Hits
+    from crossknn.types import Filter
 
 QUERY_BATCH = 64
 PAIR_BATCH = 4096
@@ -65,6 +67,14 @@ def search(
             "(10,000 calls), once per run."
         ),
     ] = None,
+    where: Annotated[
+        list[str] | None,
+        Option(
+            metavar="CONDITION",
+            help="Search only items whose field meets this: 'section = utils', 'size < 5000', 'section in utils, io'. "
+            "Operators: = != < <= > >= in, not in. Repeat for several conditions, which must all hold.",
+        ),
+    ] = None,
     filter_ids: Annotated[Path | None, Option(help="File of ids, one per line: search only these items.")] = None,
     deadline: Annotated[
         float | None, Option(help="Seconds per batch of queries; then return the best hits so far, and candidates.")
@@ -95,11 +105,12 @@ def search(
     )
     if picture is not None:
         _check_picture(picture, texts, exact=isinstance(chosen, Exact))
-    allowed = None if filter_ids is None else set(options.read_texts(filter_ids))
+    ids = None if filter_ids is None else options.read_texts(filter_ids)
     found: list[Hits] = []
     with ProgressBars() as progress:
         source = Index.load(corpus, verify=verify) if options.is_index(corpus) else opened.read(corpus, progress)
         searcher = Searcher(source, **opened.arguments(source, progress))
+        allowed = _make_filter(where, ids, searcher.items)
         if train_queries is not None:
             searcher.fit_normalization(options.read_texts(train_queries)[:NORMALIZATION_QUERIES])
         for start in range(0, len(texts), QUERY_BATCH):
@@ -153,6 +164,20 @@ def score(
         out.print(table)
 
 
+def _make_filter(where: list[str] | None, ids: list[str] | None, items: Items) -> Filter | None:
+    """The conditions on fields and the ids, all of which must hold."""
+    from crossknn.cli.where import parse_conditions
+
+    if not where:
+        return ids
+    allowed = parse_conditions(where, items.fields)
+    try:
+        items.mask(allowed)  # before anything is scored
+    except InputError as error:
+        raise InputError(str(error).replace("`filter`", "--where")) from error
+    return allowed if ids is None else allowed | {"_id": ids}
+
+
 def _read_pairs(texts: list[str], path: Path | None) -> Iterator[tuple[str, str]]:
     from crossknn.items import readers
 
@@ -164,7 +189,7 @@ def _read_pairs(texts: list[str], path: Path | None) -> Iterator[tuple[str, str]
         raise InputError("Give either texts as arguments or pairs in a file with --pairs.")
     source: readers.Source
     if path.name.removesuffix(".gz").endswith((".csv", ".tsv")):
-        source = readers.Csv(path, id="query", text="item")
+        source = readers.Csv(path, fields={"id": "query", "text": "item", "fields": ()})
     else:
         source = readers.JsonLines(path, readers.Fields("query", ("item",)))
     return ((query, item) for query, item, _ in source)

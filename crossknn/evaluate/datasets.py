@@ -180,9 +180,11 @@ class Dataset:
             known = list_names(sorted(path.stem for path in documents.parent.glob("*.json")))
             raise InputError(f"{folder}: there are no documents of the domain {domain!r}, only of {known}.")
         items = Items.from_jsonl(documents, id="document_id", progress=progress)
-        bodies = Items.from_jsonl(documents, id="document_id", text="text")  # mentions count words without the title
+        bodies = Items.from_jsonl(
+            documents, id="document_id", text="text", fields=()
+        )  # mentions count words without the title
         if title_mark is not None:
-            titles = Items.from_jsonl(documents, id="document_id", text="title").texts
+            titles = Items.from_jsonl(documents, id="document_id", text="title", fields=()).texts
             marked = (f"{title} {title_mark} {text}" for title, text in zip(titles, bodies.texts, strict=True))
             items = Items(marked, ids=bodies.ids)
         mentions = read_mentions(folder, domain, bodies, context=context, marks=marks, unusable=records)

@@ -30,11 +30,17 @@ class ExampleQuery:
 
 
 def senses(n: int | None = None) -> Items:
-    """The `n` most familiar senses of WordNet as items; all by default."""
+    """The `n` most familiar senses of WordNet as items with their words and part of speech; all by default."""
     if n is not None and (isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= SENSES):
         raise invalid("n", f"an integer between 1 and {SENSES}, or None for all", n)
     records = list(islice(_read("senses.jsonl.xz"), n))
-    return Items([record["text"] for record in records], ids=[record["_id"] for record in records])
+    texts = [record["text"] for record in records]
+    heads = [text.partition("): ")[0].rpartition(" (") for text in texts]  # "espresso maker (noun): …"
+    fields = {
+        "words": [words.split(", ") for words, _, _ in heads],
+        "part_of_speech": [part_of_speech for _, _, part_of_speech in heads],
+    }
+    return Items(texts, ids=[record["_id"] for record in records], fields=fields)
 
 
 def queries(split: str = "test", *, among: Items | None = None) -> list[ExampleQuery]:

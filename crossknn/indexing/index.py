@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -465,7 +464,7 @@ class Index:
                 entries = score_pairs_into(log, pairs, self.queries, items, timed, progress=progress)
             fitted = factors.vectors_of(vectors, entries, self.normalization)
             factors = replace(factors, items=np.concatenate([factors.items, fitted]))
-        together = Items(chain(self.items.texts, items.texts), ids=chain(self.items.ids, items.ids))
+        together = self.items.extend(items)
         calls = self.report.calls + (0 if entries is None else len(entries))
         return self._change(
             items=together,
@@ -546,7 +545,7 @@ class Index:
         rows = np.flatnonzero(keep)
         if not len(rows):
             raise InputError("An index must keep at least one item, got the ids of all.")
-        items = Items(self.items.texts_of(rows), ids=self.items.ids_of(rows))
+        items = self.items.take(rows)
         return self._change(
             items=items,
             vectors=self.vectors[rows],

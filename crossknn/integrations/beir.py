@@ -26,5 +26,5 @@ class CrossKnnSearch(BenchmarkSearch):
         **_: Any,
     ) -> Run:
         """For each query id the scores of the best items by item id. An item's text is its title and text."""
-        items = Items.from_records({"_id": id_, **record} for id_, record in corpus.items())
+        items = Items.from_records(({"_id": id_, **record} for id_, record in corpus.items()), fields=())
         return self._search_all(Searcher(items, scorer=self.scorer, encoder=self.encoder), queries, top_k)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from crossknn._checks import invalid
 from crossknn.errors import InputError
+from crossknn.items.items import Items
 from crossknn.scorers.base import score_pairs
 from crossknn.search.results import Hit
 from crossknn.search.searcher import Searcher
@@ -22,6 +23,7 @@ Run = dict[str, dict[str, float]]
 """For each query id the scores of the items found, by item id."""
 
 QUERIES_PER_SEARCH = 64
+ID, TEXT = "crossknn id", "crossknn text"  # beside metadata, which may have an "id" and a "text" of its own
 
 
 def document_of(hit: Hit, documents: Mapping[str, Document]) -> Document:
@@ -29,6 +31,12 @@ def document_of(hit: Hit, documents: Mapping[str, Document]) -> Document:
     if hit.id not in documents:
         raise InputError(f"`documents` must have a document for every item, but {hit.id!r} has none.")
     return documents[hit.id]
+
+
+def make_items(texts: Iterable[str], ids: Iterable[str], metadata: Iterable[Mapping[str, Any]]) -> Items:
+    """Items whose fields are the metadata of documents, as far as their types can be filtered by."""
+    records = ({**one, ID: id_, TEXT: text} for text, id_, one in zip(texts, ids, metadata, strict=True))
+    return Items.from_records(records, id=ID, text=TEXT)
 
 
 def provenance(hit: Hit) -> dict[str, Any]:

@@ -7,21 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import cache
 from threading import Lock
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from crossknn._checks import check_positive
 from crossknn._imports import missing_extra
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index
-from crossknn.integrations.conversion import check_scorer, document_of, provenance, rerank_texts, score_of
-from crossknn.items.items import Items
+from crossknn.integrations.conversion import check_scorer, document_of, make_items, provenance, rerank_texts, score_of
 from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.search.results import Hit
-from crossknn.search.searcher import Filter, Searcher
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.registry import strategy_from_dict, strategy_to_dict
-from crossknn.types import Encoder, Scorer
+from crossknn.types import Encoder, Filter, Scorer
 
 try:
     from haystack import Document, component, default_from_dict, default_to_dict
@@ -30,6 +29,17 @@ except ImportError as error:
     raise missing_extra("haystack", error, extra="haystack") from error
 
 T = TypeVar("T")
+LOGIC: Final = {"AND": "and", "OR": "or"}
+OPERATORS: Final = {  # of Haystack: ours, and whether the opposite is meant
+    "==": ("eq", False),
+    "!=": ("eq", True),
+    ">": ("gt", False),
+    ">=": ("ge", False),
+    "<": ("lt", False),
+    "<=": ("le", False),
+    "in": ("in", False),
+    "not in": ("in", True),
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,7 @@ class CrossKnnRetriever:
     Args:
         searcher: A `Searcher`, or a `SavedIndex`, which is loaded when the pipeline warms up and can be serialized.
         documents: The items' documents by id, copies of which are returned and whose meta `filters` test;
-            `from_documents` sets it.
+            `from_documents` sets it. Without them documents are made of the items, and their meta are the fields.
         top_k: Number of documents. It and all further settings are those of `Searcher.search`.
     """
 
@@ -88,7 +98,8 @@ class CrossKnnRetriever:
         cls, documents: Sequence[Document], *, scorer: Scorer, encoder: Encoder | None = None, **settings: Any
     ) -> Self:
         """A retriever of these documents."""
-        items = Items(map(_content_of, documents), ids=[document.id for document in documents])
+        ids, metadata = [document.id for document in documents], [document.meta for document in documents]
+        items = make_items(map(_content_of, documents), ids, metadata)
         searcher = Searcher(items, scorer=scorer, encoder=encoder)
         return cls(searcher, documents=dict(zip(items.ids, documents, strict=True)), **settings)
 
@@ -120,7 +131,8 @@ class CrossKnnRetriever:
                 "a searcher and documents in memory cannot be serialized. "
                 "Save the index and use CrossKnnRetriever(SavedIndex(folder, scorer=…, encoder=…))."
             )
-        if callable(self.filter):
+        own = self.filter
+        if callable(own):
             raise InputError("a `filter` that is a function cannot be serialized. Use a list of ids.")
         return default_to_dict(
             self,
@@ -128,7 +140,7 @@ class CrossKnnRetriever:
             top_k=self.top_k,
             budget=self.budget,
             strategy=None if self.strategy is None else strategy_to_dict(self.strategy),
-            filter=None if self.filter is None else sorted(self.filter),
+            filter=dict(own) if isinstance(own, Mapping) else None if own is None else sorted(own),
             deadline=self.deadline,
         )
 
@@ -146,25 +158,43 @@ class CrossKnnRetriever:
             "k": self.top_k if top_k is None else top_k,
             "budget": self.budget,
             "strategy": self.strategy,
-            "filter": self._matching_ids(filters) if filters else self.filter,
+            "filter": self._combine(filters) if filters else self.filter,
             "deadline": self.deadline,
         }
 
-    def _matching_ids(self, filters: dict[str, Any]) -> set[str]:
-        """Ids of the documents that pass both Haystack's filters and the component's own."""
+    def _combine(self, filters: dict[str, Any]) -> dict[str, Any]:
+        """Haystack's filters, on documents if there are any, else on the items' fields, and the component's own."""
         if self.documents is None:
-            raise InputError("`filters` test the meta of documents: create the retriever with `documents`.")
-        matching = {id_ for id_, document in self.documents.items() if document_matches_filter(filters, document)}
-        if self.filter is None:
-            return matching
-        return set(filter(self.filter, matching)) if callable(self.filter) else matching.intersection(self.filter)
+            combined = [_as_condition(filters)]
+        else:
+            found = [id_ for id_, document in self.documents.items() if document_matches_filter(filters, document)]
+            combined = [{"_id": found}]
+        if isinstance(self.filter, Mapping):
+            combined.append(dict(self.filter))
+        elif self.filter is not None:
+            ids = self._searcher().items.ids
+            combined.append({"_id": list(filter(self.filter, ids) if callable(self.filter) else self.filter)})
+        return {"and": combined}
 
     def _as_document(self, hit: Hit) -> Document:
         if self.documents is None:
-            text = self._searcher().items.text(hit.row)
-            return Document(id=hit.id, content=text, score=score_of(hit), meta=provenance(hit))
+            return Document(id=hit.id, content=hit.text, score=score_of(hit), meta={**hit.fields, **provenance(hit)})
         document = document_of(hit, self.documents)
         return replace(document, score=score_of(hit), meta={**document.meta, **provenance(hit)})
+
+
+def _as_condition(filters: Any) -> dict[str, Any]:
+    """Haystack's filters as conditions on fields. Null differs from every value, as in Haystack."""
+    try:
+        if "field" not in filters:
+            parts = [_as_condition(one) for one in filters["conditions"]]
+            return {"not": {"and": parts}} if filters["operator"] == "NOT" else {LOGIC[filters["operator"]]: parts}
+        name = filters["field"].removeprefix("meta.")
+        operator, inverse = OPERATORS[filters["operator"]]
+        condition = {"_id" if name == "id" else name: {operator: filters["value"]}}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"`filters` must be those of Haystack, got {filters!r:.200}.") from error
+    return {"not": condition} if inverse else condition
 
 
 @component

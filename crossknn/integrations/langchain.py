@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self, cast
 
 from crossknn._imports import missing_extra
-from crossknn.integrations.conversion import check_scorer, document_of, provenance, rerank_texts, score_of
-from crossknn.items.items import Items
+from crossknn.integrations.conversion import check_scorer, document_of, make_items, provenance, rerank_texts, score_of
 from crossknn.search.results import Hit
-from crossknn.search.searcher import Filter, Searcher
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Strategy
-from crossknn.types import Encoder, Scorer
+from crossknn.types import Encoder, Filter, Scorer
 
 try:
     from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun, Callbacks
@@ -46,7 +45,8 @@ class CrossKnnRetriever(BaseRetriever):
         """A retriever of these documents by their ids; if no document has an id, they are numbered from 0."""
         ids = [document.id for document in documents]
         texts = [document.page_content for document in documents]
-        items = Items(texts, ids=None if set(ids) == {None} else cast("list[str]", ids))
+        known = map(str, range(len(ids))) if set(ids) == {None} else cast("list[str]", ids)
+        items = make_items(texts, known, [document.metadata for document in documents])
         searcher = Searcher(items, scorer=scorer, encoder=encoder)
         return cls(searcher=searcher, documents=dict(zip(items.ids, documents, strict=True)), **settings)
 
@@ -67,7 +67,7 @@ class CrossKnnRetriever(BaseRetriever):
     def _as_document(self, hit: Hit) -> Document:
         metadata = {"score": score_of(hit), **provenance(hit)}
         if self.documents is None:
-            return Document(self.searcher.items.text(hit.row), id=hit.id, metadata=metadata)
+            return Document(hit.text, id=hit.id, metadata={**hit.fields, **metadata})
         document = document_of(hit, self.documents)
         return document.model_copy(update={"id": hit.id, "metadata": {**document.metadata, **metadata}})
 

@@ -8,12 +8,11 @@ from typing import Annotated, Any, Self
 from crossknn._checks import check_positive
 from crossknn._imports import missing_extra
 from crossknn.errors import InputError
-from crossknn.integrations.conversion import check_scorer, document_of, provenance, rerank_texts, score_of
-from crossknn.items.items import Items
+from crossknn.integrations.conversion import check_scorer, document_of, make_items, provenance, rerank_texts, score_of
 from crossknn.search.results import Hit
-from crossknn.search.searcher import Filter, Searcher
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Strategy
-from crossknn.types import Encoder, Scorer
+from crossknn.types import Encoder, Filter, Scorer
 
 try:
     from llama_index.core.callbacks import CallbackManager
@@ -28,8 +27,9 @@ except ImportError as error:
 class CrossKnnRetriever(BaseRetriever):
     """Returns the best items as nodes with scores; round and proposer are metadata hidden from LLMs and encoders.
 
-    `nodes` are the items' nodes by id, copies of which are returned; `from_nodes` sets it. The other settings are those
-    of `Searcher.search`, and LlamaIndex's own `callback_manager`.
+    `nodes` are the items' nodes by id, copies of which are returned; `from_nodes` sets it. Without them the fields of
+    items are metadata that LLMs see, and encoders do not: items were scored without. The other settings are those of
+    `Searcher.search`, and LlamaIndex's own `callback_manager`.
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class CrossKnnRetriever(BaseRetriever):
         cls, nodes: Sequence[BaseNode], *, scorer: Scorer, encoder: Encoder | None = None, **settings: Any
     ) -> Self:
         """A retriever of these nodes by their ids and texts for embedding (`MetadataMode.EMBED`)."""
-        items = Items(map(_text_of, nodes), ids=[node.node_id for node in nodes])
+        ids, metadata = [node.node_id for node in nodes], [node.metadata for node in nodes]
+        items = make_items(map(_text_of, nodes), ids, metadata)
         searcher = Searcher(items, scorer=scorer, encoder=encoder)
         return cls(searcher, nodes=dict(zip(items.ids, nodes, strict=True)), **settings)
 
@@ -69,7 +70,10 @@ class CrossKnnRetriever(BaseRetriever):
     def _as_node(self, hit: Hit) -> NodeWithScore:
         metadata = provenance(hit)
         if self.nodes is None:
-            node: BaseNode = TextNode(id_=hit.id, text=self.searcher.items.text(hit.row))
+            fields = dict(hit.fields)
+            node: BaseNode = TextNode(
+                id_=hit.id, text=hit.text, metadata=fields, excluded_embed_metadata_keys=list(fields)
+            )
         else:
             node = document_of(hit, self.nodes)
         update = {

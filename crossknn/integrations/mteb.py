@@ -46,7 +46,7 @@ class CrossKnnSearch(BenchmarkSearch):
         """Set the corpus of a task; an item's text is its title and text."""
         _check_texts(corpus, "items")
         fields = [name for name in ("title", "text") if name in corpus.features]
-        items = Items.from_records(corpus, id="id", text=fields)
+        items = Items.from_records(corpus, id="id", text=fields, fields=())
         self._searcher = Searcher(items, scorer=self.scorer, encoder=self.encoder)
 
     def search(

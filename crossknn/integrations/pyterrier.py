@@ -10,9 +10,9 @@ from crossknn._imports import missing_extra
 from crossknn.integrations.conversion import check_scorer
 from crossknn.scorers.base import score_pairs
 from crossknn.search.results import Hits
-from crossknn.search.searcher import Filter, Searcher
+from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Strategy
-from crossknn.types import Scorer
+from crossknn.types import Filter, Scorer
 
 try:
     import pandas as pd
@@ -25,7 +25,7 @@ ADDED_COLUMNS = ("docno", "score", "rank", "text")  # columns that a search adds
 
 @dataclass(eq=False, repr=False)
 class CrossKnnRetriever(pt.Transformer):
-    """Adds the best `k` items of every query to its columns: docno, score, rank (from 0) and text.
+    """Adds the best `k` items of every query to its columns: docno, score, rank (from 0), text and the items' fields.
 
     `k`, `budget`, `strategy` and `filter` are those of `Searcher.search_many`; `batch_size` queries are searched
     together, with one scorer call per round.
@@ -64,8 +64,11 @@ class CrossKnnRetriever(pt.Transformer):
             "docno": pd.Series([hit.id for _, hit in hits], dtype=str),
             "score": pd.Series([hit.score for _, hit in hits], dtype=float),
             "rank": pd.Series([rank for rank, _ in hits], dtype=int),
-            "text": pd.Series(self.searcher.items.texts_of([hit.row for _, hit in hits]), dtype=str),
+            "text": pd.Series([hit.text for _, hit in hits], dtype=str),
         }
+        for name in self.searcher.items.fields:
+            if name not in columns and name not in kept:
+                columns[name] = pd.Series([hit.fields[name] for _, hit in hits], dtype=object)
         return queries.iloc[places][kept].reset_index(drop=True).assign(**columns)
 
 

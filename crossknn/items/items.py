@@ -6,9 +6,9 @@ import hashlib
 import inspect
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import chain, islice
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -20,11 +20,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from crossknn._checks import check_choice, check_positive, invalid
 from crossknn.errors import InputError
-from crossknn.items import readers, string_column
-from crossknn.items.readers import MAX_LINE_BYTES, Errors, Fields, Record, Source, TextOptions, as_id, wrong_type
+from crossknn.items import arrow_file, readers, string_column, tables
+from crossknn.items.fields import FieldColumn, concat_fields
+from crossknn.items.readers import MAX_LINE_BYTES, WRITTEN_ITEMS, Errors, Record, Source, TextOptions, as_id, wrong_type
 from crossknn.items.string_column import BLOCK_STRINGS, IdLookup, StringColumn, StringColumnBuilder
 from crossknn.storage.atomic import disk_errors, replace_file
-from crossknn.types import Mask, Progress, Rows
+from crossknn.types import Filter, Mask, Progress, Rows
 
 logger = logging.getLogger("crossknn")
 _NO_ROWS: Final = np.empty(0, np.int64)
@@ -32,6 +33,7 @@ _NO_ROWS: Final = np.empty(0, np.int64)
 Empty = Literal["keep", "skip", "error"]
 AnyPath = str | PathLike[str]
 
+STRINGS: Final = ("_id", "text")  # names of the columns in files, beside fields
 SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 CANNOT_WRITE: Final = "the items cannot be written"
 BLOCK_CHARS: Final = 2**23  # in a block of records, besides at most BLOCK_STRINGS of them
@@ -47,17 +49,25 @@ READERS: Final = {
 
 
 class Items:
-    """The corpus to search: ids, rows and texts; immutable.
+    """The corpus to search: ids, rows, texts and fields; immutable.
 
     A row is the position of an item in the order in which it was given.
 
     Args:
         texts: One string per item.
         ids: Distinct strings or integers, which become strings; by default "0", "1", …
+        fields: Further columns by name, such as `{"section": […]}`: strings, numbers, booleans, dates or lists of
+            strings, one value per item; None where an item has none.
     """
 
-    def __init__(self, texts: Iterable[str], *, ids: Iterable[str | int] | None = None) -> None:
-        self._fill(readers.TextsAndIds(texts, ids))
+    def __init__(
+        self,
+        texts: Iterable[str],
+        *,
+        ids: Iterable[str | int] | None = None,
+        fields: Mapping[str, Iterable[Any]] | None = None,
+    ) -> None:
+        self._fill(readers.TextsAndIds(texts, ids, fields))
 
     @classmethod
     def from_dict(cls, texts: Mapping[str, str]) -> Self:
@@ -71,23 +81,25 @@ class Items:
         cls,
         records: Iterable[Mapping[str, Any]],
         *,
-        id: str = "_id",
+        id: str | None = None,
         text: str | Sequence[str] = ("title", "text"),
         join: str = " ",
+        fields: Sequence[str] | None = None,
         empty: Empty = "keep",
         errors: Errors = "strict",
     ) -> Self:
-        """Items from mappings with an id and one or several text fields, by default those of BEIR."""
-        return cls._load(readers.Mappings(records, Fields.of(id, text, join), errors), empty)
+        """Items from mappings with an id and one or several text fields; other options as for `from_jsonl`."""
+        return cls._load(readers.Mappings(records, errors, id=id, text=text, join=join, fields=fields), empty)
 
     @classmethod
     def from_jsonl(
         cls,
         path: AnyPath,
         *,
-        id: str = "_id",
+        id: str | None = None,
         text: str | Sequence[str] = ("title", "text"),
         join: str = " ",
+        fields: Sequence[str] | None = None,
         empty: Empty = "keep",
         errors: Errors = "strict",
         max_line_bytes: int = MAX_LINE_BYTES,
@@ -96,12 +108,14 @@ class Items:
     ) -> Self:
         """Items from a file with one JSON object per line, by default with the fields of BEIR; may be gzipped.
 
-        Several text fields are joined by `join`. Items without text are kept, skipped or an error, as `empty` says.
+        The id is the field `_id`, else `id`. Several text fields are joined by `join`. All other fields are kept, or
+        those that `fields` names, `[]` for none. Items without text are kept, skipped or an error, as `empty` says.
         Bytes that are not UTF-8 are an error, or with `errors="replace"` U+FFFD. `progress` gets the bytes read.
         A compressed file may unpack to `max_unpacked_bytes`, by default 100 times its size and at least 1 GiB.
         """
         options = TextOptions(errors=errors, max_line_bytes=max_line_bytes, max_unpacked_bytes=max_unpacked_bytes)
-        source = readers.JsonLines(Path(path), Fields.of(id, text, join), **options)
+        names: readers.FieldOptions = {"id": id, "text": text, "join": join, "fields": fields}
+        source = readers.JsonLines(Path(path), names, **options)
         return cls._load(source, empty, progress)
 
     @classmethod
@@ -114,6 +128,7 @@ class Items:
         id: str | None = None,
         text: str | Sequence[str] | None = None,
         join: str = " ",
+        fields: Sequence[str] | None = None,
         empty: Empty = "keep",
         errors: Errors = "strict",
         max_line_bytes: int = MAX_LINE_BYTES,
@@ -124,14 +139,13 @@ class Items:
 
         By default the delimiter is a tab for `.tsv` and a comma otherwise, the id is column `_id`, else `id`, and the
         text is joined from the columns `title` and `text`, as far as they exist. `quote=None`: quotes are characters.
+        The types of the other columns are inferred from all their values.
         """
         source = readers.Csv(
             Path(path),
             delimiter=delimiter,
             quote=quote,
-            id=id,
-            text=text,
-            join=join,
+            fields={"id": id, "text": text, "join": join, "fields": fields},
             errors=errors,
             max_line_bytes=max_line_bytes,
             max_unpacked_bytes=max_unpacked_bytes,
@@ -146,15 +160,55 @@ class Items:
         id: str | None = None,
         text: str | Sequence[str] | None = None,
         join: str = " ",
+        fields: Sequence[str] | None = None,
         empty: Empty = "keep",
         errors: Errors = "strict",
         max_unpacked_bytes: int | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Items from a Parquet file; only the named columns are read, with the same defaults as `from_csv`."""
-        fields: dict[str, Any] = {"id": id, "text": text, "join": join}
-        source = readers.Parquet(Path(path), **fields, errors=errors, max_unpacked_bytes=max_unpacked_bytes)
+        """Items from a Parquet file; only the columns needed are read, with the same defaults as `from_csv`."""
+        names: readers.FieldOptions = {"id": id, "text": text, "join": join, "fields": fields}
+        source = readers.Parquet(Path(path), errors=errors, max_unpacked_bytes=max_unpacked_bytes, **names)
         return cls._load(source, empty, progress)
+
+    @classmethod
+    def from_pandas(
+        cls,
+        frame: Any,
+        *,
+        id: str | None = None,
+        text: str | Sequence[str] | None = None,
+        join: str = " ",
+        fields: Sequence[str] | None = None,
+        empty: Empty = "keep",
+    ) -> Self:
+        """Items from a DataFrame, with the same defaults as `from_csv`; without a column of ids they are its index."""
+        table = tables.read_frame(frame, index="_id" if id is None else None)
+        source = readers.Table(
+            table.schema, table.to_batches(BLOCK_STRINGS), name="frame", id=id, text=text, join=join, fields=fields
+        )
+        return cls._load(source, empty)
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        *,
+        id: str | None = None,
+        text: str | Sequence[str] | None = None,
+        join: str = " ",
+        fields: Sequence[str] | None = None,
+        empty: Empty = "keep",
+    ) -> Self:
+        """Items from a Hugging Face `Dataset`, or from a table that has `to_arrow`, as of polars.
+
+        The defaults are those of `from_csv`; without a column of ids they are row numbers.
+        """
+        schema, batches = tables.read_dataset(dataset)
+        source = readers.Table(
+            schema, batches, name="dataset", rows_as_ids=True, id=id, text=text, join=join, fields=fields
+        )
+        return cls._load(source, empty)
 
     @classmethod
     def from_lines(
@@ -199,7 +253,7 @@ class Items:
 
     def _fill(self, source: Source, empty: Empty = "keep", progress: Progress | None = None) -> None:
         columns = _read_columns(source, empty, progress)
-        self._ids, self._texts, hashes, places, self._empty_texts = columns
+        self._ids, self._texts, self._fields, hashes, places, self._empty_texts = columns
         if not len(self._ids):
             raise InputError(f"{source.name}: no items. At least one is needed.")
         self._lookup = IdLookup(self._ids, hashes)
@@ -216,30 +270,34 @@ class Items:
         return IdLookup(self._ids, np.concatenate([np.empty(0, np.int64), *hashes]))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_ids": self._ids, "_texts": self._texts, "_empty_texts": self._empty_texts}
+        return {name: getattr(self, name) for name in ("_ids", "_texts", "_fields", "_empty_texts")}
 
     def to_parquet(self, path: AnyPath) -> None:
-        """Write the columns `_id` and `text`, which `Items.from_parquet` reads back unchanged."""
-        table = pa.table({"_id": self._ids.array, "text": self._texts.array})
+        """Write the columns `_id` and `text` and the fields, which `Items.from_parquet` reads back unchanged."""
+        for name in STRINGS:
+            if name in self._fields:
+                raise InputError(f"a Parquet file cannot have a field {name!r} beside the ids and texts of the items.")
+        columns = {"_id": self._ids.array, "text": self._texts.array}
+        table = pa.table(columns | {name: column.array for name, column in self._fields.items()})
+        table = table.replace_schema_metadata({WRITTEN_ITEMS: b"1"})
         with disk_errors(Path(path), CANNOT_WRITE):
             replace_file(Path(path), lambda file: pq.write_table(table, file, row_group_size=8 * BLOCK_STRINGS))
 
     def to_arrow(self, path: AnyPath) -> None:
-        """Write ids and texts as they are in memory, for `Items.from_arrow` to map."""
+        """Write ids, texts and fields as they are in memory, for `Items.from_arrow` to map."""
         with disk_errors(Path(path), CANNOT_WRITE):
             replace_file(Path(path), self.write_arrow)
 
     def write_arrow(self, path: Path) -> None:
         """The same, neither atomic nor synced: that is up to the caller."""
-        columns = {"_id": self._ids, "text": self._texts}
-        string_column.write_columns(path, columns, {"empty texts": self._empty_texts})
+        strings = {"_id": self._ids, "text": self._texts}
+        arrow_file.write_columns(path, strings, fields=self._fields, facts={"empty texts": self._empty_texts})
 
     @classmethod
     def from_arrow(cls, path: AnyPath) -> Self:
         """Items from a file of `to_arrow`, memory-mapped: opened at once, and shared between processes."""
         items = cls.__new__(cls)
-        columns, facts = string_column.map_columns(Path(path), ("_id", "text"))
-        items._ids, items._texts = columns
+        (items._ids, items._texts), items._fields, facts = arrow_file.map_columns(Path(path), STRINGS)
         items._empty_texts = facts.get("empty texts", 0)
         return items
 
@@ -251,20 +309,24 @@ class Items:
             raise InputError(f"the id {self._ids[duplicate[0]]!r} is not unique.")
 
     def check_texts(self) -> None:
-        """Read all texts, and raise `InputError` if they are no text, as in a file of `from_arrow` that is damaged."""
+        """Read all texts and fields, and raise `InputError` if they are none, as in a damaged file of `from_arrow`."""
         self._texts.check(text=True)
+        for column in self._fields.values():
+            column.check_values()
 
     @property
     def stored_bytes(self) -> int:
         """The size of the file of `to_arrow`, except some hundred bytes."""
-        return int(self._ids.array.nbytes + self._texts.array.nbytes)
+        arrays = [self._ids.array, self._texts.array, *(column.array for column in self._fields.values())]
+        return sum(int(array.nbytes) for array in arrays)
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def __repr__(self) -> str:
         first = [*map(repr, self._ids[:3]), *(["…"] if len(self) > 3 else [])]
-        return f"Items({len(self)} items, ids {', '.join(first)})"
+        fields = "".join(f", {name}: {kind}" for name, kind in self.fields.items())
+        return f"Items({len(self)} items, ids {', '.join(first)}{fields})"
 
     @property
     def ids(self) -> StringColumn:
@@ -281,9 +343,48 @@ class Items:
         """The number of items without text, or with white space only."""
         return self._empty_texts
 
+    @property
+    def fields(self) -> dict[str, str]:
+        """The names and types of the fields: "string", "int64", "float64", "bool", "date", "list of strings", …"""
+        return {name: column.kind for name, column in self._fields.items()}
+
+    def field(self, name: str) -> FieldColumn:
+        """The values of one field of all items, as a sequence; None where an item has none."""
+        if name not in self._fields:
+            known = ", ".join(map(repr, self._fields)) or "none"
+            raise InputError(f"the items have no field {name!r}. Their fields: {known}.")
+        return self._fields[name]
+
+    def fields_of(self, rows: ArrayLike) -> list[dict[str, Any]]:
+        """The fields of these rows by name, in their order."""
+        chosen = self._check_rows(rows)
+        values = [column.take(chosen) for column in self._fields.values()]
+        if not values:
+            return [{} for _ in chosen]
+        return [dict(zip(self._fields, row, strict=True)) for row in zip(*values, strict=True)]
+
+    def take(self, rows: ArrayLike) -> Self:
+        """The items of these rows, in their order, with their fields."""
+        chosen = self._check_rows(rows)
+        items = type(self)(self._texts.take(chosen), ids=self._ids.take(chosen))
+        indices = string_column.to_indices(chosen)
+        items._fields = {name: FieldColumn(column.array.take(indices)) for name, column in self._fields.items()}
+        return items
+
+    def extend(self, items: Items) -> Self:
+        """These items and then others, with the fields of both: null for items that have none of a name.
+
+        A field must have the same type in both; integers and floats become floats, and new numbers, booleans and dates
+        become strings where these items have strings.
+        """
+        fields = concat_fields(self._fields, len(self), items._fields, len(items))
+        together = type(self)(chain(self._texts, items._texts), ids=chain(self._ids, items._ids))
+        together._fields = fields
+        return together
+
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of ids and texts in their order: equal for equal items, whatever they were read from."""
+        """A hash of ids and texts in their order, not of fields: equal items score the same, whatever they hold."""
         digest = hashlib.blake2b(b"crossknn items 1", digest_size=16)
         digest.update(len(self).to_bytes(8, "little"))
         self._ids.update(digest)
@@ -334,20 +435,23 @@ class Items:
         string = as_id(id)
         return string is not None and self._lookup.find([string])[0] >= 0
 
-    def mask(self, filter: Collection[str | int] | Callable[[str], bool]) -> Mask:
-        """(items,) True for the items that a filter allows: a collection of ids, or a function of an id.
+    def mask(self, filter: Filter) -> Mask:
+        """(items,) True for the items that a filter allows: conditions on fields, ids, or a function of an id.
 
-        Unknown ids are ignored, since access lists often name more than one corpus holds.
+        Conditions are a mapping such as `{"section": "utils", "size": {"lt": 5000}}`; `docs/items.md` has all. Unknown
+        ids are ignored, since access lists often name more than one corpus holds.
         """
-        if isinstance(filter, Collection) and not isinstance(filter, str | bytes | Mapping):
+        if isinstance(filter, Mapping):
+            from crossknn.items.filters import FieldFilter
+
+            return FieldFilter(self._fields, self._ids.array, partial(self.rows_of, missing="skip")).mask(filter)
+        if isinstance(filter, Collection) and not isinstance(filter, str | bytes):
             allowed = np.zeros(len(self), np.bool_)
             allowed[self.rows_of(filter, missing="skip")] = True
             return allowed
         if not callable(filter):
-            hint = "For one id pass a list of it."
-            if isinstance(filter, Mapping):
-                hint = "For the keys of a mapping pass a list of them."
-            raise wrong_type("filter", "a collection of ids or a function of one id", filter, hint)
+            requirement = "a mapping of fields to values, a collection of ids, or a function of one id"
+            raise wrong_type("filter", requirement, filter, "For one id pass a list of it.")
         return np.fromiter((bool(filter(id_)) for id_ in self._ids), np.bool_, len(self))
 
     def _check_rows(self, rows: ArrayLike) -> Rows:
@@ -386,14 +490,15 @@ def _id_blocks(ids: Iterable[str | int]) -> Iterator[list[str]]:
 
 def _read_columns(
     source: Source, empty: Empty, progress: Progress | None
-) -> tuple[StringColumn, StringColumn, NDArray[np.int64], NDArray[np.int64], int]:
-    """Ids, texts, hashes of ids, places and the number of empty texts; one block of Python objects at a time."""
+) -> tuple[StringColumn, StringColumn, dict[str, FieldColumn], NDArray[np.int64], NDArray[np.int64], int]:
+    """Ids, texts, fields, hashes of ids, places, the number of empty texts; one block of Python objects at a time."""
     check_choice("errors", source.errors, ("strict", "replace"))
     check_choice("empty", empty, ("keep", "skip", "error"))
     ids, texts, hashes, places = StringColumnBuilder(), StringColumnBuilder(), [_NO_ROWS], [_NO_ROWS]
     empty_places: list[int] = []
+    skipped: list[int] = []
     step = f"read {Path(source.name).name}"
-    for block in _blocks(_filter_empty(source, empty, empty_places)):
+    for block in _blocks(_filter_empty(source, empty, empty_places, skipped)):
         block_ids, block_texts, block_places = map(list, zip(*block, strict=True))
         block_ids = _encodable(block_ids, block_places, source)
         ids.append(block_ids)
@@ -409,12 +514,24 @@ def _read_columns(
         first = source.place(empty_places[0])
         logger.log(level, "%d items without text were %s, the first at %s", len(empty_places), done, first)
     n_empty = len(empty_places) if empty == "keep" else 0
-    return ids.finish(), texts.finish(), np.concatenate(hashes), np.concatenate(places), n_empty
+    fields = _without_rows(source.collector.finish(), skipped)
+    return ids.finish(), texts.finish(), fields, np.concatenate(hashes), np.concatenate(places), n_empty
 
 
-def _filter_empty(source: Source, policy: Empty, places: list[int]) -> Iterator[Record]:
-    """Keep, skip or refuse records without text; their places are appended to `places`."""
-    for id_, text, place in source:
+def _without_rows(fields: dict[str, FieldColumn], skipped: list[int]) -> dict[str, FieldColumn]:
+    """The fields of records without those at these positions."""
+    if not skipped:
+        return fields
+    kept: dict[str, FieldColumn] = {}
+    for name, column in fields.items():
+        rows = string_column.to_indices(np.delete(np.arange(len(column)), skipped))
+        kept[name] = FieldColumn(column.array.take(rows))
+    return kept
+
+
+def _filter_empty(source: Source, policy: Empty, places: list[int], skipped: list[int]) -> Iterator[Record]:
+    """Keep, skip or refuse records without text; their places go to `places`, the position of those skipped, too."""
+    for position, (id_, text, place) in enumerate(source):
         if not text or text.isspace():
             if policy == "error":
                 raise source.error(
@@ -422,6 +539,7 @@ def _filter_empty(source: Source, policy: Empty, places: list[int]) -> Iterator[
                 )
             places.append(place)
             if policy == "skip":
+                skipped.append(position)
                 continue
         yield id_, text, place
 

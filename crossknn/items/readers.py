@@ -11,7 +11,7 @@ import io
 import json
 import reprlib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -24,6 +24,15 @@ import pyarrow.parquet as pq
 
 from crossknn._checks import check_positive, invalid
 from crossknn.errors import InputError
+from crossknn.items.field_readers import (
+    MAX_FIELDS,
+    NO_FIELDS,
+    FieldCollector,
+    GivenFields,
+    RecordFields,
+    TableFields,
+    TextFields,
+)
 
 Record = tuple[str, str, int]  # id, text, place
 Errors = Literal["strict", "replace"]
@@ -35,6 +44,7 @@ MIN_UNPACKED_BYTES: Final = 2**30  # or this, if that is more
 RECORD_BYTES: Final = 64  # that a record counts besides its text: it takes memory, too
 PARQUET_BATCH_ROWS: Final = 256  # at most; fewer where one value could be very long
 PARQUET_BATCH_BYTES: Final = 2**30
+WRITTEN_ITEMS: Final = b"crossknn items"  # metadata of a Parquet file that `Items.to_parquet` wrote
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
@@ -46,6 +56,7 @@ class Source:
     errors: Errors = "strict"  # what to do about text that is not UTF-8
     done: int = 0
     total: int = 0
+    collector: FieldCollector = NO_FIELDS  # of the fields of all records so far, while they are read
 
     def __iter__(self) -> Iterator[Record]:
         raise NotImplementedError
@@ -59,17 +70,30 @@ class Source:
         return InputError(f"{self.place(place)}: {message}")
 
 
+class FieldOptions(TypedDict, total=False):
+    """The options that say what is read of records; see `Fields`."""
+
+    id: str | None
+    text: str | Sequence[str] | None
+    join: str
+    fields: Sequence[str] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The names of the id field and the text fields of a record.
+    """The names of the id field, the text fields and the other fields of a record.
 
     One text field is taken as it is. Several are joined in the order given, without empty ones, and the result is
     stripped: with the defaults this is BEIR's convention, title + " " + text.
+
+    Attributes:
+        kept: The fields to keep besides id and text; None for all others.
     """
 
     id: str = "_id"
     text: tuple[str, ...] = ("title", "text")
     join: str = " "
+    kept: tuple[str, ...] | None = ()
 
     def __post_init__(self) -> None:
         for option, names in (("id", (self.id,)), ("text", self.text)):
@@ -77,30 +101,50 @@ class Fields:
                 raise wrong_type(option, "the name of a field", names)
         if not isinstance(self.join, str):
             raise wrong_type("join", "a string", self.join)
+        if self.kept is not None and len(set(self.kept)) != len(self.kept):
+            raise wrong_type("fields", "distinct names of fields", self.kept)
 
     @classmethod
-    def of(cls, id_: str, text: str | Sequence[str], join: str) -> Fields:
-        """The same, with one text field given as a plain string."""
-        return cls(id_, (text,) if isinstance(text, str) else tuple(text), join)
-
-    @classmethod
-    def among(
-        cls, columns: Sequence[str], *, id_: str | None, text: str | Sequence[str] | None, join: str, name: str
+    def of(
+        cls,
+        names: Collection[str],
+        *,
+        id: str | None = None,
+        text: str | Sequence[str] | None = None,
+        join: str = " ",
+        fields: Sequence[str] | None = None,
     ) -> Fields:
-        """The fields of a table with these columns: those given, or the default ones that it has."""
-        if id_ is None:
-            id_ = next((default for default in ("_id", "id") if default in columns), "_id")
-        if text is None:
-            text = [default for default in ("title", "text") if default in columns] or ["text"]
-        fields = cls.of(id_, text, join)
-        for column in (fields.id, *fields.text):
+        """The fields of a record with these names: those given, or the default ones."""
+        default = "id" if "id" in names and "_id" not in names else "_id"
+        text = ("title", "text") if text is None else (text,) if isinstance(text, str) else tuple(text)
+        listed = isinstance(fields, Sequence) and not isinstance(fields, str | bytes)
+        if fields is not None and not (listed and all(isinstance(name, str) and name for name in fields)):
+            raise wrong_type("fields", "a list of names of fields, or None for all", fields)
+        return cls(default if id is None else id, text, join, None if fields is None else tuple(fields))
+
+    @classmethod
+    def among(cls, columns: Sequence[str], name: str, **options: Unpack[FieldOptions]) -> Fields:
+        """The fields of a table with these columns, which must exist; by default the text is of those that do."""
+        if options.get("text") is None:
+            options["text"] = [default for default in ("title", "text") if default in columns] or ["text"]
+        fields = cls.of(columns, **options)
+        for column in (fields.id, *fields.text, *(fields.kept or ())):
             if columns.count(column) != 1:
                 count = "no column" if column not in columns else "more than one column"
                 raise InputError(
                     f"{name}: {count} named {column!r} among {', '.join(map(repr, columns))}. "
-                    "Name the columns to read with `id` and `text`."
+                    "Name the columns to read with `id`, `text` and `fields`."
                 )
         return fields
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The fields that are the id and the text."""
+        return (self.id, *self.text)
+
+    def collector(self, source: Source) -> RecordFields | None:
+        """What collects the other fields of mappings; None if none are kept."""
+        return None if self.kept == () else RecordFields(source, self.kept, self.used)
 
     def read(self, record: Mapping[str, Any], source: Source, place: int) -> Record:
         """The id and the text of one record, or an error that names its place."""
@@ -128,14 +172,27 @@ _END: Final = object()
 class TextsAndIds(Source):
     """Texts from Python with ids, or with row numbers as ids. Places are rows, from 0."""
 
-    def __init__(self, texts: Iterable[str], ids: Iterable[str | int] | None) -> None:
+    def __init__(
+        self,
+        texts: Iterable[str],
+        ids: Iterable[str | int] | None,
+        fields: Mapping[str, Iterable[Any]] | None = None,
+    ) -> None:
+        if fields is not None and not isinstance(fields, Mapping):
+            raise wrong_type("fields", "a mapping of names to values, one for each text", fields)
         for option, given in (("texts", texts), ("ids", () if ids is None else ids)):
             if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
                 hint = "For a mapping of ids to texts use Items.from_dict, for a file Items.from_path."
                 raise wrong_type(option, "a sequence of strings", given, hint)
-        self._texts, self._ids = texts, ids
+        self._texts, self._ids, self._fields = texts, ids, fields
 
     def __iter__(self) -> Iterator[Record]:
+        self.collector = given = GivenFields(self._fields or {})
+        for record in self._records():
+            given.rows += 1
+            yield record
+
+    def _records(self) -> Iterator[Record]:
         if self._ids is None:
             for row, text in enumerate(self._texts):
                 yield str(row), check_text(text, self, row), row
@@ -151,16 +208,26 @@ class TextsAndIds(Source):
 class Mappings(Source):
     """Records from Python. Places are rows, from 0."""
 
-    def __init__(self, records: Iterable[Mapping[str, Any]], fields: Fields, errors: Errors) -> None:
+    def __init__(self, records: Iterable[Mapping[str, Any]], errors: Errors, **fields: Unpack[FieldOptions]) -> None:
         if isinstance(records, str | bytes | Mapping) or not isinstance(records, Iterable):
             raise wrong_type("records", "a sequence of mappings", records)
-        self._records, self._fields, self.errors = records, fields, errors
+        self._records, self._options, self.errors = records, fields, errors
+        Fields.of((), **fields)  # for its errors
 
     def __iter__(self) -> Iterator[Record]:
+        fields, collector, read = None, None, 0
         for row, record in enumerate(self._records):
             if not isinstance(record, Mapping):
                 raise self.error(row, f"a record must be a mapping with an id and a text, got {describe(record)}.")
-            yield self._fields.read(record, self, row)
+            if fields is None:  # the first record says which defaults hold
+                fields = Fields.of(record, **self._options)
+                collector = fields.collector(self)
+                self.collector = collector or NO_FIELDS
+            found = fields.read(record, self, row)
+            if collector is not None:
+                read += len(found[1])
+                collector.append(record, row, read)
+            yield found
 
 
 class CountingFile(io.FileIO):
@@ -276,15 +343,29 @@ class TextSource(Source):
 
 
 class JsonLines(TextSource):
-    """One JSON object per line; blank lines are skipped."""
+    """One JSON object per line; blank lines are skipped.
 
-    def __init__(self, path: Path, fields: Fields, **options: Unpack[TextOptions]) -> None:
+    Args:
+        fields: Which to read; without a name of the id, `_id` or else `id`, as the first record has it.
+    """
+
+    def __init__(self, path: Path, fields: Fields | FieldOptions, **options: Unpack[TextOptions]) -> None:
         super().__init__(path, **options)
-        self._fields = fields
+        self._given = fields
+        if not isinstance(fields, Fields):
+            Fields.of((), **fields)  # for its errors
 
     def __iter__(self) -> Iterator[Record]:
+        fields, collector = None, None
         for record in self.records():
-            yield self._fields.read(record, self, self.line)
+            if fields is None:
+                fields = self._given if isinstance(self._given, Fields) else Fields.of(record, **self._given)
+                collector = fields.collector(self)
+                self.collector = collector or NO_FIELDS
+            found = fields.read(record, self, self.line)
+            if collector is not None:
+                collector.append(record, self.line, self.offset)
+            yield found
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Every object with all its fields; `line` is its place."""
@@ -325,9 +406,7 @@ class Csv(TextSource):
         *,
         delimiter: str | None = None,
         quote: str | None = '"',
-        id: str | None,
-        text: str | Sequence[str] | None,
-        join: str = " ",
+        fields: FieldOptions,
         **options: Unpack[TextOptions],
     ) -> None:
         super().__init__(path, **options)
@@ -336,7 +415,7 @@ class Csv(TextSource):
         for option, given in (("delimiter", self._delimiter), ("quote", quote)):
             if given is not None and (not isinstance(given, str) or len(given) != 1 or given in "\r\n"):
                 raise invalid(option, "one character", given)
-        self._quote, self._id, self._text, self._join = quote, id, text, join
+        self._quote, self._options = quote, fields
         self._first_line = 1  # of the current record
         self._start = 0  # its byte offset
 
@@ -345,7 +424,9 @@ class Csv(TextSource):
         header = next(rows, None)
         if header is None:
             raise InputError(f"{self.name}: the file is empty; a header line with the column names is needed.")
-        fields = Fields.among(header, id_=self._id, text=self._text, join=self._join, name=self.name)
+        fields = Fields.among(header, self.name, **self._options)
+        collector = TextFields(self._kept_columns(header, fields))
+        self.collector = collector
         for row in rows:
             if len(row) != len(header):
                 raise self.error(
@@ -353,7 +434,17 @@ class Csv(TextSource):
                     f"{len(row)} fields where the header has {len(header)}. "
                     f"Quote fields that hold {self._delimiter!r}, quotes or line breaks.",
                 )
+            collector.append(row, self.offset)
             yield fields.read(dict(zip(header, row, strict=True)), self, self._first_line)
+
+    def _kept_columns(self, header: list[str], fields: Fields) -> dict[str, int]:
+        """Names and positions of the columns to keep: those named, or all others that have a name of their own."""
+        if fields.kept is not None:
+            return {name: header.index(name) for name in fields.kept}
+        others = [name for name in header if name and name not in fields.used and header.count(name) == 1]
+        if len(others) > MAX_FIELDS:
+            raise InputError(f"{self.name}: more than {MAX_FIELDS} columns. Name those to keep with `fields`.")
+        return {name: header.index(name) for name in others}
 
     def _rows(self) -> Iterator[list[str]]:
         """Every record that is not a blank line."""
@@ -394,53 +485,49 @@ class Csv(TextSource):
             yield line
 
 
-class Parquet(Source):
-    """The rows of a Parquet file, only the columns needed. Places are rows, from 0."""
+class Table(Source):
+    """The rows of Arrow batches. Places are rows, from 0.
+
+    Args:
+        batches: Of the same columns as `schema`.
+        rows_as_ids: Whether the id is the number of the row where no column is named and there is no default one.
+    """
 
     def __init__(
         self,
-        path: Path,
+        schema: pa.Schema,
+        batches: Iterable[pa.RecordBatch],
         *,
-        id: str | None,
-        text: str | Sequence[str] | None,
-        join: str,
-        errors: Errors,
-        max_unpacked_bytes: int | None = None,
+        name: str,
+        errors: Errors = "strict",
+        rows_as_ids: bool = False,
+        **options: Unpack[FieldOptions],
     ) -> None:
-        self.name, self.errors = str(path), errors
-        self._unpacked = UnpackedLimit(str(path), max_unpacked_bytes)
-        self._path, self._id, self._text, self._join = path, id, text, join
+        self.name, self.errors = name, errors
+        self._schema, self._batches, self._rows_as_ids, self._options = schema, batches, rows_as_ids, options
         self._row = 0
 
     def place(self, number: int) -> str:
         return f"{self.name}:row {number}"
 
     def __iter__(self) -> Iterator[Record]:
-        with CountingFile(self._path):  # for its error messages
-            self.total = self._path.stat().st_size
-        with self._arrow_errors(), pq.ParquetFile(self._path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
-            columns, rows = file.schema_arrow.names, file.metadata.num_rows
-            fields = Fields.among(columns, id_=self._id, text=self._text, join=self._join, name=self.name)
-            names = list(dict.fromkeys((fields.id, *fields.text)))
-            packed, unpacked = self.total, 0
-            chunks = _chunk_bytes(file.metadata, names)
-            self._unpacked.check(sum(chunks), packed=packed, records=rows)
-            batch_rows = max(1, min(PARQUET_BATCH_ROWS, PARQUET_BATCH_BYTES // max(1, max(chunks, default=1))))
-            for batch in file.iter_batches(batch_rows, columns=names, use_threads=False):
-                unpacked += batch.nbytes  # a value may be stored once and stand in many rows
-                self._unpacked.check(unpacked, packed=packed, records=rows)
-                values = [self._values(batch.column(name)) for name in names]
-                for row in zip(*values, strict=True):
-                    yield fields.read(dict(zip(names, row, strict=True)), self, self._row)
-                    self._row += 1
-                    self.done = self.total * self._row // rows
+        names, numbered = list(self._schema.names), False
+        if self._rows_as_ids and self._options.get("id") is None and not {"_id", "id"} & {*names}:
+            numbered = True
+            names.append("_id")
+        fields = Fields.among(names, self.name, **self._options)
+        self.collector = collector = TableFields(self, self._schema, fields.kept, fields.used)
+        for batch in self._batches:
+            collector.append(batch)
+            yield from self._records(batch, fields, numbered=numbered)
 
-    @contextmanager
-    def _arrow_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{self.name}: not a readable Parquet file ({error}). Write it again.") from error
+    def _records(self, batch: pa.RecordBatch, fields: Fields, *, numbered: bool = False) -> Iterator[Record]:
+        names = dict.fromkeys(fields.used)
+        first = range(self._row, self._row + len(batch))
+        values = [first if numbered and name == "_id" else self._values(batch.column(name)) for name in names]
+        for row in zip(*values, strict=True):
+            yield fields.read(dict(zip(names, row, strict=True)), self, self._row)
+            self._row += 1
 
     def _values(self, column: pa.Array) -> list[Any]:
         try:
@@ -457,6 +544,51 @@ class Parquet(Source):
                 f"not UTF-8: byte 0x{error.object[error.start]:02x} at byte {error.start} of the value. "
                 'Write the file again as UTF-8, or pass errors="replace".',
             ) from error
+
+
+class Parquet(Table):
+    """The rows of a Parquet file, only the columns needed."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        errors: Errors,
+        max_unpacked_bytes: int | None = None,
+        **options: Unpack[FieldOptions],
+    ) -> None:
+        super().__init__(pa.schema([]), (), name=str(path), errors=errors, **options)
+        self._unpacked = UnpackedLimit(str(path), max_unpacked_bytes)
+        self._path = path
+
+    def __iter__(self) -> Iterator[Record]:
+        with CountingFile(self._path):  # for its error messages
+            self.total = self._path.stat().st_size
+        with self._arrow_errors(), pq.ParquetFile(self._path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
+            schema, rows = file.schema_arrow, file.metadata.num_rows
+            if WRITTEN_ITEMS in (schema.metadata or {}) and self._options.get("text") is None:
+                self._options["text"] = "text"  # which `Items.to_parquet` wrote, maybe beside a field "title"
+            fields = Fields.among(schema.names, self.name, **self._options)
+            self.collector = collector = TableFields(self, schema, fields.kept, fields.used)
+            names = list(dict.fromkeys((*fields.used, *collector.kinds)))
+            packed, unpacked = self.total, 0
+            chunks = _chunk_bytes(file.metadata, names)
+            self._unpacked.check(sum(chunks), packed=packed, records=rows)
+            batch_rows = max(1, min(PARQUET_BATCH_ROWS, PARQUET_BATCH_BYTES // max(1, max(chunks, default=1))))
+            for batch in file.iter_batches(batch_rows, columns=names, use_threads=False):
+                unpacked += batch.nbytes  # a value may be stored once and stand in many rows
+                self._unpacked.check(unpacked, packed=packed, records=rows)
+                collector.append(batch)
+                for record in self._records(batch, fields):
+                    self.done = self.total * self._row // rows
+                    yield record
+
+    @contextmanager
+    def _arrow_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{self.name}: not a readable Parquet file ({error}). Write it again.") from error
 
 
 def _chunk_bytes(metadata: pq.FileMetaData, names: Sequence[str]) -> list[int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, overload
 
 import numpy as np
@@ -12,12 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from crossknn.errors import InputError
-from crossknn.storage.regular_files import map_bytes
 from crossknn.types import Rows
 
 BLOCK_STRINGS: Final = 8192  # Python objects at a time
-ARROW: Final = b"ARROW1\0\0"  # the start of a file
-MESSAGE_HEADER, BATCH_COMPRESSION = 2, 3  # fields of Arrow's tables Message and RecordBatch
 
 
 class StringColumn(Sequence[str]):
@@ -52,9 +47,7 @@ class StringColumn(Sequence[str]):
 
     def take(self, rows: Rows) -> list[str]:
         """The strings of these rows, which must exist."""
-        buffer = pa.py_buffer(np.ascontiguousarray(rows, np.int64))
-        indices = pa.Array.from_buffers(pa.int64(), len(rows), [None, buffer])  # pa.array would import pandas
-        return _to_strings(self.array.take(indices))
+        return _to_strings(self.array.take(to_indices(rows)))
 
     def check(self, *, text: bool = False) -> None:
         """Raise `InputError` unless the offsets ascend within the data, and there are no nulls.
@@ -66,10 +59,9 @@ class StringColumn(Sequence[str]):
             self.array.validate(full=text)  # that there are as many offsets as strings, too
         except pa.ArrowException as error:
             raise InputError(f"{error}") from error
-        offsets, data = self._buffers()
-        inside = not len(offsets) or (offsets[0] >= 0 and offsets[-1] <= (0 if data is None else data.size))
-        if not inside or (offsets[1:] < offsets[:-1]).any():
-            raise InputError("wrong offsets of strings")
+        _, offsets, data = self.array.buffers()
+        if len(self):  # if not, it need not have offsets
+            check_offsets(offsets, len(self), 0 if data is None else data.size)
         if self.array.buffers()[0] is not None:
             raise InputError("a column with nulls")
 
@@ -94,6 +86,29 @@ def _to_strings(array: pa.LargeStringArray) -> list[str]:
         raise InputError("a stored string is not UTF-8: the file that it was read from is damaged.") from error
 
 
+def to_indices(rows: Rows) -> pa.Array:
+    """Rows as Arrow takes them. `pa.array` would import pandas."""
+    return pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows, np.int64))])
+
+
+def check_offsets(buffer: pa.Buffer | None, count: int, size: int) -> None:
+    """Raise `InputError` unless the buffer has ascending offsets of `count` values within `size` bytes or values."""
+    if buffer is None or buffer.size < 8 * (count + 1):
+        raise InputError("too few offsets")
+    offsets = np.frombuffer(buffer, np.int64, count + 1)
+    if offsets[0] < 0 or offsets[-1] > size or (offsets[1:] < offsets[:-1]).any():
+        raise InputError("wrong offsets")
+
+
+def encode_strings(strings: Sequence[str]) -> tuple[NDArray[np.int64], bytes]:
+    """The length of each string in bytes, and the bytes of all."""
+    joined = "".join(strings)
+    if joined.isascii():
+        return np.fromiter(map(len, strings), np.int64, len(strings)), joined.encode()
+    encoded = [string.encode() for string in strings]
+    return np.fromiter(map(len, encoded), np.int64, len(encoded)), b"".join(encoded)
+
+
 class StringColumnBuilder:
     """Appends blocks of strings to one buffer, so that nothing is copied at the end."""
 
@@ -101,72 +116,15 @@ class StringColumnBuilder:
         self._bytes = pa.BufferOutputStream()
         self._lengths: list[NDArray[np.int64]] = []
 
-    def append(self, block: list[str]) -> None:
-        encoded = [string.encode() for string in block]
-        self._lengths.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
-        self._bytes.write(b"".join(encoded))
+    def append(self, block: Sequence[str]) -> None:
+        lengths, data = encode_strings(block)
+        self._lengths.append(lengths)
+        self._bytes.write(data)
 
     def finish(self) -> StringColumn:
         lengths = np.concatenate([np.zeros(1, np.int64), *self._lengths])
         offsets = pa.py_buffer(np.cumsum(lengths))
         return StringColumn(pa.LargeStringArray.from_buffers(len(lengths) - 1, offsets, self._bytes.getvalue()))
-
-
-def write_columns(path: Path, columns: Mapping[str, StringColumn], facts: Mapping[str, int]) -> None:
-    """Write columns into an Arrow file as they are in memory, with some numbers as metadata."""
-    batch = pa.record_batch({name: column.array for name, column in columns.items()})
-    batch = batch.replace_schema_metadata({name: str(value) for name, value in facts.items()})
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
-        writer.write_batch(batch)
-
-
-def map_columns(path: Path, names: Sequence[str]) -> tuple[list[StringColumn], dict[str, int]]:
-    """The columns and the numbers that `write_columns` wrote, memory-mapped; only the offsets are read and checked."""
-    data = map_bytes(path)
-    try:
-        batch = _read_batch(pa.py_buffer(data))
-        columns = [StringColumn(batch.column(name)) for name in names]
-        facts = {name.decode(): int(value) for name, value in (batch.schema.metadata or {}).items()}
-        for column in columns:
-            column.check()
-    except (pa.ArrowException, OSError, LookupError, ValueError, struct.error) as error:
-        raise InputError(f"{path}: damaged: {error}. Restore it from a copy or build it again.") from error
-    return columns, facts
-
-
-def _read_batch(data: pa.Buffer) -> pa.RecordBatch:
-    """The only batch of an Arrow file of string columns, which points into the file's bytes.
-
-    Compressed ones are refused: a small file could need any amount of memory.
-    """
-    if data.size < len(ARROW) or data[: len(ARROW)].to_pybytes() != ARROW:
-        raise ValueError("not an Arrow file")
-    messages = list(pa.ipc.MessageReader.open_stream(pa.BufferReader(data.slice(len(ARROW)))))
-    if [message.type for message in messages] != ["schema", "record batch"]:
-        raise ValueError("an Arrow file of other content")
-    schema = pa.ipc.read_schema(messages[0])
-    if any(field.type != pa.large_string() for field in schema):
-        raise ValueError("columns of other types than large strings")
-    if _is_compressed(messages[1].metadata.to_pybytes()):
-        raise ValueError("compressed columns, which are not read")
-    return pa.ipc.read_record_batch(messages[1], schema)
-
-
-def _is_compressed(message: bytes) -> bool:
-    """Whether the metadata of a record batch, a flatbuffer, name a compression."""
-    (root,) = struct.unpack_from("<I", message)
-    header = _find_field(message, root, MESSAGE_HEADER)
-    batch = header + struct.unpack_from("<I", message, header)[0]
-    return _find_field(message, batch, BATCH_COMPRESSION) != 0
-
-
-def _find_field(message: bytes, table: int, field: int) -> int:
-    """Where a field of a flatbuffer's table lies; 0 if the table has none."""
-    fields = table - struct.unpack_from("<i", message, table)[0]
-    (size,) = struct.unpack_from("<H", message, fields)
-    place = 4 + 2 * field
-    (offset,) = struct.unpack_from("<H", message, fields + place) if place < size else (0,)
-    return table + int(offset) if offset else 0
 
 
 def hash_ids(ids: Collection[str]) -> NDArray[np.int64]:

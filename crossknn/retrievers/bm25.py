@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from crossknn._checks import check_choice, check_range
 from crossknn._imports import import_extra
 from crossknn.errors import InputError, MissingExtra
+from crossknn.items.arrow_file import map_columns, write_columns
 from crossknn.items.items import Items
-from crossknn.items.string_column import StringColumn, StringColumnBuilder, map_columns, write_columns
+from crossknn.items.string_column import StringColumn, StringColumnBuilder
 from crossknn.retrievers.analyzer import Analyzer, import_bm25s
 from crossknn.retrievers.base import TEXT_BLOCK, ScoringRetriever, check_fitted
 from crossknn.storage.atomic_dir import Write
@@ -213,7 +214,7 @@ class StoredBm25(NamedTuple):
     @classmethod
     def load(cls, files: Mapping[str, Path], settings: dict[str, Any], n_items: int) -> Self:
         """From the files of an index, memory-mapped."""
-        (stems,), _ = map_columns(files[STEMS_FILE], [STEM])
+        (stems,), _, _ = map_columns(files[STEMS_FILE], [STEM])
         stems.check(text=True)
         path = files[POSTINGS_FILE]
         arrays = read_arrays(path)
@@ -227,7 +228,7 @@ class StoredBm25(NamedTuple):
     def files(self) -> dict[str, Write]:
         """By file name a function that writes the file."""
         return {
-            STEMS_FILE: lambda path: write_columns(path, {STEM: self.postings.stems}, {}),
+            STEMS_FILE: lambda path: write_columns(path, {STEM: self.postings.stems}),
             POSTINGS_FILE: lambda path: write_arrays(path, {name: getattr(self.postings, name) for name in DTYPES}),
         }
 

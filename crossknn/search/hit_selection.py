@@ -59,7 +59,7 @@ class StrategyRun(NamedTuple):
             found += self._unscored(query, rows, selection.room(len(best)))
         return Hits(
             query=self.queries[query],
-            hits=self._with_texts(found),
+            hits=self._with_contents(found),
             calls=result.calls,
             rounds=sum(1 for part in result.rows if len(part)),
             stopped=result.stopped,
@@ -124,6 +124,7 @@ class StrategyRun(NamedTuple):
         if result.proposed_by:
             yield from self.candidates.first_stage(query, result.proposed_by[0])
 
-    def _with_texts(self, hits: list[Hit]) -> tuple[Hit, ...]:
-        texts = self.items.texts_of(np.array([hit.row for hit in hits], np.int64))
-        return tuple(replace(hit, text=text) for hit, text in zip(hits, texts, strict=True))
+    def _with_contents(self, hits: list[Hit]) -> tuple[Hit, ...]:
+        rows = np.array([hit.row for hit in hits], np.int64)
+        contents = zip(self.items.texts_of(rows), self.items.fields_of(rows), strict=True)
+        return tuple(replace(hit, text=text, fields=fields) for hit, (text, fields) in zip(hits, contents, strict=True))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 import numpy as np
 
 from crossknn.errors import MissingExtra
+from crossknn.items.fields import fields_as_json
 from crossknn.search.rendering import hits_as_html, hits_as_text, one_line
 from crossknn.types import Rows, Scores
 
@@ -34,7 +35,7 @@ class Hit:
         deviation: Predictive standard deviation of the score; None where it is unknown.
         ranks: Rank in the list of every retriever that was used, from 1; None where it was not proposed.
         text: The item's text; empty in a trace.
-        fields: The item's other fields.
+        fields: The item's fields by name, None where it has none of a name; empty in a trace.
         probability: Of being relevant, by the searcher's calibration; None without one.
     """
 
@@ -67,7 +68,7 @@ class Hit:
             "deviation": self.deviation,
             "ranks": dict(self.ranks),
             "text": self.text,
-            "fields": _json_value(self.fields),
+            "fields": fields_as_json(self.fields),
         }
 
     @property
@@ -119,21 +120,6 @@ class Trace(Sequence[Hit]):
 
 def _not_nan(value: np.float32) -> float | None:
     return None if np.isnan(value) else float(value)
-
-
-def _json_value(value: Any) -> Any:
-    """The value of a field as JSON has it: times in ISO format, NaN and infinity as None, anything else as a string."""
-    if isinstance(value, Mapping):
-        return {str(key): _json_value(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(one) for one in value]
-    if isinstance(value, np.generic):
-        return _json_value(value.item())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, str | int):
-        return value
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 @dataclass(frozen=True, repr=False)

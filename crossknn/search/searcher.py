@@ -27,13 +27,11 @@ from crossknn.strategies.base import Strategy, drive
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
-from crossknn.types import Encoder, Mask, Progress, Retriever, Scorer, VectorSearch
+from crossknn.types import Encoder, Filter, Mask, Progress, Retriever, Scorer, VectorSearch
 
 if TYPE_CHECKING:
     import torch
 
-Filter = Collection[str] | Callable[[str], bool]
-"""Ids that may be found, or a predicate on ids. It holds in every round."""
 FIT_BATCH = 64  # queries searched together to fit rank weights
 
 
@@ -159,7 +157,8 @@ class Searcher:
             k: Number of hits per query, at most the budget.
             budget: Calls per query of the default strategy, by default 100. Pass this or `strategy`.
             strategy: By default `Posterior(budget)`; without query vectors `Rerank(budget)`.
-            filter: Ids that may be found, or a predicate on ids.
+            filter: Conditions on the items' fields, such as `{"section": "utils", "size": {"lt": 5000}}`; or ids that
+                may be found, or a predicate on ids.
             deadline: Seconds for the whole call. When they are over, the best hits so far come back and `hits.stopped`
                 is "deadline". Where fewer than `k` items were scored, the first stage's candidates follow in its order,
                 with `hit.scored` False and a score of NaN.

@@ -13,14 +13,15 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
-from pydantic import Field
+from pydantic import Field, JsonValue
 from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict  # pydantic accepts typing's only from Python 3.12
 
 from crossknn import __version__
 from crossknn.errors import CrossKnnError
+from crossknn.items.fields import fields_as_json
 from crossknn.serve.http_errors import HttpError, check_size, http_error_of
-from crossknn.serve.schemas import CallResponse, FilterRequest, SearchRequest
+from crossknn.serve.schemas import CallResponse, FilterChoice, SearchRequest
 from crossknn.serve.service import Service
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ Budget = Annotated[
     Field(ge=1, description="Items that the cross-encoder may score; 100 by default. More find more and take longer."),
 ]
 Deadline = Annotated[float | None, Field(gt=0, description="Seconds, after which the best hits so far return.")]
-Filter = Annotated[FilterRequest | None, Field(description="Only these items are found.")]
+Filter = Annotated[FilterChoice | None, Field(description="Only these items are found: by field, or by id.")]
 
 
 class FoundItem(TypedDict):
@@ -43,6 +44,7 @@ class FoundItem(TypedDict):
     id: str
     score: float | None
     text: str
+    fields: dict[str, JsonValue]
 
 
 class SearchAnswer(TypedDict):
@@ -83,6 +85,7 @@ class Explanation(TypedDict):
 class StoredItem(TypedDict):
     id: str
     text: str
+    fields: dict[str, JsonValue]
 
 
 class Tools:
@@ -104,7 +107,10 @@ class Tools:
 
         def work(cancelled: Event) -> SearchAnswer:
             found = self._search(request, cancelled)
-            hits = [FoundItem(id=hit["id"], score=hit["score"], text=hit.get("text", "")) for hit in found["hits"]]
+            hits = [
+                FoundItem(id=hit["id"], score=hit["score"], text=hit["text"], fields=hit["fields"])
+                for hit in found["hits"]
+            ]
             return {
                 "hits": hits,
                 "calls": found["calls"],
@@ -122,7 +128,7 @@ class Tools:
         request = SearchRequest.model_validate({"query": query, "budget": budget, "explain": True, "texts": False})
 
         def work(cancelled: Event) -> Explanation:
-            texts = self._texts_of(ids)
+            texts = {item["id"]: item["text"] for item in self._items_of(ids)}
             found = self._search(request, cancelled)
             trace = {hit["id"]: hit for hit in found["trace"]}
             others = [id_ for id_ in texts if id_ not in trace]
@@ -135,18 +141,20 @@ class Tools:
         return await self._run(work)
 
     async def get(self, ids: Ids) -> list[StoredItem]:
-        """The texts of items."""
-        return await self._run(lambda _: [StoredItem(id=id_, text=text) for id_, text in self._texts_of(ids).items()])
+        """The texts and fields of items."""
+        return await self._run(lambda _: self._items_of(ids))
 
     def _search(self, request: SearchRequest, cancelled: Event) -> Any:
         response = self._service.search(request, request_id="", start=time.monotonic(), cancelled=cancelled)
         return response["results"][0]
 
-    def _texts_of(self, ids: list[str]) -> dict[str, str]:
+    def _items_of(self, ids: list[str]) -> list[StoredItem]:
         check_size("`ids`", len(ids), self._service.settings.limits.k, "ids")
         items = self._service.live_index.current.searcher.items
         distinct = list(dict.fromkeys(ids))
-        return dict(zip(distinct, items.texts_of(items.rows_of(distinct)), strict=True))
+        rows = items.rows_of(distinct)
+        stored = zip(distinct, items.texts_of(rows), items.fields_of(rows), strict=True)
+        return [StoredItem(id=id_, text=text, fields=fields_as_json(fields)) for id_, text, fields in stored]
 
     async def _run(self, work: Callable[[Event], T]) -> T:
         """The result of `work` from the service's queue; an error as one sentence for the agent."""
@@ -159,13 +167,15 @@ class Tools:
 
 def make_mcp_server(service: Service) -> MCPServer:
     """An MCP server with the tools of the service."""
-    searcher = service.live_index.current.searcher
+    items = service.live_index.current.searcher.items
     title = service.settings.title or "Items"
+    fields = ", ".join(f"{name} ({kind})" for name, kind in items.fields.items())
     server = MCPServer(
         "crossknn",
         version=__version__,
         title=title,
-        instructions=f"Searches {len(searcher.items):,} items ({title}) by the score of a cross-encoder.",
+        instructions=f"Searches {len(items):,} items ({title}) by the score of a cross-encoder."
+        + f" Their fields: {fields}." * bool(fields),
         log_level="WARNING",
     )
     tools = Tools(service)

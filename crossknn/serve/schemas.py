@@ -29,6 +29,9 @@ SEARCH_EXAMPLES: Any = {
         "value": {"query": "a large cat", "strategy": {"name": "axn", "rounds": 5, "mix": 0.8}, "deadline": 2.0}
     },
     "with a filter": {"value": {"query": "a large cat", "k": 1, "filter": {"prefix": "n"}, "explain": True}},
+    "with a filter by field": {
+        "value": {"query": "a large cat", "filter": {"part_of_speech": "noun", "words": {"not_in": ["tiger", "lion"]}}}
+    },
 }
 SCORE_EXAMPLES: Any = {
     "a query and items": {"value": {"query": "a large cat", "items": ["tiger", "espresso maker"]}},
@@ -99,13 +102,33 @@ StrategyChoice = Annotated[
 ]
 
 
-class FilterRequest(RequestModel, extra="forbid"):
+class IdFilter(RequestModel, extra="forbid"):
     """Only items with these ids, or whose ids begin with the prefix, are found."""
 
     one_of = (("ids",), ("prefix",))
 
     ids: Annotated[list[str], Field(fail_fast=True)] | None = None
     prefix: str | None = None
+
+
+FieldConditions = Annotated[
+    dict[str, JsonValue],
+    Field(
+        description="Only items whose fields meet all conditions are found: a value, a list of values, or operators "
+        "(eq, ne, in, not_in, lt, le, gt, ge) for each field; and, or and not combine conditions. Fields named ids or "
+        'prefix stand within {"and": […]}.',
+        examples=[
+            {"section": "utils", "size": {"lt": 5000}},
+            {"or": [{"section": ["utils", "io"]}, {"not": {"released": {"lt": "2024-01-01"}}}]},
+        ],
+    ),
+]
+FilterChoice = Annotated[
+    Annotated[IdFilter, Tag("ids")] | Annotated[FieldConditions, Tag("fields")],
+    Discriminator(
+        lambda value: "ids" if isinstance(value, IdFilter) or {"ids", "prefix"}.intersection(value) else "fields"
+    ),
+]
 
 
 class SearchRequest(RequestModel, extra="forbid"):
@@ -120,12 +143,13 @@ class SearchRequest(RequestModel, extra="forbid"):
         None, ge=1, description="Cross-encoder calls per query; 100 by default, or the server's limit."
     )
     strategy: StrategyChoice | None = Field(None, description="Search strategy; by default chosen for the index.")
-    filter: FilterRequest | None = None
+    filter: FilterChoice | None = Field(None, description="Only these items are found: by field, or by id.")
     deadline: FiniteFloat | None = Field(None, gt=0, description="Seconds, after which the best hits so far return.")
     rank_by: Literal["score", "fused"] = "score"
     stop_at: FiniteFloat | None = Field(None, gt=0, le=1, description="Expected recall of the top k to stop at.")
     explain: bool = Field(False, description="Also return every scored item, in order of the calls.")
     texts: bool = Field(True, description="Return the items' texts.")
+    fields: bool = Field(True, description="Return the items' fields.")
     highlight: bool = Field(False, description="Return where words of the query stand in the texts of hits.")
 
     @property
@@ -219,7 +243,7 @@ class CallResponse(TypedDict):
 
 
 class HitResponse(CallResponse):
-    fields: NotRequired[dict[str, Any]]
+    fields: NotRequired[dict[str, JsonValue]]
     matches: NotRequired[list[tuple[int, int]]]  # start and end in code points
 
 
@@ -282,6 +306,7 @@ class IndexInfo(TypedDict):
 class Info(TypedDict):
     version: str
     items: int
+    fields: dict[str, str]
     index: IndexInfo
     scorer: str
     encoder: str | None
@@ -318,6 +343,8 @@ def query_response(hits: Hits, searcher: Searcher, request: SearchRequest) -> Qu
     if not request.texts:
         for entry in (*response["hits"], *response.get("trace", ())):
             del entry["text"]
-            entry.pop("fields", None)
+    if not request.fields:
+        for entry in response["hits"]:
+            del entry["fields"]
     result: QueryResponse = response
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,13 +19,13 @@ from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
 from crossknn.scorers.cached import Cached
-from crossknn.search.searcher import Filter, Searcher
+from crossknn.search.searcher import Searcher
 from crossknn.serve.backpressure import RequestQueue
 from crossknn.serve.dynamic_batching import BatchingScorer
 from crossknn.serve.http_errors import check_size, not_ready
 from crossknn.serve.live_index import IndexWatcher, LiveIndex
 from crossknn.serve.monitoring import Metrics
-from crossknn.serve.schemas import Info, SearchRequest, SearchResponse, query_response
+from crossknn.serve.schemas import IdFilter, Info, SearchRequest, SearchResponse, query_response
 from crossknn.serve.settings import Settings
 from crossknn.storage.search_log import SearchLog
 from crossknn.strategies.base import Strategy
@@ -37,10 +37,11 @@ from crossknn.strategies.registry import (
     settings_of,
     strategy_to_dict,
 )
-from crossknn.types import Encoder, Progress, Scorer, Scores, Vectors
+from crossknn.types import Encoder, Filter, Progress, Scorer, Scores, Vectors
 
 DEFAULT_K, DEFAULT_BUDGET = 10, 100
 EXAMPLE_QUERIES, EXAMPLE_WORDS = 3, 6
+MAX_CONDITIONS = 64  # in a filter: each takes milliseconds over a million items
 MIN_DEADLINE = 1e-6  # seconds for a search whose deadline passed while it was queued
 # Requests have fields of their own for budget and stop_at, and an extreme learning rate makes numbers overflow.
 HIDDEN_SETTINGS: Final = ("budget", "estimates", "stop_at", "learning_rate")
@@ -154,6 +155,7 @@ class Service:
             "title": self.settings.title,
             "example_queries": self._example_queries(searcher.items),
             "items": len(searcher.items),
+            "fields": searcher.items.fields,
             "index": {
                 "identity": current.identity,
                 "dim": None if index is None else int(index.vectors.shape[1]),
@@ -192,8 +194,12 @@ class Service:
                 raise invalid(name, f"at most {limit:.10g}{unit} on this server", value)
         check_size("a search", len(queries), limits.queries, "queries")
         self._check_texts("query", queries)
-        if request.filter is not None:
+        if isinstance(request.filter, IdFilter):
             check_size("a filter", len(request.filter.ids or ()), limits.filter_ids, "ids")
+        elif request.filter is not None:
+            conditions, values = _count_conditions(request.filter)
+            check_size("a filter", conditions, MAX_CONDITIONS, "conditions")
+            check_size("a filter", values, limits.filter_ids, "values")
 
     def _check_texts(self, kind: str, texts: Sequence[str]) -> None:
         for place, text in enumerate(texts):
@@ -236,10 +242,22 @@ class Service:
 
 
 def _filter_of(request: SearchRequest) -> Filter | None:
-    if request.filter is None:
-        return None
+    if not isinstance(request.filter, IdFilter):
+        return request.filter
     prefix = request.filter.prefix
     return request.filter.ids if prefix is None else lambda id_: id_.startswith(prefix)
+
+
+def _count_conditions(filter: Mapping[str, Any]) -> tuple[int, int]:
+    """The numbers of names and of values in a filter, however deep."""
+    conditions, values, rest = 0, 0, list[Any]([filter])
+    while rest:
+        part = rest.pop()
+        inside = list(part.values() if isinstance(part, Mapping) else part)
+        conditions += len(inside) if isinstance(part, Mapping) else 0
+        values += 0 if isinstance(part, Mapping) else len(inside)
+        rest += [one for one in inside if isinstance(one, dict | list)]
+    return conditions, values
 
 
 def _request_settings(name: str) -> dict[str, Setting]:

@@ -27,6 +27,13 @@ def test_all_senses_are_there_with_unique_ids_and_texts_to_read():
     assert all(re.search(r"\((noun|verb|adjective|adverb)\): \S", text) for text in items.texts)
 
 
+def test_senses_have_their_words_and_part_of_speech():
+    items = example.senses(300)
+    assert set(items.field("part_of_speech")) <= {"noun", "verb", "adjective", "adverb"}
+    for text, fields in zip(items.texts, items.fields_of(range(300)), strict=True):
+        assert text.startswith(f"{', '.join(fields['words'])} ({fields['part_of_speech']}): ")
+
+
 def test_fewer_senses_are_the_first_of_all():
     few, more = example.senses(50), example.senses(80)
     assert len(few) == 50

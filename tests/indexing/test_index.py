@@ -75,10 +75,12 @@ class Setup:
 
     def __init__(self, *, items=120, queries=30, scorer="true", encoder="noisy"):
         self.texts = write_texts(items, words=4, seed=1)
-        self.items = Items(self.texts, ids=[f"id-{row}" for row in range(items)])
+        fields = {"size": list(range(items)), "tags": [["even"] if row % 2 == 0 else None for row in range(items)]}
+        self.items = Items(self.texts, ids=[f"id-{row}" for row in range(items)], fields=fields)
         self.queries = write_texts(queries, words=3, seed=2)
         self.new_queries = write_texts(5, words=3, seed=3)
-        self.new_items = Items(write_texts(3, words=5, seed=4), ids=["new-0", "new-1", "new-2"])
+        new = {"size": [0.5, None, 1.5], "by": ["me", "you", None]}
+        self.new_items = Items(write_texts(3, words=5, seed=4), ids=["new-0", "new-1", "new-2"], fields=new)
         self.scored, self.batches, self.given = [], [], {}
         self.scorer = function_scorer(self._score, fingerprint=scorer)
         self.encoder = function_encoder(lambda texts: embed(NOISY, texts) / 4, fingerprint=encoder)
@@ -518,6 +520,11 @@ def test_add_then_remove_restores_the_index(kind, tmp_path):
     grown = setup.add(index)
     assert list(grown.items.ids) == [*setup.items.ids, "new-0", "new-1", "new-2"]
     assert list(grown.items.texts) == [*setup.texts, *setup.new_items.texts]
+    assert grown.items.fields == {"size": "float64", "tags": "list of strings", "by": "string"}
+    assert grown.items.fields_of([1, 122]) == [
+        {"size": 1.0, "tags": None, "by": None},
+        {"size": 1.5, "tags": None, "by": None},
+    ]
     assert len(index) == 120
     assert grown.vectors[:120].tobytes() == before["vectors"]
     if index.factors is not None:
@@ -555,6 +562,7 @@ def test_remove_keeps_the_vectors_of_the_other_items(kind):
     rows = [row for row in range(120) if f"id-{row}" not in gone]
     assert list(shrunk.items.ids) == [f"id-{row}" for row in rows]
     assert list(shrunk.items.texts) == [setup.texts[row] for row in rows]
+    assert list(shrunk.items.field("size")) == rows
     assert np.array_equal(shrunk.vectors, index.vectors[rows])
     if index.factors is not None:
         assert np.array_equal(shrunk.factors.items, index.factors.items[rows])

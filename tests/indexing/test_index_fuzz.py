@@ -46,10 +46,10 @@ def saved(tmp_path_factory):
 
 
 def search(index):
-    """The ids and scores of all searches."""
+    """The ids, scores and fields of all searches."""
     searcher = SETUP.searcher(index)
     found = [hits for one in STRATEGIES for hits in searcher.search_many(QUERIES, k=5, strategy=one)]
-    return [[(hit.id, hit.score) for hit in hits] for hits in found]
+    return [[(hit.id, hit.score, hit.fields) for hit in hits] for hits in found]
 
 
 def damage_bytes(content, rng):
@@ -94,7 +94,7 @@ def assert_refused_or_usable(folder):
         found = search(index)
     except CrossKnnError:
         return "refused by a search"  # such as a retriever or a model of another name
-    assert all(math.isfinite(score) and id_ in index.items for hits in found for id_, score in hits)
+    assert all(math.isfinite(score) and id_ in index.items for hits in found for id_, score, _ in hits)
     return "usable"
 
 

@@ -16,6 +16,7 @@ from tests.integrations.world import (
     QUERY,
     TEXTS,
     best_ids,
+    fields_of,
     make_encoder,
     make_scorer,
     make_searcher,
@@ -42,7 +43,38 @@ def test_the_retriever_returns_the_hits_of_its_searcher():
     found = CrossKnnRetriever(searcher, top_k=3, budget=5).run(QUERY)["documents"]
     hits = searcher.search(QUERY, k=3, budget=5)
     assert [(one.id, one.score, one.content) for one in found] == [(h.id, h.score, TEXTS[h.id]) for h in hits]
-    assert [one.meta for one in found] == [{"round": h.round, "proposed_by": h.proposed_by} for h in hits]
+    expected = [{**fields_of(h.id), "round": h.round, "proposed_by": h.proposed_by} for h in hits]
+    assert [one.meta for one in found] == expected
+
+
+def compare(field, operator, value):
+    return {"field": field, "operator": operator, "value": value}
+
+
+FILTERS = [
+    compare("meta.words", "==", 5),
+    compare("words", "!=", 5),
+    compare("meta.words", ">=", 6),
+    compare("meta.words", "<", 6),
+    compare("meta.season", "in", ["winter", "spring"]),
+    compare("meta.season", "not in", ["winter"]),
+    compare("meta.season", "!=", "winter"),
+    compare("id", "==", "sun"),
+    {"operator": "AND", "conditions": [compare("meta.words", ">", 4), compare("meta.words", "<=", 6)]},
+    {"operator": "OR", "conditions": [compare("meta.words", "==", 10), compare("meta.season", "==", "summer")]},
+    {"operator": "NOT", "conditions": [compare("meta.words", ">", 4), compare("meta.words", "<=", 6)]},
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_filters_on_fields_find_what_haystack_finds_on_meta(filters):
+    documents = [Document(id=id_, content=text, meta=fields_of(id_)) for id_, text in TEXTS.items()]
+    expected = CrossKnnRetriever.from_documents(documents, scorer=make_scorer(), top_k=6).run(QUERY, filters=filters)
+    found = CrossKnnRetriever(make_searcher(), top_k=6).run(QUERY, filters=filters)
+    assert ids_of(found) == ids_of(expected)
+    assert ids_of(found)
+    cold = CrossKnnRetriever(make_searcher(), top_k=6, filter={"season": "winter"}).run(QUERY, filters=filters)
+    assert ids_of(cold) == [id_ for id_ in ids_of(expected) if fields_of(id_)["season"] == "winter"]
 
 
 def test_components_run_in_a_pipeline_and_async_equals_sync():
@@ -97,8 +129,15 @@ def test_invalid_arguments_are_rejected_before_any_call():
         ranker.run(QUERY, DOCUMENTS, top_k=-1)
     with pytest.raises(ck.InputError, match="budget"):
         CrossKnnRetriever(searcher, top_k=9, budget=5).run(QUERY)
-    with pytest.raises(ck.InputError, match="`filters` test the meta of documents"):
+    with pytest.raises(ck.InputError, match="names the field 'page', which the items do not have"):
         CrossKnnRetriever(searcher).run(QUERY, filters={"field": "meta.page", "operator": "==", "value": 1})
+    for filters in (
+        {"field": "meta.words", "operator": "like", "value": 1},
+        {"operator": "XOR", "conditions": []},
+        [1],
+    ):
+        with pytest.raises(ck.InputError, match="`filters` must be those of Haystack"):
+            CrossKnnRetriever(searcher).run(QUERY, filters=filters)
     with pytest.raises(ck.InputError, match="document 'picture' has no content"):
         ranker.run(QUERY, [*DOCUMENTS, Document(id="picture")])
     with pytest.raises(ck.InputError, match="`scorer` must be a Scorer"):
@@ -142,6 +181,8 @@ def test_settings_survive_serialization(strategy):
     again = CrossKnnRetriever.from_dict(retriever.to_dict())
     assert (again.searcher, again.top_k, again.strategy) == (saved, 3, strategy)
     assert (again.filter, again.deadline) == (["a", "b"], 2.0)
+    by_field = CrossKnnRetriever(saved, filter={"page": {"lt": 3}})
+    assert CrossKnnRetriever.from_dict(by_field.to_dict()).filter == {"page": {"lt": 3}}
 
 
 def test_a_pipeline_with_a_saved_index_is_serialized(tmp_path, bert_folder, encoder_folder):

@@ -17,6 +17,7 @@ from tests.integrations.world import (
     QUERY,
     TEXTS,
     best_ids,
+    fields_of,
     make_encoder,
     make_scorer,
     make_searcher,
@@ -33,7 +34,7 @@ def test_the_retriever_returns_the_hits_of_its_searcher():
     assert [one.id for one in found] == hits.ids
     assert [one.page_content for one in found] == [TEXTS[id_] for id_ in hits.ids]
     assert [one.metadata for one in found] == [
-        {"score": hit.score, "round": hit.round, "proposed_by": hit.proposed_by} for hit in hits
+        {**fields_of(hit.id), "score": hit.score, "round": hit.round, "proposed_by": hit.proposed_by} for hit in hits
     ]
 
 
@@ -62,6 +63,10 @@ def test_filter_and_k_can_be_set_per_call():
     retriever = CrossKnnRetriever(searcher=make_searcher(), k=2, filter={"snow", "bread", "sun"})
     assert [one.id for one in retriever.invoke(QUERY)] == best_ids(among=["snow", "bread", "sun"])[:2]
     assert [one.id for one in retriever.invoke(QUERY, k=1, filter=lambda id_: id_ == "sun")] == ["sun"]
+    by_field = retriever.invoke(QUERY, k=5, filter={"season": "winter", "words": {"gt": 5}})
+    assert [one.id for one in by_field] == ["ice"]
+    of_documents = CrossKnnRetriever.from_documents(DOCUMENTS, scorer=make_scorer(), k=6, filter={"page": {"ge": 4}})
+    assert [one.id for one in of_documents.invoke(QUERY)] == best_ids(among=["flour", "sun"])
 
 
 def test_invalid_arguments_are_rejected_before_any_call():

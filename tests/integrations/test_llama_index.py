@@ -18,6 +18,7 @@ from tests.integrations.world import (
     QUERY,
     TEXTS,
     best_ids,
+    fields_of,
     make_encoder,
     make_scorer,
     make_searcher,
@@ -38,12 +39,14 @@ def test_the_retriever_returns_the_hits_of_its_searcher():
     found = CrossKnnRetriever(searcher, k=3, budget=5).retrieve(QUERY)
     hits = searcher.search(QUERY, k=3, budget=5)
     assert [(one.node_id, one.score, one.text) for one in found] == [(h.id, h.score, TEXTS[h.id]) for h in hits]
-    assert [one.metadata for one in found] == [{"round": h.round, "proposed_by": h.proposed_by} for h in hits]
+    expected = [{**fields_of(h.id), "round": h.round, "proposed_by": h.proposed_by} for h in hits]
+    assert [one.metadata for one in found] == expected
 
 
 def test_round_and_proposer_are_hidden_from_models():
     node = CrossKnnRetriever(make_searcher(), k=1).retrieve(QUERY)[0].node
-    assert {node.get_content(mode) for mode in (MetadataMode.LLM, MetadataMode.EMBED)} == {TEXTS["ice"]}
+    assert node.get_content(MetadataMode.EMBED) == TEXTS["ice"]
+    assert node.get_content(MetadataMode.LLM) == f"words: 10\nseason: winter\n\n{TEXTS['ice']}"
 
 
 def test_async_equals_sync():
@@ -75,6 +78,11 @@ def test_nodes_are_searched_by_their_text_for_embedding():
 def test_the_filter_restricts_the_hits():
     retriever = CrossKnnRetriever(make_searcher(), k=2, filter={"snow", "bread", "sun"})
     assert ids_of(retriever.retrieve(QUERY)) == best_ids(among=["snow", "bread", "sun"])[:2]
+    by_field = CrossKnnRetriever(make_searcher(), k=5, filter={"season": "winter"})
+    assert ids_of(by_field.retrieve(QUERY)) == best_ids(among=["ice", "snow"])
+    nodes = [*make_nodes(metadata={"page": 7, "odd": {}}), TextNode(id_="other", text="cold winter")]
+    of_nodes = CrossKnnRetriever.from_nodes(nodes, scorer=make_scorer(), k=2, filter={"page": {"lt": 8}})
+    assert ids_of(of_nodes.retrieve(QUERY)) == best_ids()[:2]
 
 
 def test_invalid_arguments_are_rejected_before_any_call():

@@ -9,10 +9,11 @@ import pyterrier as pt
 
 import crossknn as ck
 from crossknn.integrations.pyterrier import CrossKnnReranker, CrossKnnRetriever
-from tests.integrations.world import QUERY, TEXTS, best_ids, make_scorer, make_searcher, score_of
+from tests.integrations.world import QUERY, TEXTS, best_ids, fields_of, make_scorer, make_searcher, score_of
 
 QUERIES = pd.DataFrame([["q1", QUERY], ["q2", "warm bread"], ["q3", "summer sun"]], columns=["qid", "query"])
 COLUMNS = ["qid", "query", "docno", "score", "rank", "text"]
+FOUND = [*COLUMNS, "words", "season"]
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def docnos(results, qid="q1"):
 def test_the_retriever_returns_the_hits_of_its_searcher():
     searcher = make_searcher()
     results = CrossKnnRetriever(searcher, k=3, budget=5)(QUERIES)
-    assert list(results.columns) == COLUMNS
+    assert list(results.columns) == FOUND
     for qid, query in QUERIES.itertuples(index=False):
         hits = searcher.search(query, k=3, budget=5)
         mine = results[results["qid"] == qid]
@@ -37,6 +38,7 @@ def test_the_retriever_returns_the_hits_of_its_searcher():
         assert mine["score"].tolist() == [hit.score for hit in hits]
         assert mine["rank"].tolist() == [0, 1, 2]
         assert mine["text"].tolist() == [TEXTS[id_] for id_ in hits.ids]
+        assert mine["season"].tolist() == [fields_of(id_)["season"] for id_ in hits.ids]
 
 
 def test_batches_do_not_change_results_and_share_scorer_calls():
@@ -53,7 +55,12 @@ def test_columns_of_the_queries_are_kept_and_no_query_gives_an_empty_frame():
     results = retriever(QUERIES.assign(query_0="before"))
     assert set(results["query_0"]) == {"before"}
     nothing = retriever(QUERIES.iloc[:0])
-    assert (len(nothing), list(nothing.columns)) == (0, COLUMNS)
+    assert (len(nothing), list(nothing.columns)) == (0, FOUND)
+    kept = retriever(QUERIES.assign(season="of the query"))
+    assert set(kept["season"]) == {"of the query"}
+    assert docnos(CrossKnnRetriever(make_searcher(), filter={"words": [4, 5]})(QUERIES)) == best_ids(
+        among=["snow", "lake", "flour"]
+    )
     assert docnos(retriever.search(QUERY), "1") == best_ids()[:2]
 
 
@@ -87,8 +94,8 @@ def test_pyterrier_experiments_measure_the_retriever():
 
 def test_pyterrier_can_inspect_the_transformers():
     retriever, reranker = CrossKnnRetriever(make_searcher()), CrossKnnReranker(make_scorer())
-    assert pt.inspect.transformer_outputs(retriever, ["qid", "query"]) == COLUMNS
-    assert set(pt.inspect.transformer_outputs(retriever >> reranker, ["qid", "query"])) == set(COLUMNS)
+    assert pt.inspect.transformer_outputs(retriever, ["qid", "query"]) == FOUND
+    assert set(pt.inspect.transformer_outputs(retriever >> reranker, ["qid", "query"])) == set(FOUND)
 
 
 def test_invalid_arguments_are_rejected_before_any_call():

@@ -12,6 +12,10 @@ TEXTS = {
     "flour": "flour and water make bread",
     "sun": "the sun is warm in summer",
 }
+FIELDS = {
+    "words": [len(text.split()) for text in TEXTS.values()],
+    "season": ["winter", "winter", None, None, None, "summer"],
+}
 WORDS = sorted({word for text in TEXTS.values() for word in text.split()})
 QUERY = "cold winter water"
 
@@ -47,7 +51,8 @@ def make_encoder():
 
 
 def make_searcher(**options):
-    return ck.Searcher(ck.Items.from_dict(TEXTS), scorer=make_scorer(), encoder=make_encoder(), **options)
+    items = ck.Items(TEXTS.values(), ids=TEXTS.keys(), fields=FIELDS)
+    return ck.Searcher(items, scorer=make_scorer(), encoder=make_encoder(), **options)
 
 
 def best_ids(query=QUERY, among=TEXTS):
@@ -58,3 +63,8 @@ def best_ids(query=QUERY, among=TEXTS):
 
 def score_of(id_, query=QUERY):
     return count_shared_words([(query, TEXTS[id_])])[0]
+
+
+def fields_of(id_):
+    row = list(TEXTS).index(id_)
+    return {name: values[row] for name, values in FIELDS.items()}

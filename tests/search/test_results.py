@@ -41,6 +41,17 @@ def test_hits_have_their_items_texts():
         assert [hit.text for hit in hits] == [setup.searcher.items.text(hit.row) for hit in hits]
 
 
+def test_hits_have_their_items_fields():
+    setup = Setup()
+    sizes = [row if row % 3 else None for row in range(len(setup.items))]
+    items = Items(setup.items.texts, ids=setup.items.ids, fields={"size": sizes})
+    searcher = Searcher(items, scorer=setup.scorer)
+    for hits in searcher.search_many(setup.queries, k=5, strategy=Rerank(20, "random")):
+        assert [hit.fields for hit in hits] == [{"size": sizes[hit.row]} for hit in hits]
+        assert hash(hits[0]) == hash(hits.hits[0])
+    assert setup.searcher.search(setup.queries[0], k=1, budget=5).trace[0].fields == {}
+
+
 def test_ranks_are_places_in_what_each_retriever_proposed():
     setup = Setup()
     hits = setup.searcher.search(setup.queries[1], k=5, strategy=Posterior(budget=30, rounds=3))

@@ -23,7 +23,13 @@ RNG = np.random.default_rng(0)
 SCORER_VECTORS = dict(zip(WORDS, RNG.normal(size=(len(WORDS), 8)), strict=True))  # of words
 ENCODER_VECTORS = {word: vector + 0.5 * RNG.normal(size=8) for word, vector in SCORER_VECTORS.items()}  # with noise
 TEXTS = [f"{a} {b} and {c}" for a in WORDS for b in WORDS[:5] for c in WORDS[5:8] if a != b]
-ITEMS = Items(TEXTS, ids=[f"{text[0]}{row}" for row, text in enumerate(TEXTS)])
+FIELDS = {
+    "part_of_speech": ["noun"] * len(TEXTS),
+    "words": [text.split() for text in TEXTS],
+    "word": [text.split()[1] for text in TEXTS],
+    "size": [row if row % 5 else None for row in range(len(TEXTS))],
+}
+ITEMS = Items(TEXTS, ids=[f"{text[0]}{row}" for row, text in enumerate(TEXTS)], fields=FIELDS)
 QUERIES = [f"{a} {b}" for a in WORDS[:8] for b in WORDS[8:16]]
 
 

@@ -14,7 +14,7 @@ from crossknn.search.searcher import Searcher
 from crossknn.serve.monitoring import JsonFormatter
 from crossknn.serve.settings import Limits
 from crossknn.strategies.registry import STRATEGIES
-from tests.serve.servers import ENCODER, ITEMS, QUERIES, TEXTS, WatchedScorer, opened, serving, true_score
+from tests.serve.servers import ENCODER, FIELDS, ITEMS, QUERIES, TEXTS, WatchedScorer, opened, serving, true_score
 
 LIMITS = Limits(k=50, budget=200, queries=4, pairs=20, filter_ids=10, text_bytes=100, body_bytes=5_000, deadline=10.0)
 
@@ -60,7 +60,7 @@ def test_a_search_equals_the_library(client, searcher):
             "deviation": hit.deviation,
             "ranks": dict(hit.ranks),
             "text": ITEMS.text(hit.row),
-            "fields": {},
+            "fields": ITEMS.fields_of([hit.row])[0],
         }
     assert (result["query"], result["calls"], result["rounds"], result["stopped"]) == ("river ice", 40, 10, None)
     assert result["expected_recall"] == pytest.approx(expected.expected_recall)
@@ -69,11 +69,19 @@ def test_a_search_equals_the_library(client, searcher):
     assert answer["index"] == ITEMS.fingerprint
 
 
+def nested(depth):
+    """A filter that is nested this deep."""
+    found = {"size": 3}
+    for _ in range(depth):
+        found = {"not": found}
+    return found
+
+
 def test_several_queries_in_one_request(client, searcher):
-    answer = search(client, queries=QUERIES[:4], k=3, budget=30, texts=False)
+    answer = search(client, queries=QUERIES[:4], k=3, budget=30, texts=False, fields=False)
     expected = searcher.search_many(QUERIES[:4], k=3, budget=30)
     assert [[hit["id"] for hit in result["hits"]] for result in answer["results"]] == [hits.ids for hits in expected]
-    assert "text" not in answer["results"][0]["hits"][0]
+    assert not {"text", "fields"} & answer["results"][0]["hits"][0].keys()
 
 
 @pytest.mark.parametrize(
@@ -113,6 +121,30 @@ def test_highlight_returns_where_words_of_the_query_stand(client):
     for hit in result["hits"]:
         marked = [hit["text"][start:end] for start, end in hit["matches"]]
         assert marked == [word for word in hit["text"].split() if word in ("river", "ice")]
+
+
+@pytest.mark.parametrize(
+    ("filter_", "allowed"),
+    [
+        ({"word": "snow"}, lambda word, size: word == "snow"),
+        (
+            {"word": ["snow", "ice"], "size": {"lt": 100}},
+            lambda word, size: word in ("snow", "ice") and (size or 999) < 100,
+        ),
+        ({"and": [{"not": {"size": {"ge": 0}}}]}, lambda word, size: size is None),
+        ({"or": [{"word": "snow"}, {"size": 1}]}, lambda word, size: word == "snow" or size == 1),
+    ],
+    ids=str,
+)
+def test_filters_by_field(client, filter_, allowed):
+    (result,) = search(client, query="river ice", k=50, budget=50, filter=filter_, explain=True)["results"]
+    expected = {id_ for id_, *values in zip(ITEMS.ids, FIELDS["word"], FIELDS["size"], strict=True) if allowed(*values)}
+    assert result["trace"]
+    assert {hit["id"] for hit in result["trace"]} <= expected
+
+
+def test_an_empty_filter_allows_all(client):
+    assert len(search(client, query="river ice", k=20, budget=50, filter={})["results"][0]["hits"]) == 20
 
 
 @pytest.mark.parametrize("filter_", [{"ids": ["r0", "r1", "i20", "elsewhere"]}, {"prefix": "r"}], ids=str)
@@ -201,7 +233,19 @@ def test_remote_scorer_reads_back_the_scores(client, path, dialect):
         ({"query": "ice", "k": "3"}, 422, "bad_shape", "k: Input should be a valid integer"),
         ({"query": "ice", "k": 0}, 422, "bad_shape", "k: Input should be greater than or equal to 1"),
         ({"query": "ice", "kk": 3}, 422, "bad_shape", "kk: Extra inputs are not permitted"),
-        ({"query": "ice", "filter": {}}, 422, "bad_shape", "filter: must have either ids or prefix"),
+        ({"query": "ice", "filter": {"ids": ["a"], "prefix": "b"}}, 422, "bad_shape", "must have either ids or prefix"),
+        ({"query": "ice", "filter": {"ids": ["a"], "size": 3}}, 422, "bad_shape", "Extra inputs are not permitted"),
+        ({"query": "ice", "filter": ["a"]}, 422, "bad_shape", "filter"),
+        ({"query": "ice", "filter": "a"}, 422, "bad_shape", "filter"),
+        ({"query": "ice", "filter": {"sise": 3}}, 400, "bad_request", "Their fields: 'part_of_speech' (string), "),
+        ({"query": "ice", "filter": {"size": "3"}}, 400, "bad_request", "`filter` must compare 'size' (int64)"),
+        ({"query": "ice", "filter": {"size": None}}, 400, "bad_request", "`filter` must compare 'size' (int64)"),
+        ({"query": "ice", "filter": {"size": {"like": 3}}}, 400, "bad_request", "by one of eq, ne, in, not_in, lt"),
+        ({"query": "ice", "filter": {"size": [3] * 11}}, 413, "too_large", "a filter must have at most 10 values"),
+        ({"query": "ice", "filter": {"or": [{"size": [3] * 9}] * 2}}, 413, "too_large", "at most 10 values, got 20"),
+        ({"query": "ice", "filter": {str(at): 3 for at in range(65)}}, 413, "too_large", "at most 64 conditions"),
+        ({"query": "ice", "filter": nested(60)}, 400, "bad_request", "`filter` must be nested at most 32 deep."),
+        ({"query": "ice", "filter": nested(300)}, 422, "bad_shape", "filter"),
         ({"query": "\ud800"}, 422, "bad_shape", "query: Input should be a valid string"),
         ({"query": "ice", "deadline": float("nan")}, 422, "bad_shape", "deadline: Input should be a finite number"),
         ({"query": "ice", "deadline": float("inf")}, 422, "bad_shape", "deadline: Input should be a finite number"),
@@ -274,7 +318,7 @@ def test_health_and_readiness(client):
 
 def test_info_lists_limits_defaults_and_strategies(client):
     info = client.get("/info").json()
-    assert info["items"] == len(ITEMS)
+    assert (info["items"], info["fields"]) == (len(ITEMS), ITEMS.fields)
     assert info["limits"] == {
         "k": 50, "budget": 200, "queries": 4, "pairs": 20, "filter_ids": 10, "text_bytes": 100, "body_bytes": 5000,
         "deadline": 10.0,
@@ -423,7 +467,7 @@ def test_every_example_of_the_schema_works(client):
         for example in content.get("examples", {}).values():
             assert client.post(path, json=example["value"]).status_code == 200
             tried += 1
-    assert tried == 4 + 2 + 3 * 2
+    assert tried == 5 + 2 + 3 * 2
 
 
 def test_the_docs_page_shows_routes_and_examples_without_external_resources(client):

@@ -10,6 +10,7 @@ pytest.importorskip("mcp", reason="the MCP SDK is not installed: pip install 'cr
 
 from mcp import Client, StdioServerParameters
 
+from crossknn.items.fields import fields_as_json
 from crossknn.serve.mcp import make_mcp_server
 from tests.scorers import tiny
 from tests.serve.servers import ITEMS, QUERIES, opened, serving
@@ -50,6 +51,7 @@ def test_an_agent_learns_what_is_there(service):
 
     instructions, tools = asyncio.run(run())
     assert "315 items (Words)" in instructions
+    assert "word (string)" in instructions
     assert [tool.name for tool in tools] == ["search", "explain", "get"]
     for tool in tools:
         assert tool.description
@@ -61,15 +63,19 @@ def test_an_agent_learns_what_is_there(service):
 def test_search_finds_what_the_library_finds(service, searcher):
     answer = call(make_mcp_server(service), "search", query=QUERY, k=3, budget=30)
     hits = searcher.search(QUERY, k=3, budget=30)
-    assert answer["hits"] == [{"id": hit.id, "score": hit.score, "text": hit.text} for hit in hits]
+    assert answer["hits"] == [
+        {"id": hit.id, "score": hit.score, "text": hit.text, "fields": fields_as_json(hit.fields)} for hit in hits
+    ]
     assert (answer["calls"], answer["stopped"]) == (30, None)
     assert answer["expected_recall"] == pytest.approx(hits.expected_recall)
 
 
 def test_search_takes_filter_and_deadline(service):
     server = make_mcp_server(service)
-    answer = call(server, "search", query=QUERY, filter={"prefix": "r"}, deadline=30.0)
-    assert {hit["id"][0] for hit in answer["hits"]} == {"r"}
+    by_id = call(server, "search", query=QUERY, filter={"prefix": "r"}, deadline=30.0)
+    assert {hit["id"][0] for hit in by_id["hits"]} == {"r"}
+    by_field = call(server, "search", query=QUERY, filter={"word": ["snow", "ice"]})
+    assert {hit["fields"]["word"] for hit in by_field["hits"]} <= {"snow", "ice"}
 
 
 def test_explain_says_how_the_search_came_to_items(service, searcher):
@@ -90,7 +96,9 @@ def test_explain_says_how_the_search_came_to_items(service, searcher):
 
 def test_get_returns_texts(service):
     answer = call(make_mcp_server(service), "get", ids=["r0", "i20", "r0"])
-    assert answer["result"] == [{"id": id_, "text": ITEMS.text(ITEMS.row(id_))} for id_ in ("r0", "i20")]
+    rows = [ITEMS.row(id_) for id_ in ("r0", "i20")]
+    expected = zip(("r0", "i20"), ITEMS.texts_of(rows), ITEMS.fields_of(rows), strict=True)
+    assert answer["result"] == [{"id": id_, "text": text, "fields": fields} for id_, text, fields in expected]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +107,7 @@ def test_get_returns_texts(service):
         ("search", {"query": ""}, "at least 1 character"),
         ("search", {"query": QUERY, "k": 0}, "greater than or equal to 1"),
         ("search", {"query": QUERY, "budget": 10**6}, "at most 1000 on this server"),
-        ("search", {"query": QUERY, "filter": {"color": "red"}}, "filter.color"),
+        ("search", {"query": QUERY, "filter": {"color": "red"}}, "'color'"),
         ("search", {"query": "raise ice"}, "the scorer raised RuntimeError"),
         ("explain", {"query": QUERY, "ids": ["nowhere"]}, "'nowhere'"),
         ("explain", {"query": QUERY, "ids": []}, "at least 1 item"),

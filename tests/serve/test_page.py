@@ -51,9 +51,11 @@ def searcher() -> ck.Searcher:
     texts = [f"item {row} about ice" if row % 3 else f"item {row} about rivers that freeze" for row in range(600)]
     first, second = world.scores[0].argsort()[:-3:-1]
     texts[first], texts[second] = MARKUP, LONG
+    fields = {"month": [row % 12 + 1 if row != second else None for row in range(600)], "note": [None] * 600}
+    fields["note"][first], fields["note"][second] = MARKUP, LONG
     scorer = HeldScorer(world.scores, queries=QUERIES, items=texts)
     encoder = PrecomputedEncoder(queries=(QUERIES, world.query_vectors), items=(texts, world.vectors))
-    return ck.Searcher(ck.Items(texts), scorer=scorer, encoder=encoder)
+    return ck.Searcher(ck.Items(texts, fields=fields), scorer=scorer, encoder=encoder)
 
 
 @contextmanager
@@ -262,6 +264,17 @@ def test_html_in_texts_is_shown_as_text(browser, address):
         page.locator("summary").click()
         expect(page.locator("table.calls")).to_contain_text(MARKUP)
         assert page.locator("img, main script, article b:text('bold')").count() == 0
+
+
+def test_fields_are_shown_without_nulls_and_as_text(browser, address):
+    with visit(browser, search_url(address)) as page:
+        wait_for(page)
+        first, second = page.locator("article li:first-child dl"), page.locator("article li:nth-child(2) dl")
+        assert first.locator("dt").all_text_contents() == ["month", "note"]
+        assert first.locator("dd").all_text_contents()[1] == MARKUP
+        (shown,) = second.locator("dd").all_text_contents()
+        assert LONG.startswith(shown.removesuffix("…"))
+        assert page.locator("article li:nth-child(3) dt").all_text_contents() == ["month"]
 
 
 def test_long_texts_are_cut_off_until_show_all(browser, address):

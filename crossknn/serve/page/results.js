@@ -4,6 +4,8 @@ import { missedBy } from "./comparison.js";
 import { element, hidden, isolated } from "./dom.js";
 import { MISSING, count, score } from "./format.js";
 
+const MAX_VALUE = 120; // characters of a field that are shown
+
 /** A column: the strategy's name and its hits, or an error. `others` are the other finished answers. */
 export function column(answer, others) {
   const { title, result, problem, waiting } = answer;
@@ -25,7 +27,7 @@ function hitItem(hit, others) {
   return element(
     "li",
     {},
-    element("div", {}, element("p", { class: "text", dir: "auto" }, hit.text ? highlighted(hit) : hit.id)),
+    element("div", {}, element("p", { class: "text", dir: "auto" }, hit.text ? highlighted(hit) : hit.id), fieldList(hit)),
     element("span", { class: "score" }, hidden("score "), score(hit.score)),
     element("p", { class: "origin", "aria-label": "Why this hit" }, whyThisHit(hit, others)),
   );
@@ -41,6 +43,16 @@ function highlighted({ text, matches }) {
   return [...marked.flat(), part(ends.at(-1))];
 }
 
+/** The fields that the item has, or nothing. */
+function fieldList(hit) {
+  const known = Object.entries(hit.fields ?? {}).filter(([, value]) => value !== null);
+  if (!known.length) return null;
+  const pairs = known.map(([name, value]) =>
+    element("div", {}, element("dt", {}, isolated(name)), element("dd", {}, isolated(shownValue(value)))),
+  );
+  return element("dl", { class: "fields", "aria-label": "Fields" }, pairs);
+}
+
 /** The round in which a hit was scored, if it was, its rank by each retriever, and the strategies that missed it. */
 function whyThisHit(hit, others) {
   const scored = hit.score !== null;
@@ -52,6 +64,10 @@ function whyThisHit(hit, others) {
   return [scored ? missedLabel(hit, others) : null, round, ...ranks, id];
 }
 
+const shownValue = (value) => {
+  const text = [value].flat().join(", ");
+  return text.length > MAX_VALUE ? `${text.slice(0, MAX_VALUE)}…` : text;
+};
 const strong = (number) => element("b", {}, count(number));
 const notRetrieved = () =>
   element("span", {}, element("span", { "aria-hidden": "true" }, MISSING), hidden("not retrieved"));

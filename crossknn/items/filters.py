@@ -1,0 +1,230 @@
+"""Filters by field: conditions such as `{"section": "utils", "size": {"lt": 5000}}` as a mask of items."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import date, datetime
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from crossknn.errors import InputError
+from crossknn.items.fields import (
+    BOOL,
+    DATE,
+    FLOAT,
+    INT,
+    INT64,
+    LIST,
+    STRING,
+    TIMESTAMP,
+    UTC_TIMESTAMP,
+    FieldColumn,
+    as_utc,
+    bits_of,
+    make_array,
+    valid_of,
+)
+from crossknn.items.readers import describe
+from crossknn.types import Mask, Rows
+
+MAX_DEPTH: Final = 32
+RANGES: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "lt": pc.less,
+    "le": pc.less_equal,
+    "gt": pc.greater,
+    "ge": pc.greater_equal,
+}
+OPERATORS: Final = ("eq", "ne", "in", "not_in", *RANGES)
+LOGIC: Final = ("and", "or", "not")
+ID: Final = "_id"  # names the items' ids in a filter
+OPERANDS: Final = {
+    STRING: "a string",
+    INT: "a number",
+    FLOAT: "a number",
+    BOOL: "true or false",
+    DATE: "a date, such as 2024-05-01",
+    TIMESTAMP: "a time, such as 2024-05-01T12:00:00",
+    UTC_TIMESTAMP: "a time, such as 2024-05-01T12:00:00Z",
+    LIST: "a string",
+}
+
+
+class FieldFilter:
+    """Finds the items that meet a condition on their fields.
+
+    Args:
+        fields: Of all items, by name.
+        ids: The items' ids.
+        rows_of: The rows of ids, without unknown ones.
+    """
+
+    def __init__(
+        self, fields: Mapping[str, FieldColumn], ids: pa.LargeStringArray, rows_of: Callable[[Iterable[str]], Rows]
+    ) -> None:
+        self._fields, self._ids, self._rows_of = fields, ids, rows_of
+
+    def mask(self, condition: Mapping[str, Any], *, depth: int = 0) -> Mask:
+        """(items,) True where all parts of the condition hold."""
+        if depth > MAX_DEPTH:
+            raise InputError(f"`filter` must be nested at most {MAX_DEPTH} deep.")
+        found = np.ones(len(self._ids), np.bool_)
+        for name, wanted in condition.items():
+            if name in LOGIC:
+                found &= self._combine(name, wanted, depth + 1)
+                continue
+            for operator, operand in _operations(name, wanted):
+                found &= self._compare(name, operator, operand)
+        return found
+
+    def _combine(self, name: str, parts: Any, depth: int) -> Mask:
+        if name == "not":
+            return ~self.mask(_check_condition(name, parts), depth=depth)
+        if not isinstance(parts, list | tuple) or not parts:
+            raise InputError(f"`filter` must have a list of conditions for {name!r}, got {describe(parts)}.")
+        masks = (self.mask(_check_condition(name, part), depth=depth) for part in parts)
+        found = next(masks)
+        for mask in masks:
+            found = found & mask if name == "and" else found | mask
+        return found
+
+    def _compare(self, name: str, operator: str, operand: Any) -> Mask:
+        if name == ID:
+            return self._compare_ids(operator, operand)
+        column = self._column(name)
+        if operator in RANGES:
+            if column.kind in (BOOL, LIST):
+                raise _wrong_operator(name, column.kind, operator)
+            return _in_range(column.array, column.kind, operator, _convert(name, column.kind, operand))
+        wanted = [operand] if operator in ("eq", "ne") else _check_operands(name, operand)
+        inverse = operator in ("ne", "not_in")
+        if column.kind == LIST:
+            return _contains_any(column.array, _value_set(name, STRING, wanted), inverse=inverse)
+        found = _any_of(column.array, _value_set(name, column.kind, wanted))
+        if not inverse:
+            return found
+        valid = valid_of(column.array)
+        return ~found if valid is None else ~found & valid
+
+    def _compare_ids(self, operator: str, operand: Any) -> Mask:
+        if operator in RANGES:
+            return _in_range(self._ids, STRING, operator, _convert(ID, STRING, operand))
+        wanted = [operand] if operator in ("eq", "ne") else _check_operands(ID, operand)
+        found = np.zeros(len(self._ids), np.bool_)
+        found[self._rows_of(wanted)] = True
+        return ~found if operator in ("ne", "not_in") else found
+
+    def _column(self, name: object) -> FieldColumn:
+        if not isinstance(name, str) or name not in self._fields:
+            known = ", ".join(f"{name!r} ({column.kind})" for name, column in self._fields.items())
+            known = f"Their fields: {known}." if known else "They have none: read them with their columns."
+            raise InputError(f"`filter` names the field {name!r:.80}, which the items do not have. {known}")
+        return self._fields[name]
+
+
+def _operations(name: str, wanted: Any) -> list[tuple[str, Any]]:
+    """The operators and operands of a condition on one field."""
+    if not isinstance(wanted, Mapping):
+        return [("eq" if isinstance(wanted, str | bytes) or not isinstance(wanted, Collection) else "in", wanted)]
+    for operator in wanted:
+        if operator not in OPERATORS:
+            raise InputError(
+                f"`filter` must compare {name!r:.80} by one of {', '.join(OPERATORS)}, got {operator!r:.80}."
+            )
+    if not wanted:
+        raise InputError(f"`filter` must compare {name!r:.80} by one of {', '.join(OPERATORS)}, got none.")
+    return list(wanted.items())
+
+
+def _check_condition(name: str, condition: Any) -> Mapping[str, Any]:
+    if not isinstance(condition, Mapping):
+        raise InputError(
+            f"`filter` must have conditions such as {{field: value}} in {name!r}, got {describe(condition)}."
+        )
+    return condition
+
+
+def _check_operands(name: str, operands: Any) -> list[Any]:
+    if isinstance(operands, str | bytes | Mapping) or not isinstance(operands, Collection):
+        raise InputError(f"`filter` must have a list of values for {name!r}, got {describe(operands)}.")
+    return list(operands)
+
+
+def _wrong_operator(name: str, kind: str, operator: str) -> InputError:
+    known = ", ".join(one for one in OPERATORS if one not in RANGES)
+    return InputError(f"`filter` must compare {name!r} ({kind}) by one of {known}, got {operator!r}.")
+
+
+def _convert(name: str, kind: str, operand: Any) -> Any:
+    """An operand as a value of this kind; a float for a number that is none of int64."""
+    if isinstance(operand, np.generic):
+        operand = operand.item()
+    is_number = isinstance(operand, int | float) and not isinstance(operand, bool)
+    try:
+        if kind in (INT, FLOAT) and is_number and math.isfinite(operand):
+            whole = kind == INT and operand == int(operand) and INT64.min <= operand <= INT64.max
+            return int(operand) if whole else float(operand)
+        if kind in (STRING, LIST) and isinstance(operand, str):
+            operand.encode()
+            return operand
+        if kind == BOOL and isinstance(operand, bool):
+            return operand
+        if kind == DATE:
+            found = date.fromisoformat(operand) if isinstance(operand, str) else operand
+            if isinstance(found, date) and not isinstance(found, datetime):
+                return found
+        if kind in (TIMESTAMP, UTC_TIMESTAMP):
+            found = datetime.fromisoformat(operand) if isinstance(operand, str) else operand
+            if isinstance(found, date):
+                return as_utc(found if isinstance(found, datetime) else datetime(found.year, found.month, found.day))
+    except (ValueError, OverflowError):
+        pass
+    hint = " Values that are null match no comparison." if operand is None else ""
+    raise InputError(f"`filter` must compare {name!r} ({kind}) with {OPERANDS[kind]}, got {describe(operand)}.{hint}")
+
+
+def _value_set(name: str, kind: str, operands: Iterable[Any]) -> pa.Array:
+    """Operands of equality; no integer equals a number that is none."""
+    values = [_convert(name, kind, operand) for operand in operands]
+    return make_array(kind, [value for value in values if not (kind == INT and isinstance(value, float))])
+
+
+def _in_range(array: pa.Array, kind: str, operator: str, bound: Any) -> Mask:
+    if kind == INT and isinstance(bound, float):
+        operator, bound = _whole_bound(operator, bound)
+    return _to_mask(RANGES[operator](array, make_array(kind, [bound])[0]))
+
+
+def _whole_bound(operator: str, bound: float) -> tuple[str, int]:
+    """The comparison of integers that says the same as one with a number that is none of int64."""
+    below = operator in ("lt", "le")
+    if bound > INT64.max:
+        return ("le" if below else "gt"), INT64.max
+    if bound < INT64.min:
+        return ("lt" if below else "ge"), INT64.min
+    return ("le", math.floor(bound)) if below else ("ge", math.ceil(bound))
+
+
+def _any_of(array: pa.Array, values: pa.Array) -> Mask:
+    """Where the array has one of the values, which null is not."""
+    return _to_mask(pc.equal(array, values[0]) if len(values) == 1 else pc.is_in(array, value_set=values))
+
+
+def _contains_any(lists: pa.LargeListArray, values: pa.Array, *, inverse: bool) -> Mask:
+    """Where a list has, or has not, one of the values; never where it is null."""
+    matches = np.concatenate([np.zeros(1, np.int64), np.cumsum(_any_of(lists.values, values))])
+    offsets = np.frombuffer(lists.buffers()[1], np.int64)[lists.offset :][: len(lists) + 1]
+    found = matches[offsets[1:]] > matches[offsets[:-1]]
+    valid = valid_of(lists)
+    found = ~found if inverse else found
+    return found if valid is None else found & valid
+
+
+def _to_mask(array: pa.BooleanArray) -> Mask:
+    """True where the array is true, and not null. Its `to_numpy` would import pandas."""
+    found = bits_of(array.buffers()[1], array.offset, len(array))
+    valid = valid_of(array)
+    return found if valid is None else found & valid
