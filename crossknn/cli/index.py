@@ -13,6 +13,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from crossknn.cli import options
+from crossknn.cli.config import configurable
 from crossknn.cli.console import ProgressBars, out, print_json, resumable, say
 from crossknn.errors import InputError
 
@@ -175,6 +176,7 @@ class BuildOptions:
         return samplings or None
 
 
+@configurable
 @options.with_groups
 def build(
     *,
@@ -241,6 +243,7 @@ def build(
     say(f"Later builds reuse the scores and vectors in {work}. Delete it if you need no more.")
 
 
+@configurable
 @options.with_groups
 def plan(
     *,
@@ -279,6 +282,7 @@ def plan(
         _print_plan(planned)
 
 
+@configurable
 def info(folder: FolderArgument, verify: options.VerifyOption = False, as_json: options.JsonOption = False) -> None:
     """Describe an index and how it was built."""
     from crossknn.indexing.index import Index
@@ -327,6 +331,7 @@ def _name_model(spec: ModelSpec | None, fingerprint: str) -> str:
     return f"{spec.kind}({spec.name!r}{settings}{omitted})\nfingerprint {fingerprint}"
 
 
+@configurable
 @options.with_groups
 def add(
     *,
@@ -366,6 +371,7 @@ def add(
     _print_change(changed, folder, "added", len(items), calls, as_json=as_json)
 
 
+@configurable
 @options.with_groups
 def learn(
     *,

@@ -13,6 +13,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from crossknn.cli import options
+from crossknn.cli.config import configurable
 from crossknn.cli.console import ProgressBars, one_line, out, print_json
 from crossknn.errors import InputError
 
@@ -26,6 +27,7 @@ NORMALIZATION_QUERIES = 100
 RankBy = StrEnum("RankBy", ["score", "fused"])
 
 
+@configurable
 @options.with_groups
 def search(
     *,
@@ -117,6 +119,7 @@ def search(
         _print_hits(hits, searcher.items, explained=explained)
 
 
+@configurable
 @options.with_groups
 def score(
     *,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from crossknn.cli import options
+from crossknn.cli.config import configurable
 from crossknn.cli.console import ProgressBars, say
 from crossknn.errors import InputError
 from crossknn.example import DEMO_FOLDER, DEMO_SENSES
@@ -68,6 +69,7 @@ class ServerOptions:
     learn_mb: Annotated[int, Option(min=1, help="Limit of that folder's size, in MB; the oldest searches go.")] = 1_024
 
 
+@configurable
 @options.with_groups
 def serve(
     *,
