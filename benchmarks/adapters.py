@@ -78,7 +78,8 @@ def measure_set(folder: ScoreFolder) -> Iterator[tuple[str, dict[str, Any]]]:
     }
     for way, settings in ways.items():
         began = time.perf_counter()
-        index = Index.build(items, scorer=scorer, encoder=encoder, queries=train.texts, calibrate=False, **settings)
+        settings = {"prior": False, "calibrate": False, **settings}
+        index = Index.build(items, scorer=scorer, encoder=encoder, queries=train.texts, **settings)
         took = time.perf_counter() - began
         teaching_report = index.report.teaching
         recall = measure(folder, index, encoder)

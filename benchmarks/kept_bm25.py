@@ -64,7 +64,8 @@ def save_index(items: Items, folder: Path) -> None:
     """With made vectors, for BM25 does not look at them."""
     rng = np.random.default_rng(0)
     encoder = function_encoder(lambda texts: rng.standard_normal((len(texts), 8), np.float32), fingerprint="made")
-    Index.build(items, scorer=SCORER, encoder=encoder, queries=["made query", "another"], factors=None).save(folder)
+    queries = ["made query", "another"]
+    Index.build(items, scorer=SCORER, encoder=encoder, queries=queries, factors=None, prior=False).save(folder)
 
 
 def compare(folder: Path, times: int) -> dict[str, dict[str, float]]:

@@ -139,7 +139,13 @@ class Benchmark:
         )
         began = time.perf_counter()
         plain = Index.build(
-            data.items, scorer=data.scorer, encoder=self.encoder, queries=data.stream[-100:], teach=False, factors=None
+            data.items,
+            scorer=data.scorer,
+            encoder=self.encoder,
+            queries=data.stream[-100:],
+            teach=False,
+            factors=None,
+            prior=False,
         )
         stages: list[dict[str, Any]] = []
         for stage in self.stream(plain):
@@ -175,6 +181,7 @@ class Benchmark:
                 encoder=self.encoder,
                 queries=self.data.stream[:served],
                 teach=offline,
+                prior=False,
                 device=self.device,
             )
             yield {**record, "offline": self.measure(built)}

@@ -114,7 +114,7 @@ def measure_set(
             queries=data.train.texts,
             work_dir=options.work / f"{data.name}.work",
             device=options.device,
-            **settings,
+            **{"prior": False, **settings},
         )
         took = time.perf_counter() - began
         own = index.choose_encoder(encoder, device=options.device)

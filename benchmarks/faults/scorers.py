@@ -94,6 +94,7 @@ def make_index(world: World, scorer: Any, name: str) -> ck.Index:
         encoder=world.encoder,
         queries=train,
         sampling=ck.PerItem(queries=4),
+        prior=False,
         work_dir=world.path(f"{name}.work"),
         chunk=CHUNK,
         device="cpu",

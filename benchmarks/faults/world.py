@@ -74,7 +74,7 @@ class World:
 
 
 PLAIN = ("--prior", "--per-item", 4, "--no-teach")
-TAUGHT = ("--teach", "--teach-student", "adapter", "--teach-lists", 12)
+TAUGHT = ("--teach", "--teach-student", "adapter", "--teach-lists", 12, "--no-prior")
 
 
 def content(folder: Path) -> dict[str, str]:

@@ -14,11 +14,12 @@ from typing import Any, NoReturn, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
-from typer import Exit
+from typer import BadParameter, Exit
 from typer import confirm as typer_confirm
 from typer.core import TyperCommand, TyperOption
 
 from crossknn._checks import check_range
+from crossknn.cli.config import complete, explain_invalid
 from crossknn.errors import CrossKnnError, InputError
 
 OPTION_FOR_FALSE = {"check_models": "--any-model"}  # options that set an argument to False
@@ -67,7 +68,17 @@ class Command(TyperCommand):
     those that have the setting `budget`.
     """
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except BadParameter as error:
+            found = explain_invalid(ctx, error)
+            if found is None:
+                raise
+            raise found from None
+
     def invoke(self, ctx: Any) -> Any:
+        complete(ctx)
         try:
             for name, value in ctx.params.items():  # before any work begins
                 if isinstance(value, float):

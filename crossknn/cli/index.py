@@ -13,6 +13,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from crossknn.cli import options
+from crossknn.cli.config import configurable
 from crossknn.cli.console import ProgressBars, out, print_json, resumable, say
 from crossknn.errors import InputError
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from crossknn.indexing.planner import BuildPlan
     from crossknn.indexing.sampling import Sampling
     from crossknn.items.items import Items
+    from crossknn.models.specs import ModelSpec
     from crossknn.types import Encoder
 
 
@@ -82,7 +84,14 @@ class BuildOptions:
     preset: Annotated[
         str | None, Option(help="Settings of the factorization, such as paper. Default: crossknn's own.")
     ] = None
-    prior: Annotated[bool, Option("--prior", help="Also fit a prior for the strategy posterior.")] = False
+    prior: Annotated[
+        bool | None,
+        Option(
+            "--prior/--no-prior",
+            help="Also fit a prior for the strategy posterior, to the same scores. Default: unless the encoder is "
+            "taught, or with --factors cur.",
+        ),
+    ] = None
     calibrate: Annotated[
         bool | None,
         Option(
@@ -100,7 +109,11 @@ class BuildOptions:
         """The arguments of `Build` that these options name."""
         queries = None if self.queries is None else options.read_texts(self.queries)
         chosen = {"factors": self._choose_factorization(), "sampling": self._choose_sampling()}
-        learned = {"prior": self.prior, "teach": self.teach, "calibrate": self.calibrate}
+        learned = {
+            "prior": "default" if self.prior is None else self.prior,
+            "teach": self.teach,
+            "calibrate": self.calibrate,
+        }
         return {"queries": queries, **chosen, **learned, "seed": self.seed}
 
     def teaching(self, items: Items, encoder: Encoder) -> dict[str, Any]:
@@ -163,6 +176,7 @@ class BuildOptions:
         return samplings or None
 
 
+@configurable
 @options.with_groups
 def build(
     *,
@@ -202,8 +216,8 @@ def build(
     part = None if worker is None else _parse_worker(worker)
     if part is not None and engine.engine is options.EngineName.ray:
         raise InputError("--worker splits a build without a cluster. Leave it or --engine ray out.")
-    if signals and not chosen.prior:
-        raise InputError(f"--signal applies to --prior only, got {signals[0]} without it.")
+    if signals and chosen.prior is False:
+        raise InputError(f"--signal applies to --prior only, got {signals[0]} with --no-prior.")
     settings = {**chosen.settings(), "work_dir": work, "chunk": chunk, "device": models.device}
     settings["engine"] = engine.make(models)
     if signals:
@@ -217,6 +231,7 @@ def build(
             _score_part(items, part, settings, as_json=as_json)
             return
         prepared = Build(items, **settings)
+        _announce_calls(prepared)
         _mention_teaching(prepared, measure=not is_url(models.scorer_name))
         index = Index.from_build(prepared)
         index.save(folder)
@@ -228,6 +243,7 @@ def build(
     say(f"Later builds reuse the scores and vectors in {work}. Delete it if you need no more.")
 
 
+@configurable
 @options.with_groups
 def plan(
     *,
@@ -266,6 +282,7 @@ def plan(
         _print_plan(planned)
 
 
+@configurable
 def info(folder: FolderArgument, verify: options.VerifyOption = False, as_json: options.JsonOption = False) -> None:
     """Describe an index and how it was built."""
     from crossknn.indexing.index import Index
@@ -278,12 +295,43 @@ def info(folder: FolderArgument, verify: options.VerifyOption = False, as_json: 
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in facts.items():
-        shown = str(index.report) if name == "report" else f"{value:,}" if type(value) is int else str(value)
-        table.add_row(name, Text(shown))
+    for name, value in _info_lines(index, folder).items():
+        plain = "".join(
+            one if one.isprintable() or one == "\n" else "�" for one in value
+        )  # anybody may have written it
+        table.add_row(name, Text(plain))
     out.print(table)
 
 
+def _info_lines(index: Index, folder: Path) -> dict[str, str]:
+    """The facts about an index as `info` prints them."""
+    prior, vectors = index.prior, "the encoder’s" if index.factors is None else index.factors.kind
+    sizes = ", ".join(f"{name} {size:,}" for name, size in index.file_bytes.items())
+    return {
+        "folder": str(folder),
+        "items": f"{len(index):,}",
+        "train queries": f"{len(index.queries):,}",
+        "scorer": _name_model(index.scorer_spec, index.scorer),
+        "encoder": _name_model(index.encoder_spec, index.encoder),
+        "vectors": f"{vectors}, {index.vectors.shape[1]} dimensions",
+        "taught": f"yes, the {index.taught}" if index.taught else "no",
+        "prior": "none" if prior is None else f"from {', '.join(prior.signals)}",
+        "α, β": f"{index.normalization.alpha:.4f}, {index.normalization.beta:.4f}",
+        "bytes": f"{index.stored_bytes:,}: {sizes}",
+        "report": str(index.report),
+    }
+
+
+def _name_model(spec: ModelSpec | None, fingerprint: str) -> str:
+    """A model with its settings, and its fingerprint."""
+    if spec is None:
+        return f"no name, fingerprint {fingerprint}"
+    settings = "".join(f", {name}={value!r}" for name, value in spec.settings.items())
+    omitted = "".join(f", {name}=…" for name in spec.omitted)
+    return f"{spec.kind}({spec.name!r}{settings}{omitted})\nfingerprint {fingerprint}"
+
+
+@configurable
 @options.with_groups
 def add(
     *,
@@ -323,6 +371,7 @@ def add(
     _print_change(changed, folder, "added", len(items), calls, as_json=as_json)
 
 
+@configurable
 @options.with_groups
 def learn(
     *,
@@ -441,6 +490,20 @@ def _parse_worker(text: str) -> tuple[int, int]:
     return int(found[1]) - 1, int(found[2])
 
 
+def _announce_calls(build: Build) -> None:
+    """Say what a build costs before it begins."""
+    from crossknn.indexing.planner import count_calls
+
+    _, to_make, at_most = count_calls(build)
+    prior = " and a prior" * build.with_prior
+    calibration = (
+        f", up to {build.calibration_calls:,} of them to calibrate expected recall (--no-calibrate makes none)"
+        if build.calibration_calls
+        else ""
+    )
+    say(f"Makes {'up to ' * at_most}{to_make:,} calls of the cross-encoder for vectors{prior}{calibration}.")
+
+
 def _mention_teaching(build: Build, *, measure: bool) -> None:
     """Say what a teaching takes on a CPU, where there will be one or could be; a server is not called to measure it."""
     from crossknn.encoders.sentence import SentenceEncoder
@@ -498,6 +561,11 @@ def _print_plan(plan: BuildPlan) -> None:
             *(f"{size / 1e6:,.0f}" for size in (cost.disk, cost.memory)),
         )
     out.print(table)
+    if calibration := plan.costs[0].calibration:
+        out.print(
+            f"Of the first line's calls, up to {calibration:,} calibrate expected recall: --no-calibrate makes none.",
+            highlight=False,
+        )
     speed = plan.calls_per_second
     calls_made = f"{plan.calls_made} calls ({speed:,.0f} a second)" if speed else "no calls"
     out.print(
@@ -526,8 +594,15 @@ def _describe_index(index: Index, folder: Path) -> dict[str, Any]:
         "queries": len(index.queries),
         "scorer": index.scorer,
         "encoder": index.encoder,
+        "models": {
+            "scorer": None if index.scorer_spec is None else index.scorer_spec.as_dict(),
+            "encoder": None if index.encoder_spec is None else index.encoder_spec.as_dict(),
+        },
         "taught": index.is_taught,
+        "teaching": index.taught,
+        "prior": None if index.prior is None else list(index.prior.signals),
         **asdict(index.normalization),
         "bytes": index.stored_bytes,
+        "files": index.file_bytes,
         "report": index.report.as_dict(),
     }

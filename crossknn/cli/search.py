@@ -13,6 +13,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from crossknn.cli import options
+from crossknn.cli.config import configurable
 from crossknn.cli.console import ProgressBars, out, print_json
 from crossknn.errors import InputError
 from crossknn.search.rendering import MISSING, explain, one_line, show_score, summarize
@@ -28,6 +29,7 @@ NORMALIZATION_QUERIES = 100
 RankBy = StrEnum("RankBy", ["score", "fused"])
 
 
+@configurable
 @options.with_groups
 def search(
     *,
@@ -128,6 +130,7 @@ def search(
         _print_hits(hits, explained=explained)
 
 
+@configurable
 @options.with_groups
 def score(
     *,

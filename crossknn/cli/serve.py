@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from crossknn.cli import options
+from crossknn.cli.config import configurable
 from crossknn.cli.console import ProgressBars, say
 from crossknn.errors import InputError
 from crossknn.example import DEMO_FOLDER, DEMO_SENSES, SHOWCASE
@@ -76,6 +77,7 @@ class ServerOptions:
     ] = None
 
 
+@configurable
 @options.with_groups
 def serve(
     *,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import blake2b
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -72,7 +74,10 @@ TRAIN_PER_HELD_OUT = 5  # train queries for each that is set aside for the calib
 TAUGHT_QUERIES = 1_000  # of a teaching, whose scores α, β and the prior are fitted to
 FRESH_QUERIES = 20  # held out by a teaching, at least, that the prior is fitted to
 DEFAULT_FACTORS = Transductive(method="als", ridge=3.0, epochs=5)  # without teaching; see benchmarks/README.md
+BM25_MODULES = ("bm25s", "Stemmer")  # which the default signals of a prior need
 QUERY_BATCH = 1024  # queries encoded or retrieved for together
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -81,6 +86,7 @@ class Build:
 
     Attributes:
         method: Of the factorization; None for the encoder's vectors.
+        with_prior: Whether a prior is fitted.
         teaching: Settings of the teaching; None for the encoder as it came.
         calibrate: Whether expected recall is calibrated; by default with a prior or a teaching.
         train_queries: Distinct; cut from the items if no `queries` were given.
@@ -98,7 +104,7 @@ class Build:
     queries: Sequence[str] | None = None
     sampling: Sampling | Sequence[Sampling] | None = None
     factors: Method | Literal["default"] | None = None
-    prior: bool = False
+    prior: bool | Literal["default"] | None = False
     teach: Teaching | bool | None = False
     calibrate: bool | None = None
     searches: Sequence[KnownList] = ()
@@ -124,15 +130,16 @@ class Build:
         self.encoder_spec = spec_of(without_adapter(self.encoder))  # of the encoder that is taught, if one is
         self.teaching = self._choose_teaching()
         self.method = self._choose_method()
+        self.with_prior = self._choose_prior()
         self._registry = RetrieverRegistry(self.items, own=self.retrievers, fitted={"dense": self._fit_dense})
         self.signals = check_signals(self.signals, {*RETRIEVERS, *self._registry.own_names})
-        if not self.prior and self.signals != SIGNALS:
+        if not self.with_prior and self.signals != SIGNALS:
             raise InputError(f"`signals` are what a prior is fitted to: pass prior=True, got {self.signals!r} without.")
         self.not_calibrated = self._check_calibration()
         self._held_out: list[str] = []  # for the calibration; a teaching has its own
         self.train_queries = self._choose_queries()
         self.samplings = self._check_samplings() or self._default_samplings()
-        if isinstance(self.method, Cur) and (self.prior or self.sampling is not None):
+        if isinstance(self.method, Cur) and (self.with_prior or self.sampling is not None):
             raise InputError("CUR scores every item for every anchor: leave out `sampling` and `prior`.")
         self._work_dir = None if self.work_dir is None else Path(self.work_dir)
         self._temporary: TemporaryDirectory[str] | None = None  # of a taught encoder
@@ -282,6 +289,10 @@ class Build:
             search = ExactSearch(self.query_vectors, device=self.device) if nearest else None
             return merge(*(self._sample(plan, search) for plan in self.samplings))
 
+    def sample_at_random(self, plans: Sequence[Sampling]) -> Pairs:
+        """The pairs of samplings that neither vectors nor retrievers choose."""
+        return merge(*(self._sample(plan, None) for plan in plans))
+
     def _sample(self, plan: Sampling, search: ExactSearch | None) -> Pairs:
         sizes = {"n_queries": len(self.train_queries), "n_items": len(self.items)}
         if isinstance(plan, PerQuery):
@@ -319,7 +330,7 @@ class Build:
     @cached_property
     def fitted_prior(self) -> Prior | None:
         """The prior of posterior search over the fitted vectors, or the encoder's."""
-        if not self.prior:
+        if not self.with_prior:
             return None
         with self._timing("prior"):
             factors, _ = self.fitted
@@ -345,7 +356,7 @@ class Build:
         queries = len(self._held_out)
         if self.teaching is not None:
             held_out = self.teaching.held_out(self.teaching.lists)
-            queries = min(QUERIES, held_out // 2 if self.prior else held_out)
+            queries = min(QUERIES, held_out // 2 if self.with_prior else held_out)
         if not self.calibrates or queries < MIN_QUERIES:
             return 0
         return most_calls(len(self.items), queries, len(self.signals))
@@ -381,7 +392,7 @@ class Build:
         """For the calibration: of the queries that a teaching held out, half if a prior is fitted to the others."""
         if not self.calibrates:
             return []
-        count = min(QUERIES, len(queries) // 2 if self.prior else len(queries))
+        count = min(QUERIES, len(queries) // 2 if self.with_prior else len(queries))
         chosen = np.random.default_rng((self.seed, 7)).permutation(len(queries))[:count]
         return [queries[number] for number in np.sort(chosen)]
 
@@ -431,7 +442,7 @@ class Build:
         return [proposal for part in parts for proposal in retriever.retrieve(self.train_queries[part], n)]
 
     def _choose_queries(self) -> list[str]:
-        only_normalizes = self.method is None and not self.prior
+        only_normalizes = self.method is None and not self.with_prior
         if self.queries is None:
             count = NORMALIZATION_QUERIES if only_normalizes else PSEUDO_QUERIES
             count = self.method.anchors if isinstance(self.method, Cur) else count
@@ -461,7 +472,10 @@ class Build:
                 raise InputError("`calibrate` is for Posterior, which these vectors do not allow. Leave it out.")
             self.calibrate = False
         if self.calibrate is None:
-            self.calibrate = self.prior or self.teaching is not None
+            self.calibrate = self.with_prior or self.teaching is not None
+            spec = spec_of(self.scorer)
+            if self.prior == "default" and self.teaching is None and spec is not None and spec.is_server:
+                return "its calls, of a server, have to be asked for (`calibrate`)"
         if self.calibrate and len(self.items) < MIN_ITEMS:
             return f"{len(self.items):,} items are fewer than {MIN_ITEMS:,}"
         return None
@@ -479,7 +493,7 @@ class Build:
 
     def _default_samplings(self) -> list[Sampling]:
         """Calls for every item if something is fitted per item; else random items for every query."""
-        if self.prior:
+        if self.with_prior:
             sizes = {"n_queries": len(self.train_queries), "n_items": len(self.items)}
             return prior_sampling(CALLS_PER_ITEM, **sizes, seed=self.seed)
         if self.method is None or isinstance(self.method, Inductive):
@@ -513,6 +527,25 @@ class Build:
         if self.factors != "default":
             return self.factors
         return replace(DEFAULT_FACTORS, seed=self.seed) if self.teaching is None else None
+
+    def _choose_prior(self) -> bool:
+        """Whether to fit a prior; by default wherever that is possible, and the encoder is not taught.
+
+        A taught encoder has learned from the queries that a prior would be fitted to: it gains little by one.
+        """
+        if self.prior not in (True, False, None, "default"):
+            raise invalid("prior", "True, False, None or 'default'", self.prior)
+        if self.prior != "default" or self.signals != SIGNALS:
+            return bool(self.prior)
+        if isinstance(self.method, Cur) or (isinstance(self.method, Transductive) and self.method.init == "random"):
+            return False
+        if self.teaching is not None and self.teaching.student == "encoder":
+            return False
+        missing = [module for module in BM25_MODULES if find_spec(module) is None]
+        if missing:
+            logger.warning("No prior is learned without %s: pip install 'crossknn[retrievers]'", missing[0])
+            return False
+        return True
 
     def _choose_teaching(self) -> Teaching | None:
         """The settings of the teaching, if there is to be one: by default where both models run on a GPU.

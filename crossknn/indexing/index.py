@@ -106,7 +106,7 @@ class Index:
         queries: Sequence[str] | None = None,
         sampling: Sampling | Sequence[Sampling] | None = None,
         factors: Method | Literal["default"] | None = "default",
-        prior: bool = False,
+        prior: bool | Literal["default"] | None = "default",
         teach: Teaching | bool | None = None,
         calibrate: bool | None = None,
         signals: Sequence[str] = SIGNALS,
@@ -128,6 +128,7 @@ class Index:
             factors: `Transductive(…)`, `Inductive(…)`, `Cur(…)`, or None for the encoder's vectors, with α and β
                 from 100 queries. By default None with teaching, else `Transductive`.
             prior: Whether to fit the prior of `Posterior`: the mean given by retrievers, item biases, latent factors.
+                By default yes, but not with a taught encoder, nor with `Cur` and random vectors, which allow none.
             teach: Whether to teach a copy of the encoder by the cross-encoder, or how: `Teaching(…)`. The index holds
                 it and encodes queries with it. An encoder that is no `SentenceEncoder` is taught an adapter. None, the
                 default, is True where the encoder is a `SentenceEncoder` and the scorer a model, both on a GPU, and
@@ -193,6 +194,15 @@ class Index:
     def is_taught(self) -> bool:
         """Whether the index has an encoder of its own, or an adapter of one, taught by the cross-encoder."""
         return self._taught is not None
+
+    @property
+    def taught(self) -> Literal["encoder", "adapter", "query-adapter"] | None:
+        """What of the index was taught by the cross-encoder, if anything."""
+        if self._taught is None:
+            return None
+        if isinstance(self._taught, StoredEncoder):
+            return "encoder"
+        return "query-adapter" if self._taught.items is None else "adapter"
 
     @property
     def has_encoder(self) -> bool:
@@ -382,6 +392,11 @@ class Index:
     def stored_bytes(self) -> int:
         """The bytes of the folder's files; 0 if the index was never saved."""
         return 0 if self._folder is None else self._folder.size
+
+    @property
+    def file_bytes(self) -> dict[str, int]:
+        """The bytes of each of the folder's files, by plain name; empty if the index was never saved."""
+        return {} if self._folder is None else self._folder.sizes
 
     def is_current(self) -> bool:
         """Whether the folder still holds this index; False if it was never saved."""

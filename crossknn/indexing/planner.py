@@ -22,7 +22,7 @@ from crossknn.indexing.pair_scoring import PairScores, TextCodes
 from crossknn.indexing.prior_fit import PCA_ITEMS
 from crossknn.indexing.recall_calibration import QUERIES as CALIBRATION_QUERIES
 from crossknn.indexing.sampling import PerItem, PerQuery, Sampling, sample_per_item
-from crossknn.indexing.score_matrix import SparseScores
+from crossknn.indexing.score_matrix import Pairs, SparseScores
 from crossknn.indexing.teaching.adapter_student import HIDDEN_PER_DIM
 from crossknn.indexing.teaching.settings import Teaching
 from crossknn.items.items import Items
@@ -64,6 +64,7 @@ class Cost:
         factorizing: Seconds without early stopping, extrapolated from a small fit: an order of magnitude.
         disk: Bytes of the index.
         memory: Peak bytes of the build, besides models and libraries.
+        calibration: Calls among those to make that calibrate expected recall, at most.
     """
 
     way: str
@@ -75,6 +76,7 @@ class Cost:
     factorizing: float
     disk: int
     memory: int
+    calibration: int = 0
 
     @property
     def seconds(self) -> float:
@@ -110,7 +112,7 @@ def plan_build(
     queries: Sequence[str] | None = None,
     sampling: Sampling | Sequence[Sampling] | None = None,
     factors: Method | Literal["default"] | None = "default",
-    prior: bool = False,
+    prior: bool | Literal["default"] | None = "default",
     teach: Teaching | bool | None = None,
     calibrate: bool | None = None,
     work_dir: str | Path | None = None,
@@ -128,7 +130,7 @@ def plan_build(
     wanted: dict[str, Any] = {"factors": factors, "sampling": sampling, "prior": prior, "teach": teach}
     wanted["calibrate"] = calibrate
     taught: list[dict[str, Any]] = (
-        [{"factors": "default", "teach": True}] if isinstance(encoder, SentenceEncoder) else []
+        [{"factors": "default", "teach": True, "prior": "default"}] if isinstance(encoder, SentenceEncoder) else []
     )
     for settings in (wanted, *taught, *usual_ways(seed)):
         build = prepare(**settings)
@@ -156,10 +158,17 @@ def plan_build(
             factorizing=_fit_seconds(build, pairs, dim, device, time_fit) + _training_seconds(build, per_item),
             disk=text_bytes + Items(build.train_queries).stored_bytes + _array_bytes(build, dim),
             memory=_memory_bytes(build, dim, pairs),
+            calibration=build.calibration_calls,
         )
         for (name, build), (pairs, to_make, at_most) in zip(ways.items(), counts, strict=True)
     ]
     return BuildPlan(costs, MEASURED_CALLS if any_calls else 0, 1 / per_call if any_calls else None, 1 / per_item)
+
+
+def count_calls(build: Build) -> tuple[int, int, bool]:
+    """The number of scores of a build, of calls left to make for them, and whether these are upper bounds."""
+    work_dir = None if build.work_dir is None else Path(build.work_dir)
+    return CallCounter(build.items, work_dir, build.scorer).count(build)
 
 
 def usual_ways(seed: int = 0) -> list[dict[str, Any]]:
@@ -178,9 +187,9 @@ def _describe(build: Build) -> str:
     if isinstance(build.method, Cur):
         return f"cur, {build.method.anchors:,} anchors"
     if build.teaching is not None:
-        return f"taught {build.teaching.student}{' and prior' * build.prior}, {build.teaching.lists:,} lists"
+        return f"taught {build.teaching.student}{' and prior' * build.with_prior}, {build.teaching.lists:,} lists"
     kind = "encoder’s vectors" if build.method is None else type(build.method).__name__.lower()
-    kind += " and prior" if build.prior else " only" * (build.method is None)
+    kind += " and prior" if build.with_prior else " only" * (build.method is None)
     parts = [kind]
     for plan in build.samplings:
         if isinstance(plan, PerItem):
@@ -215,23 +224,39 @@ class CallCounter:
             calls = min(build.teaching.calls, build.teaching.lists * items)
             return calls, calls, True
         samplings = [] if isinstance(build.method, Cur) else build.samplings
+        pairs = self._count_pairs(samplings, queries) if samplings else queries * items
+        if len(samplings) < 2 and not (self._log or (self._work_dir and len(self._codes) < len(self._items))):
+            return pairs, pairs, False  # no score is logged already, or serves two items of equal texts
+        if pairs > MAX_PAIRS_LOOKED_UP:
+            return pairs, pairs, True
+        # What vectors or retrievers choose is not known yet.
+        chosen = [plan for plan in samplings if (plan.retriever if isinstance(plan, PerQuery) else plan.nearest)]
+        drawn = [plan for plan in samplings if plan not in chosen]
+        if chosen and (self._log is None or not drawn):
+            return pairs, pairs, True
+        if chosen:
+            left = self._count_missing(build, build.sample_at_random(drawn)) + self._count_pairs(chosen, queries)
+            return pairs, min(pairs, left), True
+        return len(build.pairs), self._count_missing(build, build.pairs), False
+
+    def _count_pairs(self, samplings: Sequence[Sampling], queries: int) -> int:
+        """How many pairs the samplings choose, at most."""
+        items = len(self._items)
         counts = [
             queries * min(plan.items, items) if isinstance(plan, PerQuery) else items * min(plan.queries, queries)
             for plan in samplings
         ]
-        pairs = min(sum(counts), queries * items) if samplings else queries * items
-        if len(samplings) < 2 and not (self._log or (self._work_dir and len(self._codes) < len(self._items))):
-            return pairs, pairs, False  # no score is logged already, or serves two items of equal texts
-        chosen = any(plan.retriever if isinstance(plan, PerQuery) else plan.nearest for plan in samplings)
-        if pairs > MAX_PAIRS_LOOKED_UP or chosen:  # what vectors or retrievers choose is not known yet
-            return pairs, pairs, True
+        return min(sum(counts), queries * items)
+
+    def _count_missing(self, build: Build, pairs: Pairs) -> int:
+        """How many of these pairs are left to score."""
         if self._work_dir is None:
-            return len(build.pairs), len(build.pairs), False
-        wanted = PairScores(build.pairs, TextCodes(hash_texts(build.train_queries)), self._codes)
+            return len(pairs)
+        wanted = PairScores(pairs, TextCodes(hash_texts(build.train_queries)), self._codes)
         if self._log is not None:
             for name in self._log.chunks:
                 wanted.reuse(self._log.read(name))
-        return len(build.pairs), len(wanted.missing()), False
+        return len(wanted.missing())
 
     @cached_property
     def _codes(self) -> TextCodes:
@@ -269,7 +294,7 @@ def _spread(count: int, size: int) -> Rows:
 def _array_bytes(build: Build, dim: int) -> int:
     """On disk: the encoder's vectors, the factors, and the prior."""
     queries, items, factors = len(build.train_queries), len(build.items), build.method
-    vectors, prior = 2 * dim * items, STORED_PRIOR_BYTES * items if build.prior else 0
+    vectors, prior = 2 * dim * items, STORED_PRIOR_BYTES * items if build.with_prior else 0
     if build.teaching is not None and build.teaching.student != "encoder":
         prior += 4 * (2 if build.teaching.student == "adapter" else 1) * (2 * HIDDEN_PER_DIM * dim * dim)
     elif build.teaching is not None and isinstance(build.encoder, SentenceEncoder):
@@ -298,7 +323,7 @@ def _memory_bytes(build: Build, dim: int, pairs: int) -> int:
         else:
             fitting += FIXED_BYTES + (16 if factors.method == "adamw" else 8) * (factors.dim or dim) * items
     prior = 0
-    if build.prior:
+    if build.with_prior:
         proposals = PROPOSAL_BYTES * len(SIGNALS) * queries * min(RETRIEVER_DEPTH, items)
         prior = proposals + PRIOR_BYTES * pairs + PCA_BYTES * min(PCA_ITEMS, items) + LATENT_FACTOR_BYTES * items
     calibration = CALIBRATION_BYTES * CALIBRATION_QUERIES * items if build.calibrates else 0

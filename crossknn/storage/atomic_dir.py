@@ -66,7 +66,12 @@ class Folder:
     @property
     def size(self) -> int:
         """The bytes of all files but the manifest."""
-        return sum(entry["bytes"] for entry in self._entries.values())
+        return sum(self.sizes.values())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each file, by plain name."""
+        return {name: entry["bytes"] for name, entry in self._entries.items()}
 
     def is_current(self) -> bool:
         """Whether it has not been replaced since it was opened."""

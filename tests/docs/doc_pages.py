@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,8 @@ def move_into_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(ck, "CrossEncoder", lambda _, **options: ck.function_scorer(score, fingerprint="words"))
     monkeypatch.setattr(ck, "SentenceEncoder", lambda _: ck.function_encoder(encode, fingerprint="counts"))
+    models = {"scorer": ck.CrossEncoder(""), "encoder": ck.SentenceEncoder("")}
+    monkeypatch.setattr(ck, "open", partial(ck.open, **models))  # an index does not know functions by name
 
 
 def score(pairs: list[tuple[str, str]]) -> list[float]:

@@ -91,7 +91,7 @@ OTHERS = [
     ids=name_way,
 )
 def test_calls_are_those_that_the_build_makes(settings):
-    models = Models()
+    models, settings = Models(), {"prior": False, **settings}
     cost = plan_build(ITEMS, **models.both, **settings).costs[0]
     assert models.calls == MEASURED_CALLS
     assert models.texts <= MEASURED_ITEMS + MEASURED_QUERIES + 2 * WARM_UP_TEXTS + 1  # one for the dimension
@@ -123,7 +123,7 @@ def test_the_requested_way_comes_first_and_then_the_usual_ones():
     ]
     assert names == ["cur, 20 anchors", *usual]
     again = [cost.way for cost in plan_build(ITEMS, **Models().both).costs]
-    assert again == [usual[1], usual[0], *usual[2:]]
+    assert again == [usual[3], *usual[:3], *usual[4:]]  # with a prior
 
 
 def test_seconds_follow_from_the_measured_speeds():
@@ -148,6 +148,7 @@ def test_nothing_is_written(tmp_path):
 )
 def test_scores_in_the_work_folder_cost_nothing(factors, sampling, tmp_path):
     settings = {"factors": factors, "sampling": sampling, "queries": TRAIN, "work_dir": tmp_path / "work"}
+    settings["prior"] = False
     fresh = plan_build(ITEMS, **Models(seconds_per_item=5e-4).both, **settings)
     Build(ITEMS, **Models().both, **settings, chunk=100).score(part=(0, 2))  # as one of two workers
     half = plan_build(ITEMS, **Models().both, **settings).costs[0]
@@ -163,7 +164,7 @@ def test_scores_in_the_work_folder_cost_nothing(factors, sampling, tmp_path):
 
 def test_pairs_of_equal_texts_cost_one_call_with_a_work_folder(tmp_path):
     items = ck.Items([f"river {row % 40}" for row in range(100)])
-    settings = {"factors": SHORT, "queries": TRAIN[:20], "work_dir": tmp_path / "work"}
+    settings = {"factors": SHORT, "prior": False, "queries": TRAIN[:20], "work_dir": tmp_path / "work"}
     cost = plan_build(items, **Models().both, **settings).costs[0]
     report = ck.Index.build(items, **Models().both, **settings).report
     assert (report.calls, report.calls_made) == (cost.calls, cost.to_make)
@@ -172,7 +173,7 @@ def test_pairs_of_equal_texts_cost_one_call_with_a_work_folder(tmp_path):
 
 def test_calls_are_an_upper_bound_when_a_retriever_chooses_the_pairs(tmp_path):
     sampling = [ck.PerItem(queries=4), ck.PerQuery(items=30, retriever="bm25")]
-    settings = {"factors": SHORT, "sampling": sampling, "queries": TRAIN}
+    settings = {"factors": SHORT, "sampling": sampling, "queries": TRAIN, "prior": False}
     cost = plan_build(ITEMS, **Models().both, **settings).costs[0]
     assert cost.at_most
     assert cost.calls == 4 * len(ITEMS) + 30 * len(TRAIN)
@@ -183,7 +184,7 @@ def test_calls_are_an_upper_bound_when_a_retriever_chooses_the_pairs(tmp_path):
 @pytest.mark.parametrize("factors", [SHORT, None], ids=["fitted", "encoder’s"])
 def test_a_build_with_a_prior_takes_at_most_eight_calls_per_item(factors):
     items = ck.Items([TEXT.format(row % 7, row) for row in range(900)])
-    settings = {"factors": factors, "prior": True, "queries": TRAIN}
+    settings = {"factors": factors, "calibrate": False, "queries": TRAIN}  # the prior is the default
     planned = plan_build(items, **Models(seconds_per_call=1e-4).both, **settings)
     cost = planned.costs[0]
     kind = "encoder’s vectors" if factors is None else "transductive"
@@ -192,8 +193,27 @@ def test_a_build_with_a_prior_takes_at_most_eight_calls_per_item(factors):
     assert cost.scoring == pytest.approx(cost.to_make / planned.calls_per_second)
     report = ck.Index.build(items, **Models().both, **settings).report
     assert 0.9 * cost.calls < report.calls <= cost.calls
-    without = plan_build(items, **Models().both, factors=factors, queries=TRAIN).costs[0]
+    without = plan_build(items, **Models().both, factors=factors, queries=TRAIN, prior=False).costs[0]
     assert cost.disk - without.disk == pytest.approx(36 * 900, abs=6000 * (factors is None))  # fewer train queries
+
+
+def test_scores_of_random_pairs_in_the_work_folder_cost_nothing_with_a_prior(tmp_path):
+    settings = {"factors": SHORT, "queries": TRAIN, "work_dir": tmp_path / "work"}
+    fresh = plan_build(ITEMS, **Models().both, **settings).costs[0]
+    report = ck.Index.build(ITEMS, **Models().both, **settings).report
+    done = plan_build(ITEMS, **Models().both, **settings).costs[0]
+    assert (done.calls, done.at_most) == (fresh.calls, True)
+    assert 0 <= done.to_make == fresh.calls - 7 * len(ITEMS) < report.calls
+
+
+def test_the_calls_of_a_calibration_are_counted():
+    items = ck.Items([TEXT.format(row % 7, row) for row in range(1000)])
+    with_it, without = (
+        plan_build(items, **Models().both, factors=None, queries=TRAIN, calibrate=calibrate).costs[0]
+        for calibrate in (None, False)
+    )
+    assert with_it.calibration > 0 == without.calibration
+    assert with_it.calls > without.calls
 
 
 def test_invalid_settings_raise_before_any_call(tmp_path):
