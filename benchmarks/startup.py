@@ -4,6 +4,9 @@
 
 All take turns, once to warm up and then `--times` times; medians are reported, on the clock and of processor time,
 which says what the clock cannot on a busy machine. The index is made for it, of made texts and vectors.
+
+A search, with the models that come with the package, is one of 5,000 senses of WordNet, beside a script that does with
+sentence-transformers what one does with it: encode the query, take the 100 nearest vectors, and rerank these items.
 """
 
 from __future__ import annotations
@@ -20,11 +23,31 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from benchmarks.big_index import DIM, build_index, read_items
 from benchmarks.scoring_speed import surroundings
+from crossknn import CrossEncoder, Index, SentenceEncoder
+from crossknn.example.wordnet import senses
+from crossknn.models.hub import EMBEDDED_CROSS_ENCODER
 
 OUT = Path(__file__).parent / "results" / "startup.json"
 PLAIN, THEIRS = "python -c pass", "import sentence_transformers"
+SENSES, QUERY = 5_000, "a small dog"
+MODELS = ("--scorer", "embedded", "--encoder", "embedded", "--device", "cpu")
+THEIR_SEARCH = """
+import json, sys
+import numpy as np
+from sentence_transformers import CrossEncoder, SentenceTransformer
+folder, encoder, scorer, query = sys.argv[1:]
+texts, vectors = json.load(open(f"{folder}/texts.json")), np.load(f"{folder}/vectors.npy")
+asked = SentenceTransformer(encoder, device="cpu").encode([query], normalize_embeddings=True)[0]
+best = np.argsort(-(vectors.astype(np.float32) @ asked))[:100]
+model = CrossEncoder(scorer, device="cpu", model_kwargs={"dtype": "float32"})
+scores = model.predict([(query, texts[row]) for row in best])
+for row in best[np.argsort(-scores)][:10]:
+    print(texts[row])
+"""
 
 
 def main() -> None:
@@ -35,7 +58,8 @@ def main() -> None:
         folder = Path(work) / "items.ck"
         build_index(read_items(None, options.items), folder, prior=False)
         report["bytes"] = sum(path.stat().st_size for path in folder.iterdir())
-        report["starts"] = measure(commands(folder, options.items // 2), options.times)
+        started = commands(folder, options.items // 2) | searches(Path(work))
+        report["starts"] = measure({**started, THEIRS: ["-c", THEIRS]}, options.times)
     options.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
 
@@ -62,7 +86,21 @@ def commands(folder: Path, row: int) -> dict[str, list[str]]:
         "open it, read an item by its row": ["-c", f"{load} items.ids[{row}], items.texts[{row}]"],
         "open it, find an item by its id": ["-c", f"{load} items.rows_of(['{row}'])"],
         "open and verify it": ["-c", f"import crossknn; crossknn.Index.load({str(folder)!r}, verify=True)"],
-        THEIRS: ["-c", THEIRS],
+    }
+
+
+def searches(work: Path) -> dict[str, list[str]]:
+    """Likewise, of whole searches of the same items with the same models; their data are put into this folder."""
+    items, scorer, encoder = senses(SENSES), CrossEncoder("embedded", device="cpu"), SentenceEncoder("embedded")
+    folder = work / "senses.ck"
+    index = Index.build(items, scorer=scorer, encoder=encoder, factors=None, calibrate=False)
+    index.save(folder)
+    (work / "texts.json").write_text(json.dumps(list(items.texts)))
+    np.save(work / "vectors.npy", index.vectors)
+    theirs = [str(work), str(encoder.folder), str(EMBEDDED_CROSS_ENCODER), QUERY]
+    return {
+        "crossknn search": ["-m", "crossknn", "search", str(folder), QUERY, *MODELS],
+        "the same by sentence-transformers": ["-c", THEIR_SEARCH, *theirs],
     }
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from crossknn.evaluate.benchmark import Bench
     from crossknn.evaluate.call_plan import CallPlan
     from crossknn.evaluate.comparison import Comparison
-    from crossknn.evaluate.contenders import VectorSource
+    from crossknn.evaluate.contenders import AvailableData, VectorSource
     from crossknn.evaluate.tasks import Task
     from crossknn.types import Progress
 
@@ -79,7 +79,14 @@ class ComparisonOptions:
     ] = False
 
     def __post_init__(self) -> None:
-        _ = self.sizes  # checked before all the work
+        """Check sizes, names and settings, before all the work: as if there were data for every strategy."""
+        from crossknn.evaluate.contenders import AvailableData
+        from crossknn.indexing.builder import RETRIEVERS
+
+        sizes = self.sizes
+        if self.strategies is not None:
+            everything = AvailableData(("random", *RETRIEVERS), fitted=True, cur=True)
+            self._resolve(everything, sizes["budgets"])
 
     @property
     def sizes(self) -> dict[str, list[int]]:
@@ -87,13 +94,17 @@ class ComparisonOptions:
         return {"budgets": _parse_sizes("--budgets", self.budgets), "ks": _parse_sizes("--k", self.ks)}
 
     def resolve(self, bench: Bench) -> Sequence[Any]:
+        """The contenders, as far as there are data for them."""
+        return self._resolve(bench.available, self.sizes["budgets"])
+
+    def _resolve(self, available: AvailableData, budgets: list[int]) -> Sequence[Any]:
         from crossknn.evaluate.contenders import default_names, resolve_strategies, split_names
         from crossknn.evaluate.tuning import default_tuned_names, make_candidates
 
         usual = default_tuned_names if self.tune else default_names
-        names = usual(bench.available) if self.strategies is None else split_names(self.strategies)
+        names = usual(available) if self.strategies is None else split_names(self.strategies)
         resolve: Callable[..., Sequence[Any]] = make_candidates if self.tune else resolve_strategies
-        return resolve(names, bench.available, budgets=self.sizes["budgets"], rounds=self.rounds, seed=self.seed)
+        return resolve(names, available, budgets=budgets, rounds=self.rounds, seed=self.seed)
 
     def vectors(self, bench: Bench) -> set[VectorSource]:
         """The item vectors that the strategies search with."""
@@ -266,12 +277,14 @@ def set_(
     from crossknn._imports import import_extra
     from crossknn.evaluate.benchmark import Bench
     from crossknn.evaluate.call_plan import plan_benchmark
+    from crossknn.evaluate.datasets import check_source
     from crossknn.evaluate.tasks import measure_scorer, read_set, score_task
 
     import_extra("ir_measures", extra="bench")
     for option, value in (("--dev-split", dev_split), ("--dev-queries", dev_queries)):
         if value is not None and not compared.tune:
             raise InputError(f"{option} needs --tune, got {value!r} without it.")
+    check_source(source, [name for name in (split, train_split, dev_split) if name is not None])
     work = work_dir or _default_work_dir(source)
     place = engine.make(models)
     with ProgressBars(keep=True, log=True) as bars, resumable():

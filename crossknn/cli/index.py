@@ -105,6 +105,21 @@ class BuildOptions:
     ] = None
     seed: options.SeedOption = 0
 
+    def __post_init__(self) -> None:
+        """Check what goes together, before models are loaded."""
+        settings = (self.teach_student, self.teach_lists, self.teach_seconds)
+        if self.teach is False and any(one is not None for one in settings):
+            raise InputError(
+                "--teach-student, --teach-lists and --teach-seconds need --teach. Leave them or --no-teach out."
+            )
+        if self.factors is FactorsName.cur and self.prior:
+            raise InputError("--factors cur scores every item for every anchor query. Leave --prior out.")
+        sampled = self.sampling or self.per_item or self.per_query or self.retriever
+        if self.teach and (sampled or self.factors is FactorsName.cur):
+            raise InputError(
+                "--teach chooses the pairs to score: leave out --sampling and its options, and --factors cur."
+            )
+
     def settings(self) -> dict[str, Any]:
         """The arguments of `Build` that these options name."""
         queries = None if self.queries is None else options.read_texts(self.queries)
@@ -125,10 +140,6 @@ class BuildOptions:
         changes = {name: value for name, value in changes.items() if value is not None}
         if not changes and self.teach_student is None:
             return {}
-        if self.teach is False:
-            raise InputError(
-                "--teach-student, --teach-lists and --teach-seconds need --teach. Leave them or --no-teach out."
-            )
         device = str(encoder.device) if isinstance(encoder, SentenceEncoder) else None
         student: Any = str(self.teach_student or StudentName.encoder)
         settings = Teaching.default(len(items), student=student, device=device, seed=self.seed)
@@ -264,11 +275,12 @@ def plan(
 
     settings = chosen.settings()
     with ProgressBars() as progress:
-        items, encoder = item_fields.read(corpus, progress), models.load_encoder()
+        items = item_fields.read(corpus, progress)
+        scorer, encoder = models.load_scorer(), models.load_encoder()
         settings |= chosen.teaching(items, encoder)
         planned = plan_build(
             items,
-            scorer=models.load_scorer(),
+            scorer=scorer,
             encoder=encoder,
             work_dir=chosen.work_dir or options.default_work_dir(folder or corpus),
             device=models.device,
@@ -355,6 +367,7 @@ def add(
     index = Index.load(folder, verify=verify)
     with ProgressBars() as progress:
         items = item_fields.read(corpus, progress)
+    index.check_new(items)
     with ProgressBars(keep=True, log=True) as bars, resumable():
         work, known = work_dir or options.default_work_dir(folder), options.models_of(index)
         changed = index.add(
@@ -412,11 +425,15 @@ def learn(
 
     index, target = Index.load(folder, verify=verify), output or folder
     check_target(target)
+    for path in scores:
+        if not path.exists():
+            raise InputError(f"{path}: there is no such file or folder of scores.")
+    given = [] if queries is None else options.read_texts(queries)
     work, in_place = work_dir or options.default_work_dir(folder), target.resolve() == folder.resolve()
     with ProgressBars(keep=True, log=True) as bars, resumable():
         known = options.models_of(index)
         scorer = models.load_scorer(work_dir=work, models=known, same=not any_model)
-        texts = [*index.queries, *(() if queries is None else options.read_texts(queries))]
+        texts = [*index.queries, *given]
         key = f"{index.identity} {queries}"
         with open_scored_lists(scores, texts, index.items, scorer=scorer.fingerprint, work_dir=work, key=key) as lists:
             say(f"{len(lists):,} lists to learn from")

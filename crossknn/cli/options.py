@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SCORER = "cross-encoder/ms-marco-MiniLM-L6-v2"
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
+ENCODER_RETRIEVERS = ("dense", "fused", "fitted")
 
 Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "int8"])
 EngineName = StrEnum("EngineName", ["local", "ray"])
@@ -214,20 +215,21 @@ class ModelOptions(ScorerOptions):
         ),
     ] = None
 
+    def __post_init__(self) -> None:
+        """Checks that need no model, as in all groups of options: commands make these before all work."""
+        if self.encoder == "none":
+            raise InputError("--encoder must be a hub name, a local folder or 'embedded' for an index, got 'none'.")
+
     @collector_paused()
     def load_encoder(self) -> Encoder:
         """The dual encoder."""
         from crossknn.encoders.sentence import SentenceEncoder
 
-        if self.encoder == "none":
-            raise InputError("--encoder must be a hub name, a local folder or 'embedded' for an index, got 'none'.")
         return SentenceEncoder(self.encoder or DEFAULT_ENCODER, device=self.device)
 
     def encoder_for(self, models: RememberedModels | None, *, same: bool = True) -> Encoder | None:
         """The encoder that is named, or that of the index; None where the index has its own."""
-        if models is not None and models.has_encoder and self.encoder == "none":
-            raise InputError("--encoder none does not apply to an index with an encoder of its own. Leave it out.")
-        if models is None or self.encoder == "none":
+        if models is None:
             return self.load_encoder()
         return models.open_encoder(self.encoder, same=same, device=self.device)
 
@@ -287,6 +289,12 @@ class SourceOptions(ModelOptions, FieldOptions):
         bool, Option("--cache-queries", help="Also keep the texts of queries in --cache, for `crossknn learn`.")
     ] = False
 
+    def __post_init__(self) -> None:
+        if self.cache_queries and self.cache is None:
+            raise InputError("--cache-queries needs a --cache to keep them in.")
+        if self.vectors is not None and self.encoder == "none":
+            raise InputError("--vectors needs an --encoder: query and item vectors must come from the same model.")
+
     def check(self, corpus: Path, *, train_queries: Path | None = None, verify: bool = False) -> None:
         """Raise `InputError` where an option is set that does not apply to an index, or to items."""
         found, other = "no index", "indexes"
@@ -299,21 +307,34 @@ class SourceOptions(ModelOptions, FieldOptions):
         for option, value in refused.items():
             if value:
                 raise InputError(f"{option} applies to {other} only, and {corpus} is {found}. Leave it out.")
+        models = models_of(corpus) if is_index(corpus) else None
+        if models is not None and models.has_encoder and self.encoder == "none":
+            raise InputError("--encoder none does not apply to an index with an encoder of its own. Leave it out.")
+
+    def check_strategy(self, strategy: Strategy, source: Index | Items) -> None:
+        """Raise `InputError` where the strategy needs what a search of `source` will not have."""
+        from crossknn.retrievers.registry import BUILT_IN
+        from crossknn.strategies.posterior.strategy import Posterior
+        from crossknn.strategies.registry import first_stage_setting
+        from crossknn.strategies.tour import Tour
+
+        first = getattr(strategy, first_stage_setting(type(strategy)) or "", None)
+        known = [*BUILT_IN, *(["fitted"] if getattr(source, "factors", None) is not None else [])]
+        if first is not None and first not in known:
+            raise InputError(f"there is no retriever named {first!r}; known: {', '.join(sorted(known))}.")
+        if self.encoder == "none" and (first in ENCODER_RETRIEVERS or isinstance(strategy, Posterior | Tour)):
+            raise InputError(f"{strategy!r} needs an encoder. Leave --encoder none out, or choose rerank with bm25.")
 
     def arguments(self, source: Any, progress: Progress) -> dict[str, Any]:
         """The arguments of a `Searcher` or `Service` of `source`: models and vectors, and where to search them."""
         from crossknn.encoders.item_encoding import encode_items
 
-        if self.cache_queries and self.cache is None:
-            raise InputError("--cache-queries needs a --cache to keep them in.")
         models, same = models_of(source), not self.any_model
         scorer = self.load_scorer(cache=self.cache, keep_queries=self.cache_queries, models=models, same=same)
         without = self.encoder == "none" and not (models and models.has_encoder)
         encoder = None if without else self.encoder_for(models, same=same)
         vectors = None
-        if self.vectors is not None:
-            if encoder is None:
-                raise InputError("--vectors needs an --encoder: query and item vectors must come from the same model.")
+        if self.vectors is not None and encoder is not None:
             vectors = encode_items(source, encoder, path=self.vectors, progress=progress)
         given = {"scorer": scorer, "encoder": encoder, "vectors": vectors, "check_models": same}
         return {**given, "device": self.device, "progress": progress}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
+from crossknn._checks import check_hits, check_number, check_queries
 from crossknn.cli import options
 from crossknn.cli.config import configurable
 from crossknn.cli.console import ProgressBars, out, print_json
@@ -100,21 +101,26 @@ def search(
     from crossknn.strategies.exact import Exact
 
     opened.check(corpus, train_queries=train_queries, verify=verify)
-    texts = options.given_texts("queries", queries, queries_file)
+    texts = check_queries(options.given_texts("queries", queries, queries_file))
     chosen = options.choose_strategy(
         strategy or ("rerank" if retriever or opened.encoder == "none" else "posterior"),
         {"budget": budget, "rounds": rounds, "retriever": retriever, "stop_at": stop_at},
     )
+    check_hits(k, budget=chosen.budget)
+    if deadline is not None:
+        check_number("deadline", deadline)
     if picture is not None:
         _check_picture(picture, texts, exact=isinstance(chosen, Exact))
     ids = None if filter_ids is None else options.read_texts(filter_ids)
+    train = None if train_queries is None else check_queries(options.read_texts(train_queries))
     found: list[Hits] = []
     with ProgressBars() as progress:
         source = Index.load(corpus, verify=verify) if options.is_index(corpus) else opened.read(corpus, progress)
+        opened.check_strategy(chosen, source)
+        allowed = _make_filter(where, ids, source.items if isinstance(source, Index) else source)
         searcher = Searcher(source, **opened.arguments(source, progress))
-        allowed = _make_filter(where, ids, searcher.items)
-        if train_queries is not None:
-            searcher.fit_normalization(options.read_texts(train_queries)[:NORMALIZATION_QUERIES])
+        if train is not None:
+            searcher.fit_normalization(train[:NORMALIZATION_QUERIES])
         for start in range(0, len(texts), QUERY_BATCH):
             batch = texts[start : start + QUERY_BATCH]
             some = searcher.search_many(
@@ -148,12 +154,13 @@ def score(
     from crossknn.scorers.base import score_pairs
 
     given = _read_pairs(texts or [], pairs)
+    first = list(islice(given, PAIR_BATCH))  # read before the model is loaded: a file may be missing or damaged
     total = 0 if pairs else len(texts or []) - 1
     table = Table("score", "query", "item")
     with ProgressBars() as progress:
         model = models.load_scorer(cache=cache)
         done = 0
-        while batch := list(islice(given, PAIR_BATCH)):
+        for batch in chain([first], _batches(given)):
             scores = score_pairs(model, [query for query, _ in batch], [item for _, item in batch])
             done += len(batch)
             progress("scoring", done, max(done, total))
@@ -179,6 +186,11 @@ def _make_filter(where: list[str] | None, ids: list[str] | None, items: Items) -
     except InputError as error:
         raise InputError(str(error).replace("`filter`", "--where")) from error
     return allowed if ids is None else allowed | {"_id": ids}
+
+
+def _batches(pairs: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    while batch := list(islice(pairs, PAIR_BATCH)):
+        yield batch
 
 
 def _read_pairs(texts: list[str], path: Path | None) -> Iterator[tuple[str, str]]:

@@ -136,8 +136,6 @@ class Dataset:
                 skipped, and counted in `skipped`.
         """
         folder, records = Path(folder), UnusableRecords(unusable)
-        if not folder.is_dir():
-            raise InputError(f"{folder}: {'is not a BEIR folder but a file' if folder.exists() else 'does not exist'}.")
         files = _find_beir_files(folder)
         chosen = [_check_split(str(folder), name, files) for name in (files if splits is None else splits)]
         items, read_queries, read = Items.from_path(folder, progress=progress), cache(_read_queries), {}
@@ -175,10 +173,7 @@ class Dataset:
         check_positive("context", context)
         check_seed(seed)
         folder, records = Path(folder), UnusableRecords(unusable)
-        documents = folder / "documents" / f"{domain}.json"
-        if not documents.is_file():
-            known = list_names(sorted(path.stem for path in documents.parent.glob("*.json")))
-            raise InputError(f"{folder}: there are no documents of the domain {domain!r}, only of {known}.")
+        documents = _find_documents(folder, domain)
         items = Items.from_jsonl(documents, id="document_id", progress=progress)
         bodies = Items.from_jsonl(
             documents, id="document_id", text="text", fields=()
@@ -254,6 +249,32 @@ def _parse_zeshel_name(name: str) -> tuple[str, str, int]:
     return folder, domain, int(train)
 
 
+def check_source(source: AnyPath, splits: Iterable[str]) -> None:
+    """Raise `InputError` where `Dataset.open` would find no folder or no such split, without reading it.
+
+    What lies behind `ir_datasets:` is known once it is opened.
+    """
+    kind, _, name = os.fspath(source).partition(":")
+    if kind == "ir_datasets":
+        return
+    if kind == "zeshel":
+        place, domain, _ = _parse_zeshel_name(name)
+        _find_documents(Path(place), domain)
+        return
+    files = _find_beir_files(Path(source))
+    for split in splits:
+        _check_split(str(source), split, files)
+
+
+def _find_documents(folder: Path, domain: str) -> Path:
+    """The documents of one domain of ZeShEL."""
+    documents = folder / "documents" / f"{domain}.json"
+    if not documents.is_file():
+        known = list_names(sorted(path.stem for path in documents.parent.glob("*.json")))
+        raise InputError(f"{folder}: there are no documents of the domain {domain!r}, only of {known}.")
+    return documents
+
+
 def _find_ir_splits(name: str) -> list[str]:
     """Those of the usual splits that ir_datasets has under a name; none if the name itself has judgments."""
     if _load_ir(name).has_qrels():
@@ -268,6 +289,8 @@ def _find_ir_splits(name: str) -> list[str]:
 
 def _find_beir_files(folder: Path) -> dict[str, tuple[Path, Path]]:
     """The files of queries and judgments by the name of their split."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: {'is not a BEIR folder but a file' if folder.exists() else 'does not exist'}.")
     queries = _find_file(folder, "queries.jsonl")
     found: dict[str, tuple[Path, Path]] = {}
     for path in sorted((folder / "qrels").glob("*.tsv*")):

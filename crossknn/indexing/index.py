@@ -452,14 +452,11 @@ class Index:
         vectors) and gets the vector that fits its scores. Its bias in a prior is predicted from its vector. Without an
         `encoder` the index's own is used.
         """
-        check_items(items)
+        self.check_new(items)
         check_positive("queries_per_item", queries_per_item)
         if check_models:
             self.check_models(scorer=scorer, encoder=encoder)
         encoder = self.choose_encoder(encoder) or self.open_encoder()
-        duplicate = next((id_ for id_ in items.ids if id_ in self.items), None)
-        if duplicate is not None:
-            raise InputError(f"the index has an item {duplicate!r} already. Remove it first, or use another id.")
         vectors = encode_items(items, encoder, dtype=str(self.vectors.dtype), progress=progress)
         if vectors.shape[1] != self.vectors.shape[1]:
             raise InputError(
@@ -489,6 +486,13 @@ class Index:
             report=replace(self.report, items=len(together), calls=calls, calls_made=timed.calls),
             **self._specs(scorer, encoder),
         )
+
+    def check_new(self, items: Items) -> None:
+        """Raise `InputError` unless these items can be added."""
+        check_items(items)
+        duplicate = next((id_ for id_ in items.ids if id_ in self.items), None)
+        if duplicate is not None:
+            raise InputError(f"the index has an item {duplicate!r} already. Remove it first, or use another id.")
 
     def learn(
         self,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn._checks import check_choice, check_number, check_positive, check_queries, invalid
+from crossknn._checks import check_choice, check_hits, check_number, check_positive, check_queries, invalid
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
@@ -254,7 +254,6 @@ class Searcher:
         return Posterior(budget, min(Posterior.rounds, budget)) if self.has_query_vectors else Rerank(budget)
 
     def _choose_strategy(self, options: _SearchOptions) -> Strategy:
-        check_positive("k", options.k)
         strategy, stop_at = options.strategy, options.stop_at
         if strategy is None:
             strategy = self.default_strategy(Posterior.budget if options.budget is None else options.budget)
@@ -262,8 +261,7 @@ class Searcher:
             raise InputError("give either `budget` or `strategy`, which has a budget of its own.")
         if not isinstance(strategy, Strategy):
             raise invalid("strategy", "a Strategy such as Axn(budget=100)", strategy)
-        if strategy.budget is not None and options.k > strategy.budget:
-            raise invalid("k", f"at most the budget ({strategy.budget})", options.k, "Only scored items are returned.")
+        check_hits(options.k, budget=strategy.budget)
         if stop_at is None:
             return strategy
         if not isinstance(strategy, Posterior):

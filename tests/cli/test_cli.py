@@ -178,7 +178,7 @@ def test_score_arguments_and_files_agree_and_are_cached(bert_folder, tmp_path):
         (["search", "CORPUS", "ice", "--strategy", "rerank", "--rounds", "5"], "'rerank' has no setting for --rounds"),
         (["search", "CORPUS", "ice", "--strategy", "tour", "--retriever", "dense"], "no setting for --retriever"),
         (["search", "CORPUS", "ice", "--strategy", "axn", "--stop-at", "0.9"], "'axn' has no setting for --stop-at"),
-        (["search", "CORPUS", "ice", "--strategy", "tour", "--encoder", "none"], "Tour needs query vectors"),
+        (["search", "CORPUS", "ice", "--strategy", "tour", "--encoder", "none"], "Tour(budget=100) needs an encoder"),
         (["search", "CORPUS", "ice", "-k", "500", "--encoder", "none"], "at most"),
         (["search", "CORPUS", "ice", "--deadline", "nan"], "--deadline must be a finite number, got nan"),
         (["search", "CORPUS", "ice", "--deadline", "inf"], "--deadline must be a finite number, got inf"),
