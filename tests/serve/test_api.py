@@ -134,7 +134,7 @@ def test_highlight_returns_where_words_of_the_query_stand(client):
         ({"and": [{"not": {"size": {"ge": 0}}}]}, lambda word, size: size is None),
         ({"or": [{"word": "snow"}, {"size": 1}]}, lambda word, size: word == "snow" or size == 1),
     ],
-    ids=str,
+    ids=["equality", "list and range", "not", "or"],
 )
 def test_filters_by_field(client, filter_, allowed):
     (result,) = search(client, query="river ice", k=50, budget=50, filter=filter_, explain=True)["results"]
