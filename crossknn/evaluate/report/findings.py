@@ -61,7 +61,7 @@ def headline(comparison: Comparison) -> str:
         return f"{_opening(first)}, and {other}, {percent(second.recall)}{PERCENT} ({gap})."
     gap = _in_points(difference)
     if difference.shown:
-        return f"{_opening(first)}, and {other}, {percent(second.recall)}{PERCENT}: a difference of {gap}."
+        return f"{_opening(first)}, and {other}, {percent(second.recall)}{PERCENT}: {gap}."
     opening = _opening(first).replace("At", "No difference shown: at", 1)
     return f"{opening}, and {other}, {percent(second.recall)}{PERCENT} ({gap})."
 

@@ -58,4 +58,4 @@ def signed(difference: float | None) -> str:
 
 def decimals(value: float) -> str:
     """A difference of a measure between 0 and 1, with its sign."""
-    return f"{value + 0.0:+.3f}".replace("-", "−")
+    return f"{value:+.3f}".replace("-", "−") if value else "0.000"

@@ -13,6 +13,7 @@ import numpy as np
 from crossknn._imports import import_extra
 from crossknn.evaluate.comparison import TIME_PARTS, Comparison
 from crossknn.evaluate.measures import LEVEL
+from crossknn.evaluate.quality import best_first_stage
 from crossknn.evaluate.report.findings import TYPICAL_K, describe_best, headline, typical
 from crossknn.evaluate.report.formats import PERCENT, number, rounded
 from crossknn.evaluate.studies import (
@@ -313,6 +314,7 @@ def _plot_quality(study: QualityStudy, comparison: Comparison) -> Plot:
     others = {RECALL.format(k) for k in comparison.ks} - {recall}
     measures = [name for name in study.levels[0].values if name not in others]
     names, styles = near_exact(study), styles_of(comparison.attainable)
+    first = best_first_stage(comparison.quality)
     canvas = Canvas([f"Recall of the {name}" if name == recall else name for name in measures])
     for axis, measure in zip(canvas.axes, measures, strict=True):
         _set_x(axis, comparison.budgets, comparison.budgets)
@@ -321,9 +323,13 @@ def _plot_quality(study: QualityStudy, comparison: Comparison) -> Plot:
             known = [(level.budget, level.values[measure]) for level in study.levels if level.strategy == name]
             axis.plot(*zip(*known, strict=True), **styles[name])
             values += [value for _, value in known]
+        if first is not None and measure in first.values:
+            axis.axhline(first.values[measure], **LIMIT_STYLE)
+            values.append(first.values[measure])
         exact = next(level.values[measure] for level in study.levels if level.budget is None)
         _set_y(axis, values, exact=exact, min_span=MIN_SPAN / 100)
     legend = [*((name, styles[name]) for name in names), (EXACT, EXACT_STYLE)]
+    legend += [] if first is None else [(f"{first.strategy} alone, without a call", LIMIT_STYLE)]
     canvas.label("budget (calls per query)", "mean over queries", legend)
     far = [f"“{name}”" for name in comparison.attainable.strategies if name not in names]
     left_out = f" Not shown, below half of exact search: {', '.join(far)}." if far else ""
