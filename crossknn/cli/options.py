@@ -243,6 +243,9 @@ class SourceOptions(ModelOptions, FieldOptions):
         Path | None, Option(help="File (.npy) of item vectors: read if it exists, else written for next time.")
     ] = None
     any_model: AnyModelOption = False
+    calibration: Annotated[
+        Path | None, Option(help="File of `calibration.save`, which gives hits a probability of being relevant.")
+    ] = None
     cache: CacheOption = None
     cache_queries: Annotated[
         bool, Option("--cache-queries", help="Also keep the texts of queries in --cache, for `crossknn learn`.")
@@ -275,7 +278,7 @@ class SourceOptions(ModelOptions, FieldOptions):
                 raise InputError("--vectors needs an --encoder: query and item vectors must come from the same model.")
             vectors = encode_items(source, encoder, path=self.vectors, progress=progress)
         models = {"scorer": scorer, "encoder": encoder, "vectors": vectors, "check_models": not self.any_model}
-        return {**models, "device": self.device, "progress": progress}
+        return {**models, "calibration": self.calibration, "device": self.device, "progress": progress}
 
 
 @dataclass(frozen=True)
