@@ -31,6 +31,7 @@ from crossknn.scorers.cross_encoder import CrossEncoder as CrossEncoder
 from crossknn.scorers.emb_cross_encoder import EmbCrossEncoder as EmbCrossEncoder
 from crossknn.scorers.remote.logprob import LogprobScorer as LogprobScorer
 from crossknn.scorers.remote.scorer import RemoteScorer as RemoteScorer
+from crossknn.search.calibration import ScoreCalibration as ScoreCalibration
 from crossknn.search.opening import open as open  # noqa: A004
 from crossknn.search.results import Hit as Hit
 from crossknn.search.results import Hits as Hits

@@ -43,13 +43,6 @@ def is_finite(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def check_hits(k: object, *, budget: int | None) -> None:
-    """Raise an error unless a search with this budget, None for no limit, can return `k` hits."""
-    check_positive("k", k)
-    if budget is not None and isinstance(k, int) and k > budget:
-        raise invalid("k", f"at most the budget ({budget})", k, "Only scored items are returned.")
-
-
 def check_number(name: str, value: object, *, above: float = 0.0) -> None:
     """Raise `InputError` unless `value` is a finite number greater than `above`."""
     if not is_finite(value) or not above < value:

@@ -32,6 +32,9 @@ def search(**options):
 
 SETTINGS = [
     (search, "deadline"),
+    (search, "min_score"),
+    (search, "min_probability"),
+    (search, "diversity"),
     (partial(SEARCHER.search_many, ["q"], k=1, strategy=ck.Posterior()), "stop_at"),
     (ck.Posterior, "stop_at"),
     (ck.Axn, "mix"),

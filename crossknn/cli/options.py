@@ -284,6 +284,9 @@ class SourceOptions(ModelOptions, FieldOptions):
         Path | None, Option(help="File (.npy) of item vectors: read if it exists, else written for next time.")
     ] = None
     any_model: AnyModelOption = False
+    calibration: Annotated[
+        Path | None, Option(help="File of `calibration.save`, which gives hits a probability of being relevant.")
+    ] = None
     cache: CacheOption = None
     cache_queries: Annotated[
         bool, Option("--cache-queries", help="Also keep the texts of queries in --cache, for `crossknn learn`.")
@@ -337,7 +340,7 @@ class SourceOptions(ModelOptions, FieldOptions):
         if self.vectors is not None and encoder is not None:
             vectors = encode_items(source, encoder, path=self.vectors, progress=progress)
         given = {"scorer": scorer, "encoder": encoder, "vectors": vectors, "check_models": same}
-        return {**given, "device": self.device, "progress": progress}
+        return {**given, "calibration": self.calibration, "device": self.device, "progress": progress}
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from crossknn._checks import check_hits, check_number, check_queries
+from crossknn._checks import check_queries
 from crossknn.cli import options
 from crossknn.cli.config import configurable
 from crossknn.cli.console import ProgressBars, out, print_json
@@ -37,12 +37,12 @@ def search(
     corpus: Annotated[Path, Argument(help="An index, or items: .jsonl, .csv, .tsv, .parquet, .txt, or a BEIR folder.")],
     queries: Annotated[list[str] | None, Argument(metavar="[QUERY]...", help="What to search for.")] = None,
     queries_file: Annotated[Path | None, Option("--queries", help="File of queries, one per line or jsonl.")] = None,
-    k: Annotated[int, Option("-k", min=1, help="Hits per query.")] = 10,
+    k: Annotated[int | None, Option("-k", min=1, help="Hits per query. Default: 10, or a smaller budget.")] = None,
     strategy: Annotated[
         str | None,
         Option(
             help="How to spend the budget: {strategies}. Settings follow after colons, as in axn:mix=0.8:first=bm25. "
-            "Default: posterior; rerank without an encoder or with --retriever."
+            "Default: posterior; rerank without query vectors or with --retriever."
         ),
     ] = None,
     budget: Annotated[int | None, Option(min=1, help="Cross-encoder calls per query. Default: 100.")] = None,
@@ -85,6 +85,13 @@ def search(
     rank_by: Annotated[
         RankBy, Option(help="Order of the hits: by score, or by score, dense and bm25 fused.")
     ] = RankBy.score,
+    min_score: Annotated[float | None, Option(help="Leave out hits of a lower score; there may be none left.")] = None,
+    min_probability: Annotated[
+        float | None, Option(help="Leave out hits that are less likely relevant, by --calibration.")
+    ] = None,
+    diversity: Annotated[
+        float, Option(help="Weight of unlikeness in the order of hits, from 0 (off) to 1: maximal marginal relevance.")
+    ] = 0.0,
     explained: Annotated[
         bool, Option("--explain", help="Show each hit's round, estimate and ranks; with --json, every call.")
     ] = False,
@@ -97,18 +104,19 @@ def search(
 ) -> None:
     """Search CORPUS with a cross-encoder."""
     from crossknn.indexing.index import Index
+    from crossknn.search.options import SearchOptions, choose_k
     from crossknn.search.searcher import Searcher
     from crossknn.strategies.exact import Exact
 
     opened.check(corpus, train_queries=train_queries, verify=verify)
     texts = check_queries(options.given_texts("queries", queries, queries_file))
-    chosen = options.choose_strategy(
-        strategy or ("rerank" if retriever or opened.encoder == "none" else "posterior"),
-        {"budget": budget, "rounds": rounds, "retriever": retriever, "stop_at": stop_at},
-    )
-    check_hits(k, budget=chosen.budget)
-    if deadline is not None:
-        check_number("deadline", deadline)
+    settings = {"budget": budget, "rounds": rounds, "retriever": retriever, "stop_at": stop_at}
+    named = strategy or ("rerank" if retriever or opened.encoder == "none" else None)
+    chosen = options.choose_strategy(named or "posterior", settings)
+    choose_k(k, chosen.budget)  # an error now, before models are loaded
+    kept = {"min_score": min_score, "min_probability": min_probability, "diversity": diversity}
+    arguments: dict[str, Any] = {"k": k, "deadline": deadline, "rank_by": rank_by.value, **kept}
+    SearchOptions(**arguments)  # likewise
     if picture is not None:
         _check_picture(picture, texts, exact=isinstance(chosen, Exact))
     ids = None if filter_ids is None else options.read_texts(filter_ids)
@@ -121,11 +129,11 @@ def search(
         searcher = Searcher(source, **opened.arguments(source, progress))
         if train is not None:
             searcher.fit_normalization(train[:NORMALIZATION_QUERIES])
+        if named is None and not searcher.has_query_vectors:
+            chosen = options.choose_strategy("rerank", settings)
         for start in range(0, len(texts), QUERY_BATCH):
             batch = texts[start : start + QUERY_BATCH]
-            some = searcher.search_many(
-                batch, k=k, strategy=chosen, filter=allowed, deadline=deadline, rank_by=rank_by.value
-            )
+            some = searcher.search_many(batch, strategy=chosen, filter=allowed, **arguments)
             if picture is not None:
                 _write_picture(picture, some[0])
             if as_json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -10,30 +10,56 @@ import numpy as np
 
 from crossknn.items.items import Items
 from crossknn.retrievers.cache import CandidateCache
+from crossknn.search.calibration import ScoreCalibration
+from crossknn.search.diversity import diversify, pool_size
 from crossknn.search.fusion import ScoreFusion
 from crossknn.search.results import Hit, Hits, Trace
 from crossknn.strategies.base import QueryResult, join_rounds
-from crossknn.types import Proposal, Rows, Scores
+from crossknn.types import Mask, Proposal, Rows, Scores, Vectors
 
 NOT_SCORED: Final = 0  # the round of a hit that was not scored
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Selection:
     """Which of the scored rows become hits, and in which order: by score, or by `fusion`."""
 
     k: int
     fusion: ScoreFusion | None = None
+    min_score: float | None = None
+    min_probability: float | None = None  # needs a calibration
+    diversity: float = 0.0  # above 0 needs vectors
+    vectors: Callable[[Rows], Vectors] | None = None
+    calibration: ScoreCalibration | None = None
 
     def choose(self, query: int, rows: Rows, scores: Scores) -> Rows:
         """Positions of the best rows; ties go to the higher score, then the lower row."""
-        keys = (rows, -scores) if self.fusion is None else (rows, -scores, -self.fusion.fuse(query, rows, scores))
-        best: Rows = np.lexsort(keys)[: self.k]
-        return best
+        relevance = scores if self.fusion is None else self.fusion.fuse(query, rows, scores)
+        order = np.lexsort((rows, -scores, -relevance))
+        best: Rows = order[self._reaches(scores)[order]]
+        if self.diversity > 0 and self.vectors is not None:
+            best = best[: pool_size(self.k)]
+            best = best[diversify(relevance[best], self.vectors(rows[best]), self.k, self.diversity)]
+        return best[: self.k]
+
+    def _reaches(self, scores: Scores) -> Mask:
+        """Which scores are high enough."""
+        reaches = np.ones(len(scores), np.bool_)
+        if self.min_score is not None:
+            reaches &= scores >= self.min_score
+        if self.min_probability is not None and self.calibration is not None:
+            reaches &= self.calibration.probabilities(scores) >= self.min_probability
+        return reaches
 
     def room(self, chosen: int) -> int:
-        """How many rows that were not scored may follow."""
-        return self.k - chosen
+        """How many rows that were not scored may follow: none that might not reach the threshold."""
+        return self.k - chosen if self.min_score is None and self.min_probability is None else 0
+
+    def probability(self, hit: Hit) -> float | None:
+        """Of the hit being relevant, where it was scored and a calibration is at hand."""
+        if self.calibration is None or not hit.scored:
+            return None
+        return float(self.calibration.probabilities(np.array(hit.score)))
 
 
 class StrategyRun(NamedTuple):
@@ -59,7 +85,7 @@ class StrategyRun(NamedTuple):
             found += self._unscored(query, rows, selection.room(len(best)))
         return Hits(
             query=self.queries[query],
-            hits=self._with_contents(found),
+            hits=self._complete(found, selection),
             calls=result.calls,
             rounds=sum(1 for part in result.rows if len(part)),
             stopped=result.stopped,
@@ -124,7 +150,11 @@ class StrategyRun(NamedTuple):
         if result.proposed_by:
             yield from self.candidates.first_stage(query, result.proposed_by[0])
 
-    def _with_contents(self, hits: list[Hit]) -> tuple[Hit, ...]:
+    def _complete(self, hits: list[Hit], selection: Selection) -> tuple[Hit, ...]:
+        """The hits with what a trace does not have: texts, fields and probabilities."""
         rows = np.array([hit.row for hit in hits], np.int64)
-        contents = zip(self.items.texts_of(rows), self.items.fields_of(rows), strict=True)
-        return tuple(replace(hit, text=text, fields=fields) for hit, (text, fields) in zip(hits, contents, strict=True))
+        contents = zip(hits, self.items.texts_of(rows), self.items.fields_of(rows), strict=True)
+        return tuple(
+            replace(hit, text=text, fields=fields, probability=selection.probability(hit))
+            for hit, text, fields in contents
+        )

@@ -6,47 +6,35 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn._checks import check_choice, check_hits, check_number, check_positive, check_queries, invalid
+from crossknn._checks import check_positive, check_queries, invalid
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
 from crossknn.retrievers.cache import CandidateCache
 from crossknn.retrievers.simple import Random
-from crossknn.search.fusion import RANK_BY, SCORE, ScoreFusion, check_weights, equal_weights, find_relevant, fit_weights
+from crossknn.search.calibration import Judgments, ScoreCalibration, check_judged, group_judgments
+from crossknn.search.fusion import SCORE, ScoreFusion, check_weights, equal_weights, find_relevant, fit_weights
 from crossknn.search.hit_selection import Selection, StrategyRun
+from crossknn.search.options import SearchOptions, choose_k, default_strategy
 from crossknn.search.resources import SearchResources
 from crossknn.search.results import Hits
 from crossknn.search.round_scorer import RoundScorer
 from crossknn.strategies.base import Strategy, drive
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.strategy import Posterior
-from crossknn.strategies.rerank import Rerank
 from crossknn.types import Encoder, Filter, Mask, Progress, Retriever, Scorer, VectorSearch
 
 if TYPE_CHECKING:
     import torch
 
 FIT_BATCH = 64  # queries searched together to fit rank weights
-
-
-@dataclass(frozen=True)
-class _SearchOptions:
-    """The arguments of `Searcher.search_many` but the queries."""
-
-    k: int
-    budget: int | None
-    strategy: Strategy | None
-    filter: Filter | None = None
-    deadline: float | None = None
-    rank_by: str = SCORE
-    stop_at: float | None = None
-    cancelled: threading.Event | None = None
 
 
 class Searcher:
@@ -70,6 +58,7 @@ class Searcher:
             "bm25". The prior of an index has its own, and needs your retrievers of these names.
         rank_weights: Weights of "score" and of retrievers, by name, in `rank_by="fused"`; by default the score and the
             signals count the same. `fit_rank_weights` learns them from judgments.
+        calibration: Gives hits their `probability`: what `fit_calibration` returned for this scorer, or its file.
         store: Makes a `VectorSearch` from an array of vectors, such as `FaissSearch`; by default `ExactSearch` on
             `device`.
         device: Where the item vectors are searched: "cpu" (default) or "cuda".
@@ -88,6 +77,7 @@ class Searcher:
         normalization: Normalization | None = None,
         signals: Sequence[str] | None = None,
         rank_weights: Mapping[str, float] | None = None,
+        calibration: ScoreCalibration | str | Path | None = None,
         store: Callable[[Any], VectorSearch] | None = None,
         device: str | None = None,
         check_models: bool = True,
@@ -107,6 +97,9 @@ class Searcher:
         self.encoder = encoder
         self.normalization = normalization
         self.rank_weights = None if rank_weights is None else check_weights(rank_weights)
+        self.calibration = calibration if isinstance(calibration, ScoreCalibration | None) else _load(calibration)
+        if self.calibration is not None and check_models:
+            self.calibration.check_scorer(scorer.fingerprint)
         self._progress = progress
         self._resources = SearchResources(
             items,
@@ -125,36 +118,44 @@ class Searcher:
         self,
         query: str,
         *,
-        k: int = 10,
+        k: int | None = None,
         budget: int | None = None,
         strategy: Strategy | None = None,
         filter: Filter | None = None,
         deadline: float | None = None,
         rank_by: str = SCORE,
         stop_at: float | None = None,
+        min_score: float | None = None,
+        min_probability: float | None = None,
+        diversity: float = 0.0,
     ) -> Hits:
         """The `k` best items for one query; see `search_many`."""
-        options = _SearchOptions(k, budget, strategy, filter, deadline, rank_by, stop_at)
+        options = SearchOptions(
+            k, budget, strategy, filter, deadline, rank_by, stop_at, min_score, min_probability, diversity
+        )
         return self._search([query], options)[0]
 
     def search_many(
         self,
         queries: Sequence[str],
         *,
-        k: int = 10,
+        k: int | None = None,
         budget: int | None = None,
         strategy: Strategy | None = None,
         filter: Filter | None = None,
         deadline: float | None = None,
         rank_by: str = SCORE,
         stop_at: float | None = None,
+        min_score: float | None = None,
+        min_probability: float | None = None,
+        diversity: float = 0.0,
         cancelled: threading.Event | None = None,
     ) -> list[Hits]:
         """The `k` best items for each query; all queries are searched together, with one scorer call per round.
 
         Args:
             queries: Nonempty strings.
-            k: Number of hits per query, at most the budget.
+            k: Number of hits per query, at most the budget; by default 10, or a smaller budget.
             budget: Calls per query of the default strategy, by default 100. Pass this or `strategy`.
             strategy: By default `Posterior(budget)`; without query vectors `Rerank(budget)`.
             filter: Conditions on the items' fields, such as `{"section": "utils", "size": {"lt": 5000}}`; or ids that
@@ -166,47 +167,69 @@ class Searcher:
                 (`rank_weights`).
             stop_at: Stop each query's search as soon as its expected recall (`hits.expected_recall`) reaches this; the
                 strategy must be `Posterior`.
+            min_score: Leave out hits of a lower score, and those that were not scored; there may be none left.
+            min_probability: Likewise, by `hit.probability`; needs a calibration.
+            diversity: Order hits by maximal marginal relevance; from 0 (off) to 1, the weight of similarity to earlier
+                hits. It costs no calls and needs an encoder.
             cancelled: Ends the search after the scorer call in flight once another thread sets it.
         """
-        options = _SearchOptions(k, budget, strategy, filter, deadline, rank_by, stop_at, cancelled)
+        options = SearchOptions(
+            k, budget, strategy, filter, deadline, rank_by, stop_at, min_score, min_probability, diversity, cancelled
+        )
         return self._search(queries, options)
 
     async def asearch(
         self,
         query: str,
         *,
-        k: int = 10,
+        k: int | None = None,
         budget: int | None = None,
         strategy: Strategy | None = None,
         filter: Filter | None = None,
         deadline: float | None = None,
         rank_by: str = SCORE,
         stop_at: float | None = None,
+        min_score: float | None = None,
+        min_probability: float | None = None,
+        diversity: float = 0.0,
     ) -> Hits:
         """`search` without blocking the event loop. Cancelling the task ends the search after the call in flight."""
         cancelled = threading.Event()
-        options = _SearchOptions(k, budget, strategy, filter, deadline, rank_by, stop_at, cancelled)
+        options = SearchOptions(
+            k, budget, strategy, filter, deadline, rank_by, stop_at, min_score, min_probability, diversity, cancelled
+        )
         try:
             return (await asyncio.to_thread(self._search, [query], options))[0]
         except asyncio.CancelledError:
             cancelled.set()
             raise
 
-    def _search(self, queries: Sequence[str], options: _SearchOptions) -> list[Hits]:
+    def _search(self, queries: Sequence[str], options: SearchOptions) -> list[Hits]:
         start = time.monotonic()
         queries = check_queries(queries)
-        check_choice("rank_by", options.rank_by, RANK_BY)
         strategy = self._choose_strategy(options)
-        if options.deadline is not None:
-            check_number("deadline", options.deadline)
+        selection = self._selection(choose_k(options.k, strategy.budget), options)
         allowed = None if options.filter is None else self.items.mask(options.filter)
         ends = None if options.deadline is None else start + options.deadline
         candidates = CandidateCache(queries, self._resources.retriever, allowed)
-        fusion = None if options.rank_by == SCORE else ScoreFusion(self._fusion_weights(), candidates)
-        run = self._run(queries, strategy, candidates, allowed, k=options.k, ends=ends, cancelled=options.cancelled)
+        if options.rank_by != SCORE:
+            selection = replace(selection, fusion=ScoreFusion(self._fusion_weights(), candidates))
+        run = self._run(queries, strategy, candidates, allowed, k=selection.k, ends=ends, cancelled=options.cancelled)
         seconds = time.monotonic() - start
-        selection = Selection(options.k, fusion)
         return [run.hits(number, selection, seconds) for number in range(len(queries))]
+
+    def _selection(self, k: int, options: SearchOptions) -> Selection:
+        """Which of the scored items become hits; an error before any call where something for it is missing."""
+        if options.min_probability is not None and self.calibration is None:
+            raise InputError("`min_probability` needs a calibration: fit_calibration(judgments), or `calibration`.")
+        return Selection(
+            k=k,
+            min_score=options.min_score,
+            min_probability=options.min_probability,
+            diversity=options.diversity,
+            vectors=self._resources.encoder_vectors().take if options.diversity > 0 else None,
+            calibration=self.calibration,
+        )
 
     def _run(
         self,
@@ -248,27 +271,19 @@ class Searcher:
         """The retriever of this name, fitted; by default the first stage of a search that names none."""
         return self._resources.retriever(name)
 
-    def default_strategy(self, budget: int = Posterior.budget) -> Strategy:
+    def default_strategy(self, budget: int | None = None) -> Strategy:
         """The strategy of a search that names none: `Posterior`, or `Rerank` without query vectors."""
-        check_positive("budget", budget)
-        return Posterior(budget, min(Posterior.rounds, budget)) if self.has_query_vectors else Rerank(budget)
+        return default_strategy(budget, query_vectors=self.has_query_vectors)
 
-    def _choose_strategy(self, options: _SearchOptions) -> Strategy:
-        strategy, stop_at = options.strategy, options.stop_at
-        if strategy is None:
-            strategy = self.default_strategy(Posterior.budget if options.budget is None else options.budget)
-        elif options.budget is not None:
-            raise InputError("give either `budget` or `strategy`, which has a budget of its own.")
-        if not isinstance(strategy, Strategy):
-            raise invalid("strategy", "a Strategy such as Axn(budget=100)", strategy)
-        check_hits(options.k, budget=strategy.budget)
-        if stop_at is None:
+    def _choose_strategy(self, options: SearchOptions) -> Strategy:
+        strategy = self.default_strategy(options.budget) if options.strategy is None else options.strategy
+        if options.stop_at is None:
             return strategy
         if not isinstance(strategy, Posterior):
             raise InputError(
                 f"`stop_at` works with Posterior only, which estimates recall and needs an encoder, got {strategy!r}."
             )
-        return replace(strategy, stop_at=stop_at)
+        return replace(strategy, stop_at=options.stop_at)
 
     def _fusion_weights(self) -> dict[str, float]:
         return equal_weights(self._resources.rankable_signals) if self.rank_weights is None else self.rank_weights
@@ -304,7 +319,7 @@ class Searcher:
         """
         queries = check_queries(queries)
         rows = find_relevant(self.items, queries, relevant)
-        chosen, weights = self._choose_strategy(_SearchOptions(1, budget, strategy)), self._fusion_weights()
+        chosen, weights = self._choose_strategy(SearchOptions(budget=budget, strategy=strategy)), self._fusion_weights()
         judged = []
         for start in range(0, len(queries), FIT_BATCH):
             batch = queries[start : start + FIT_BATCH]
@@ -313,3 +328,29 @@ class Searcher:
             judged += fusion.judge(self._run(batch, chosen, candidates).results, rows[start : start + FIT_BATCH])
         self.rank_weights = dict(zip(weights, fit_weights(judged).tolist(), strict=True))
         return self.rank_weights
+
+    def fit_calibration(self, judgments: Judgments) -> ScoreCalibration:
+        """Fit the probability of relevance to judgments, and keep it: hits have a `probability` from then on.
+
+        Every judged pair is scored once. Judge items that searches find: random items are so clearly irrelevant that
+        they tell little about those. `calibration.save(path)` keeps the fit for `Searcher(…, calibration=path)`.
+
+        Args:
+            judgments: Triples of a query, the id of an item and its relevance, of which True and grades above 0 count;
+                or a mapping from queries to the grades of their items by id. At least 10 relevant and 10 others.
+        """
+        grouped = group_judgments(judgments)
+        queries = check_queries(list(grouped))
+        rows = [self.items.rows_of(list(judged)) for judged in grouped.values()]
+        relevant = np.array([one for judged in grouped.values() for one in judged.values()], np.bool_)
+        check_judged(relevant)
+        scored = self._round_scorer(queries, total_calls=len(relevant))(rows)
+        scores = np.concatenate(scored.scores)
+        self.calibration = ScoreCalibration.fit(scores, relevant, scorer=self.scorer.fingerprint)
+        return self.calibration
+
+
+def _load(path: str | Path) -> ScoreCalibration:
+    if not isinstance(path, str | Path):
+        raise invalid("calibration", "a ScoreCalibration or the path of its file", path)
+    return ScoreCalibration.load(path)

@@ -138,7 +138,9 @@ class SearchRequest(RequestModel, extra="forbid"):
 
     query: Text | None = None
     queries: Texts | None = None
-    k: int | None = Field(None, ge=1, description="Hits per query; 10 by default, or the server's limit.")
+    k: int | None = Field(
+        None, ge=1, description="Hits per query; 10 by default, or a smaller budget, or the server's limit."
+    )
     budget: int | None = Field(
         None, ge=1, description="Cross-encoder calls per query; 100 by default, or the server's limit."
     )
@@ -147,6 +149,13 @@ class SearchRequest(RequestModel, extra="forbid"):
     deadline: FiniteFloat | None = Field(None, gt=0, description="Seconds, after which the best hits so far return.")
     rank_by: Literal["score", "fused"] = "score"
     stop_at: FiniteFloat | None = Field(None, gt=0, le=1, description="Expected recall of the top k to stop at.")
+    min_score: FiniteFloat | None = Field(None, description="Leave out hits of a lower score.")
+    min_probability: FiniteFloat | None = Field(
+        None, gt=0, le=1, description="Leave out hits that are less likely relevant; needs a server with a calibration."
+    )
+    diversity: FiniteFloat = Field(
+        0, ge=0, le=1, description="Weight of unlikeness in the order of hits: maximal marginal relevance."
+    )
     explain: bool = Field(False, description="Also return every scored item, in order of the calls.")
     texts: bool = Field(True, description="Return the items' texts.")
     fields: bool = Field(True, description="Return the items' fields.")

@@ -19,6 +19,8 @@ from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
 from crossknn.scorers.cached import Cached
+from crossknn.search.calibration import ScoreCalibration
+from crossknn.search.options import DEFAULT_BUDGET, choose_k
 from crossknn.search.searcher import Searcher
 from crossknn.serve.backpressure import RequestQueue
 from crossknn.serve.dynamic_batching import BatchingScorer
@@ -39,7 +41,6 @@ from crossknn.strategies.registry import (
 )
 from crossknn.types import Encoder, Filter, Progress, Scorer, Scores, Vectors
 
-DEFAULT_K, DEFAULT_BUDGET = 10, 100
 EXAMPLE_QUERIES, EXAMPLE_WORDS = 3, 6
 MAX_CONDITIONS = 64  # in a filter: each takes milliseconds over a million items
 MIN_DEADLINE = 1e-6  # seconds for a search whose deadline passed while it was queued
@@ -65,6 +66,7 @@ class Service:
         encoder: Encoder | None = None,
         settings: Settings | None = None,
         vectors: Vectors | None = None,
+        calibration: ScoreCalibration | str | Path | None = None,
         device: str | None = None,
         check_models: bool = True,
         progress: Progress | None = None,
@@ -84,6 +86,7 @@ class Service:
             scorer=self.scorer,
             encoder=self._encoder,
             vectors=vectors,
+            calibration=calibration,
             device=device,
             check_models=check_models,
             progress=progress,
@@ -114,17 +117,19 @@ class Service:
         """Search for a request that arrived at `start` (of `time.monotonic`)."""
         self._check_limits(request)
         index = self.live_index.current
-        k, budget = self._k_and_budget(request.k, request.budget)
-        strategy = self._strategy(request, index.searcher, budget)
+        strategy = self._strategy(request, index.searcher, request.budget or self._default_budget)
         deadline = request.deadline or self.settings.limits.deadline
         found = index.searcher.search_many(
             request.all_queries,
-            k=k,
+            k=request.k or self._default_k(strategy.budget),
             strategy=strategy,
             filter=_filter_of(request),
             deadline=max(deadline - (time.monotonic() - start), MIN_DEADLINE),
             rank_by=request.rank_by,
             stop_at=request.stop_at,
+            min_score=request.min_score,
+            min_probability=request.min_probability,
+            diversity=request.diversity,
             cancelled=cancelled,
         )
         self.metrics.count_search(found)
@@ -148,7 +153,7 @@ class Service:
         current = self.live_index.current
         searcher, index = current.searcher, current.searcher.index
         factors = None if index is None else index.factors
-        k, budget = self._k_and_budget(None, None)
+        budget = self._default_budget
         default = strategy_to_dict(searcher.default_strategy(budget))["name"]
         return {
             "version": __version__,
@@ -167,7 +172,7 @@ class Service:
             "encoder": None if searcher.encoder is None else searcher.encoder.fingerprint,
             "strategies": _offered_strategies(searcher, self.settings.limits.budget),
             "limits": asdict(self.settings.limits),
-            "defaults": {"k": k, "budget": budget, "strategy": default},
+            "defaults": {"k": self._default_k(budget), "budget": budget, "strategy": default},
         }
 
     def _example_queries(self, items: Items) -> list[str]:
@@ -180,11 +185,14 @@ class Service:
         openings = [" ".join(text.split()[:EXAMPLE_WORDS]) for text in items.texts_of(rows)]
         return [opening for opening in dict.fromkeys(openings) if opening]
 
-    def _k_and_budget(self, k: int | None, budget: int | None) -> tuple[int, int]:
-        """Both, with defaults within the limits."""
-        limits = self.settings.limits
-        calls = budget or min(DEFAULT_BUDGET, limits.budget)
-        return k or min(DEFAULT_K, limits.k, calls), calls
+    @property
+    def _default_budget(self) -> int:
+        """That of a searcher, within the limits."""
+        return min(DEFAULT_BUDGET, self.settings.limits.budget)
+
+    def _default_k(self, budget: int | None) -> int:
+        """That of a searcher, within the limits."""
+        return min(choose_k(None, budget), self.settings.limits.k)
 
     def _check_limits(self, request: SearchRequest) -> None:
         limits, queries = self.settings.limits, request.all_queries

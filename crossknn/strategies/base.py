@@ -263,7 +263,10 @@ class Observations:
 
 @dataclass(frozen=True, repr=False)
 class MultiRound(Settings):
-    """Base of strategies that spread their budget, the calls per query, evenly over several rounds."""
+    """Base of strategies that spread their budget, the calls per query, evenly over several rounds.
+
+    The default number of rounds is lowered to a smaller budget.
+    """
 
     budget: int = 100
     rounds: int = 10
@@ -271,6 +274,8 @@ class MultiRound(Settings):
     def __post_init__(self) -> None:
         check_positive("budget", self.budget)
         check_positive("rounds", self.rounds)
+        if self.rounds == type(self).rounds:  # the default
+            object.__setattr__(self, "rounds", min(self.rounds, self.budget))
         if self.rounds > self.budget:
             raise invalid("rounds", f"between 1 and `budget` ({self.budget})", self.rounds)
 

@@ -127,7 +127,7 @@ def parse_strategy(spec: str) -> tuple[str, dict[str, Any]]:
 def make_strategy(name: str, settings: Mapping[str, Any] | None = None, *, budget: int | None = None) -> Strategy:
     """The strategy of this name with these settings, which are checked by name and type.
 
-    `budget` counts for strategies that have one and no such setting. Rounds that are not given are at most the budget.
+    `budget` counts for strategies that have one and no such setting.
     """
     kind = strategy_class(name)
     known, given = settings_of(kind), dict(settings or {})
@@ -137,8 +137,6 @@ def make_strategy(name: str, settings: Mapping[str, Any] | None = None, *, budge
         if setting not in known:
             raise InputError(_unknown_setting(name, setting, known))
         known[setting].check(value)
-    if "rounds" in known and "rounds" not in given:
-        given["rounds"] = min(known["rounds"].default, given.get("budget", known["budget"].default))
     strategy: Strategy = kind(**given)
     return strategy
 

@@ -58,7 +58,9 @@ def test_the_code_of_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     names = {}
     exec(code_of("docs/choosing-a-strategy.md"), names)
     assert len(names["hits"].trace) == 50
-    assert len(capsys.readouterr().out.splitlines()) == 51
+    assert all(hit.probability >= 0.5 for hit in names["hits"])
+    assert Path("calibration.json").is_file()
+    assert len(capsys.readouterr().out.splitlines()) == 52
     assert Path("rounds.png").stat().st_size > 10_000
     assert set(names["weights"]) == {"score", "dense", "bm25"}
     assert len(names["fused"]) == 10
