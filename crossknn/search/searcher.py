@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._checks import check_positive, check_queries, invalid
-from crossknn.errors import InputError
+from crossknn.errors import EncoderError, InputError, ScorerError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
 from crossknn.retrievers.cache import CandidateCache
@@ -26,14 +27,15 @@ from crossknn.search.options import SearchOptions, choose_k, default_strategy
 from crossknn.search.resources import SearchResources
 from crossknn.search.results import Hits
 from crossknn.search.round_scorer import RoundScorer
-from crossknn.strategies.base import Strategy, drive
+from crossknn.strategies.base import RoundScores, Strategy, drive
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.strategy import Posterior
-from crossknn.types import Encoder, Filter, Mask, Progress, Retriever, Scorer, VectorSearch
+from crossknn.types import Encoder, Filter, Mask, Progress, Retriever, Rows, Scorer, VectorSearch
 
 if TYPE_CHECKING:
     import torch
 
+REHEARSED_CALLS, REHEARSED_CHARACTERS = 20, 100  # of the search that `prepare` runs through
 FIT_BATCH = 64  # queries searched together to fit rank weights
 
 
@@ -261,11 +263,30 @@ class Searcher:
         return self._resources.has_query_vectors
 
     def prepare(self, *retrievers: str) -> None:
-        """Do the work of the first search now: encode the items and fit these retrievers (by default the default)."""
+        """Do the work of the first search now: encode the items and fit these retrievers (by default the default).
+
+        A search by the default strategy is run through with made scores, and a model on this machine scores a pair, so
+        that no later search is the first to load or compute anything. Nothing is sent to a server.
+        """
         for name in retrievers or (None,):
             self._resources.retriever(name)
         if self.encoder:
             self._resources.encoder_vectors()
+        self._rehearse()
+
+    def _rehearse(self) -> None:
+        queries = [self.items.text(0)[:REHEARSED_CHARACTERS].strip() or "none"]
+        candidates = CandidateCache(queries, self._resources.retriever, None)
+        context = self._resources.context(queries, candidates, None, normalization=self.normalization, k=1)
+
+        def score(proposed: list[Rows]) -> RoundScores:
+            return RoundScores([np.linspace(1, 0, len(rows), dtype=np.float32) for rows in proposed])
+
+        with suppress(EncoderError):  # of an encoder that knows the vectors of some queries only
+            drive(self.default_strategy(REHEARSED_CALLS), context, score)
+        if _is_local_model(self.scorer):
+            with self._scoring, suppress(ScorerError):  # which the first search will report
+                self.scorer.score(queries, queries)
 
     def retriever(self, name: str | None = None) -> Retriever:
         """The retriever of this name, fitted; by default the first stage of a search that names none."""
@@ -354,3 +375,11 @@ def _load(path: str | Path) -> ScoreCalibration:
     if not isinstance(path, str | Path):
         raise invalid("calibration", "a ScoreCalibration or the path of its file", path)
     return ScoreCalibration.load(path)
+
+
+def _is_local_model(scorer: Scorer) -> bool:
+    """Whether the scorer, or the one that it wraps, is a model on this machine."""
+    inner = scorer
+    while (wrapped := getattr(inner, "scorer", None)) is not None:
+        inner = wrapped
+    return getattr(inner, "device", None) is not None
