@@ -19,7 +19,7 @@ Vectors = NDArray[np.float32]  # (n, dim)
 Mask = NDArray[np.bool_]  # (items,), True where an item is allowed
 
 Progress = Callable[[str, int, int], None]
-"""Called as `progress(step, done, total)` during long work; the library itself never prints."""
+"""Called as `progress(step, done, total)` during long work."""
 
 
 @dataclass(frozen=True, slots=True)
