@@ -22,7 +22,7 @@ Filter = Mapping[str, Any] | Collection[str | int] | Callable[[str], bool]
 """Which items may be found: conditions on their fields, their ids, or a predicate on ids. It holds in every round."""
 
 Progress = Callable[[str, int, int], None]
-"""Called as `progress(step, done, total)` during long work; the library itself never prints."""
+"""Called as `progress(step, done, total)` during long work."""
 
 
 @dataclass(frozen=True, slots=True)

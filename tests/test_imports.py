@@ -41,7 +41,7 @@ HEAVY = [
 # A folder may import from itself and from the folders above it in this list; those of one line do not know each other.
 LAYERS = [
     {"errors"},
-    {"_imports", "_threads", "types"},
+    {"_imports", "_progress", "_threads", "types"},
     {"_checks"},
     {"storage"},
     {"engines", "items", "models"},

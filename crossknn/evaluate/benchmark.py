@@ -163,6 +163,7 @@ class Bench:
             retrievers=task.retrievers,
             normalization=normalization,
             device=self._device,
+            progress=False,
         )
 
     def build(

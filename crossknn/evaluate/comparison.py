@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from crossknn._checks import check_positive, invalid
+from crossknn._progress import choose_progress
 from crossknn.errors import InputError
 from crossknn.evaluate.measures import Difference, bootstrap_interval, paired_difference, top_k_recall
 from crossknn.evaluate.quality import Quality, changes
@@ -280,12 +281,14 @@ def show_answer(
     return Answer(truth.query, relevant, columns)
 
 
-def exact_truth(searcher: Searcher, queries: Sequence[str], *, k: int, progress: Progress | None = None) -> list[Hits]:
+def exact_truth(
+    searcher: Searcher, queries: Sequence[str], *, k: int, progress: Progress | bool | None = None
+) -> list[Hits]:
     """The true `k` best items of each query: queries × items calls.
 
     Nothing is kept between runs; with a `Cached` scorer, an interrupted run is resumed.
     """
-    truth = []
+    truth, progress = [], choose_progress(progress)
     for done, query in enumerate(queries, start=1):
         truth.append(searcher.search(query, k=k, strategy=Exact()))
         if progress:
@@ -302,7 +305,7 @@ def compare(
     budgets: Sequence[int],
     ks: Sequence[int],
     speed: Speed | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     on_hits: Callable[[str, int, list[Hits]], None] | None = None,
 ) -> list[Result]:
     """Measure every contender at every budget.
@@ -315,6 +318,7 @@ def compare(
         contenders: The strategies; a baseline comes before the strategies that name it.
         ks: Recall is that of the true top k, for each of these.
         speed: The scorer's speed, if scores come from a cache: its time is computed from each search's rounds.
+        progress: As of `Searcher`.
         on_hits: Called with a contender's name, a budget and the hits of all queries.
 
     Returns:
@@ -322,6 +326,7 @@ def compare(
     """
     if not contenders:
         raise InputError("`contenders` must not be empty.")
+    progress = choose_progress(progress)
     _check_truth(queries, truth, depth=min(max(_check_sizes("ks", ks)), len(searcher.items)))
     plan = list(_plan_searches(contenders, sorted(_check_sizes("budgets", budgets))))
     true_rows, results = [rows_of(hits) for hits in truth], []

@@ -176,7 +176,7 @@ class Demo:
                 self._build_index().save(self._index_folder)
             index = Index.load(self._index_folder)
             os.utime(self._index_folder)  # for `last_build`
-        searcher = Searcher(index, scorer=self.scorer, encoder=self.encoder, device=self._device)
+        searcher = Searcher(index, scorer=self.scorer, encoder=self.encoder, device=self._device, progress=False)
         searcher.prepare("fused")
         return searcher
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._checks import check_positive
+from crossknn._progress import choose_progress
 from crossknn.encoders.adapter import AdaptedEncoder, Adapter, without_adapter
 from crossknn.encoders.item_encoding import encode_items
 from crossknn.encoders.sentence import SentenceEncoder
@@ -116,7 +117,7 @@ class Index:
         seed: int = 0,
         device: str | None = None,
         engine: Engine = LOCAL,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
     ) -> Self:
         """Score a sample of train query–item pairs, and fit item vectors and a prior to the scores.
 
@@ -145,7 +146,8 @@ class Index:
             seed: Of everything random.
             device: Where vectors are searched and fitted: "cpu" (default) or "cuda".
             engine: Where items are encoded and pairs scored: this process, or `RayEngine(…)`. Gives the same index.
-            progress: Called as `progress(step, done, total)`.
+            progress: Called as `progress(step, done, total)`. By default a bar on a terminal or in a notebook, and
+                elsewhere a line in the log every 30 seconds; False for none.
         """
         build = Build(
             items,
@@ -164,7 +166,7 @@ class Index:
             seed=seed,
             device=device,
             engine=engine,
-            progress=progress,
+            progress=choose_progress(progress),
         )
         return cls.from_build(build)
 
@@ -444,7 +446,7 @@ class Index:
         queries_per_item: int = 8,
         work_dir: str | Path | None = None,
         check_models: bool = True,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
     ) -> Self:
         """An index that has these items, too; the vectors of the others do not change.
 
@@ -454,6 +456,7 @@ class Index:
         """
         self.check_new(items)
         check_positive("queries_per_item", queries_per_item)
+        progress = choose_progress(progress)
         if check_models:
             self.check_models(scorer=scorer, encoder=encoder)
         encoder = self.choose_encoder(encoder) or self.open_encoder()
@@ -504,7 +507,7 @@ class Index:
         work_dir: str | Path | None = None,
         device: str | None = None,
         check_models: bool = True,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
     ) -> Self:
         """An index of the same items whose encoder has learned from searches: what they scored, plus mined items.
 
@@ -537,7 +540,7 @@ class Index:
             work_dir=work_dir,
             seed=settings.seed,
             device=device,
-            progress=progress,
+            progress=choose_progress(progress),
         )
         learned = self.from_build(build)
         done = learned.report

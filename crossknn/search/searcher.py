@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn._checks import check_positive, check_queries, invalid
+from crossknn._progress import DefaultProgress, choose_progress, end_progress
 from crossknn.errors import EncoderError, InputError, ScorerError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
@@ -65,7 +66,9 @@ class Searcher:
             `device`.
         device: Where the item vectors are searched: "cpu" (default) or "cuda".
         check_models: Reject a scorer or encoder that the index was not built with.
-        progress: Called as `progress(step, done, total)` while encoding and scoring.
+        progress: Called as `progress(step, done, total)` while encoding and scoring. By default a bar on a terminal or
+            in a notebook, and elsewhere a line in the log every 30 seconds, for long work but single searches; False
+            for none.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class Searcher:
         store: Callable[[Any], VectorSearch] | None = None,
         device: str | None = None,
         check_models: bool = True,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
     ) -> None:
         self.index = items if isinstance(items, Index) else None
         if isinstance(items, Index):
@@ -102,7 +105,7 @@ class Searcher:
         self.calibration = calibration if isinstance(calibration, ScoreCalibration | None) else _load(calibration)
         if self.calibration is not None and check_models:
             self.calibration.check_scorer(scorer.fingerprint)
-        self._progress = progress
+        self._progress = choose_progress(progress)
         self._resources = SearchResources(
             items,
             self.index,
@@ -112,7 +115,7 @@ class Searcher:
             signals=signals,
             store=store,
             device=device,
-            progress=progress,
+            progress=self._progress,
         )
         self._scoring = threading.Lock()
 
@@ -246,12 +249,18 @@ class Searcher:
         context = self._resources.context(queries, candidates, allowed, normalization=self.normalization, k=k)
         calls = len(queries) * min(strategy.budget or context.reachable, context.reachable)
         scorer = self._round_scorer(queries, total_calls=calls, **limits)
-        results = drive(strategy, context, scorer)
+        try:
+            results = drive(strategy, context, scorer)
+        finally:
+            end_progress(self._progress)
         traced = strategy.budget is not None
         return StrategyRun(queries, self.items, results, candidates, traced, scorer.seconds, context.solving.seconds)
 
     def _round_scorer(self, queries: Sequence[str], **options: Any) -> RoundScorer:
-        return RoundScorer(self.scorer, self.items, queries, lock=self._scoring, progress=self._progress, **options)
+        # A single search is over soon: its progress is for those who ask for it.
+        silent = len(queries) == 1 and isinstance(self._progress, DefaultProgress)
+        progress = None if silent else self._progress
+        return RoundScorer(self.scorer, self.items, queries, lock=self._scoring, progress=progress, **options)
 
     def matches(self, query: str, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
         """The (start, end) of each text's words that BM25 matches, to highlight them; none where it was not used."""

@@ -89,7 +89,7 @@ class Service:
             calibration=calibration,
             device=device,
             check_models=check_models,
-            progress=progress,
+            progress=progress or False,
         )
         learn, size = self.settings.learn, self.settings.learn_mb << 20
         self._search_log = None if learn is None else SearchLog(learn, scorer=scorer.fingerprint, max_bytes=size)
