@@ -8,6 +8,7 @@ import re
 import pytest
 
 import crossknn
+from crossknn.cli.config import FILE_NAME
 from tests.paths import ROOT
 
 PAGES = sorted(
@@ -94,6 +95,8 @@ def unknown_names(text):
             known = any(True for _ in ROOT.glob(span.rstrip("/")))
         elif MODULE.match(span):
             known = any((folder / span).is_file() for folder in (ROOT, ROOT / "crossknn"))
+        elif span == FILE_NAME:
+            continue
         elif match := DOTTED.match(span):
             known = exists(match[0])
         elif match := CLASS.match(span):
