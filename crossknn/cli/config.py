@@ -130,7 +130,12 @@ def complete(context: Context) -> None:
     if _from_file(context, "scorer") and SERVER_URL.match(scorer):
         from crossknn.cli.console import say
 
-        say(f"scorer of {config.path}: {scorer}")  # which gets queries, items and the key
+        if values.get("config_file") is None:  # it may have come with the folder
+            raise InputError(
+                f"{config.path}: models.scorer is a server, which gets queries, items and the key. "
+                f"Name the file, --config {config.path}, or the server, --scorer {scorer}."
+            )
+        say(f"scorer of {config.path}: {scorer}")
     if values.get("example") and _from_file(context, "corpus"):
         values["corpus"] = None
     corpus = values.get("corpus")

@@ -96,14 +96,18 @@ def test_limits_are_those_of_the_service(folder, monkeypatch, capsys):
     assert (code, "header-timeout" in message) == (2, True)
 
 
-def test_a_server_that_the_file_names_is_called_and_mentioned(folder, monkeypatch):
+def test_a_server_is_called_and_mentioned_if_the_user_names_its_file(folder, monkeypatch):
     monkeypatch.setattr(client, "INITIAL_BACKOFF", 0.01)
     monkeypatch.setenv("CROSSKNN_API_KEY", "sk-secret-0123456789")
     with serving("vllm", key="sk-secret-0123456789") as server:
         write(folder, f"{MODELS.replace('models/ce', server.url)}")
         build = ["build", "corpus.csv", "-o", "corpus.ck", "--queries", "train.txt", "--factors", "none", "--no-prior"]
-        invoke(*build, "--per-query", 4)
-        result = invoke("search", "corpus.ck", QUERY, "--budget", 12, "--json")
+        refused = invoke(*build, "--per-query", 4, code=1).exception
+        assert "--config crossknn.toml" in str(refused)
+        assert not server.bodies
+        named = ["--config", "crossknn.toml"]
+        invoke(*build, "--per-query", 4, *named)
+        result = invoke("search", "corpus.ck", QUERY, "--budget", 12, "--json", *named)
         assert as_json(result)[0]["calls"] == 12
         assert server.url in result.stderr
         shutil.move("crossknn.toml", "other.toml")
