@@ -198,6 +198,38 @@ def test_what_is_searched_and_three_queries_to_click(browser, searcher):
         expect(page.locator("#title")).to_be_hidden()
 
 
+def test_filters_by_field_hold_in_the_results_and_in_the_url(browser, searcher):
+    sizes = [None if row % 7 == 0 else row for row in range(len(searcher.items))]
+    kinds = ["even" if row % 2 == 0 else "odd" for row in range(len(searcher.items))]
+    items = ck.Items(searcher.items.texts, fields={"size": sizes, "kind": kinds})
+    found = ck.Searcher(items, scorer=searcher.scorer, encoder=searcher.encoder)
+    wanted = found.search(QUERY, k=K, budget=BUDGET, filter={"kind": "odd", "size": {"lt": 400}})
+    with served(found) as address, visit(browser, search_url(address)) as page:
+        wait_for(page)
+        for field, operator, value in (("size", "<", "400"), ("kind", "is one of", "odd, none")):
+            page.get_by_role("button", name="Add a filter").press("Enter")
+            row = page.locator(".filter").last
+            expect(row.get_by_label("Field")).to_be_focused()
+            row.get_by_label("Field").select_option(field)
+            row.get_by_label("Condition").select_option(operator)
+            row.get_by_label("Value").fill(value)
+            row.get_by_label("Value").press("Enter")
+        expect(page.locator("article .id bdi").first).to_have_text(wanted[0].id)
+        wait_for(page)
+        assert texts_of(page, "article .id bdi") == wanted.ids
+        page.reload()
+        wait_for(page)
+        expect(page.locator(".filter")).to_have_count(2)
+        assert texts_of(page, "article .id bdi") == wanted.ids
+        page.get_by_role("button", name="Remove the filter by size").click()
+        expect(page.locator(".filter")).to_have_count(1)
+        wait_for(page)
+        assert page.url.count("filter=") == 1
+        page.goto(f"{search_url(address)}&filter=constructor%7Ceq%7C1&filter=size%7CtoString%7C1")
+        wait_for(page)
+        expect(page.locator(".filter")).to_have_count(0)
+
+
 def test_words_that_bm25_matched_are_highlighted(browser, searcher):
     texts = ["A \U0001f9ca river FREEZES over", "of rivers, freezing\u0301 and frozen", "<b>river</b>", "no match"]
     scorer = MatrixScorer(np.arange(4.0)[None], queries=[QUERY], items=texts)

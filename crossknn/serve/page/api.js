@@ -1,5 +1,7 @@
 // Requests to the server. Every failure becomes a `RequestError` with a message for the user.
 
+import { filterOf } from "./filters.js";
+
 const KEY = "crossknn-key";
 
 class RequestError extends Error {
@@ -12,11 +14,12 @@ class RequestError extends Error {
 export const getInfo = () => request("info");
 
 /** Search one query with one strategy, with a trace of every call. */
-export async function search({ query, k, budget }, strategy, signal) {
+export async function search({ query, k, budget, filters }, strategy, signal) {
   const body = { query, k, strategy, explain: true, texts: true, highlight: true };
   if (strategy !== "exact") body.budget = budget;
+  if (filters.length) body.filter = filterOf(filters);
   const response = await request("search", { method: "POST", body: JSON.stringify(body), signal });
-  return { ...response.results[0], index: response.index };
+  return { ...response.results[0], filters, index: response.index };
 }
 
 export const setKey = (key) => sessionStorage.setItem(KEY, key);

@@ -8,9 +8,9 @@ export class KnownScores {
   #search = null;
   #scores = new Map();
 
-  /** Add the scores of a search; another query or another index starts over. */
+  /** Add the scores of a search; another query, filter or index starts over. */
   add(result) {
-    const search = JSON.stringify([result.query, result.index]);
+    const search = JSON.stringify([result.query, result.filters, result.index]);
     if (search !== this.#search) this.#scores.clear();
     this.#search = search;
     for (const { id, score } of result.trace) this.#scores.set(id, score);

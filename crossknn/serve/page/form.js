@@ -1,6 +1,7 @@
 // The search form and its representation in the URL.
 
 import { byId, element } from "./dom.js";
+import { fillFilters, readFilters } from "./filters.js";
 import { count, counted } from "./format.js";
 
 const BUDGETS = [25, 500]; // range of the slider, within the server's limit
@@ -25,6 +26,7 @@ export function readForm() {
     k: byId("k").valueAsNumber,
     budget: byId("budget").valueAsNumber,
     strategies: checkboxes().filter((box) => box.checked).map((box) => box.value),
+    filters: readFilters(),
   };
 }
 
@@ -36,13 +38,14 @@ export function fillForm(queryString, defaults) {
   byId("budget").value = given.get("budget") ?? defaults.budget;
   byId("k").value = given.get("k") ?? defaults.k;
   for (const box of checkboxes()) box.checked = chosen.length ? chosen.includes(box) : box.value === defaults.strategy;
+  fillFilters(given.getAll("filter"));
   updateBudget();
 }
 
 /** The query string that describes a search. */
-export function queryStringOf({ query, k, budget, strategies }) {
-  const fields = [["q", query], ["k", k], ["budget", budget], ...strategies.map((name) => ["strategy", name])];
-  return `?${new URLSearchParams(fields)}`;
+export function queryStringOf({ query, k, budget, strategies, filters }) {
+  const several = [...strategies.map((name) => ["strategy", name]), ...filters.map((filter) => ["filter", filter])];
+  return `?${new URLSearchParams([["q", query], ["k", k], ["budget", budget], ...several])}`;
 }
 
 /** Show the budget next to its slider, and limit the number of results to it. */

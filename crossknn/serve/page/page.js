@@ -4,6 +4,7 @@ import { getInfo, hasKey, search, setKey } from "./api.js";
 import { KnownScores, summaryNote, summaryTable } from "./comparison.js";
 import { byId, element, isolated } from "./dom.js";
 import { checkForm, checkQuery, fillForm, queryStringOf, readForm, setUpForm, updateBudget } from "./form.js";
+import { setUpFilters } from "./filters.js";
 import { counted, shortened } from "./format.js";
 import { plot, sharedRanges } from "./plot.js";
 import { addShowAllButtons, column } from "./results.js";
@@ -29,6 +30,7 @@ async function start() {
   byId("title").textContent = info.title;
   byId("title").hidden = !info.title;
   setUpForm(info);
+  setUpFilters(info.fields, () => submit({ replace: true }));
   showExamples(info.example_queries);
   restore();
 }
