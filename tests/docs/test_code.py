@@ -59,7 +59,7 @@ def find_command(words):
 
 def unknown_options(words):
     command, words = find_command(words)
-    known = {"--help"}.union(*(parameter.opts for parameter in command.params))
+    known = {"--help"}.union(*(parameter.opts + parameter.secondary_opts for parameter in command.params))
     return [word for word in words if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in known]
 
 
