@@ -88,8 +88,8 @@ class BuildOptions:
         bool | None,
         Option(
             "--prior/--no-prior",
-            help="Also fit a prior for the strategy posterior, to the same scores. Default: unless the encoder is "
-            "taught, or with --factors cur.",
+            help="Also fit a prior for the strategy posterior. Default: where it needs no more calls to fit, as with "
+            "--factors transductive, and the encoder is not taught.",
         ),
     ] = None
     calibrate: Annotated[

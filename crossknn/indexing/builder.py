@@ -529,9 +529,9 @@ class Build:
         return replace(DEFAULT_FACTORS, seed=self.seed) if self.teaching is None else None
 
     def _choose_prior(self) -> bool:
-        """Whether to fit a prior; by default wherever that is possible, and the encoder is not taught.
+        """Whether to fit a prior; by default where that is possible and needs no more calls to fit.
 
-        A taught encoder has learned from the queries that a prior would be fitted to: it gains little by one.
+        Not with a taught encoder, which has learned from the queries: it gains little by a prior.
         """
         if self.prior not in (True, False, None, "default"):
             raise invalid("prior", "True, False, None or 'default'", self.prior)
@@ -539,7 +539,8 @@ class Build:
             return bool(self.prior)
         if isinstance(self.method, Cur) or (isinstance(self.method, Transductive) and self.method.init == "random"):
             return False
-        if self.teaching is not None and self.teaching.student == "encoder":
+        scored = self.sampling is not None or self.teaching is not None or isinstance(self.method, Transductive)
+        if not scored or (self.teaching is not None and self.teaching.student == "encoder"):
             return False
         missing = [module for module in BM25_MODULES if find_spec(module) is None]
         if missing:

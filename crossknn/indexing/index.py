@@ -129,7 +129,8 @@ class Index:
             factors: `Transductive(…)`, `Inductive(…)`, `Cur(…)`, or None for the encoder's vectors, with α and β
                 from 100 queries. By default None with teaching, else `Transductive`.
             prior: Whether to fit the prior of `Posterior`: the mean given by retrievers, item biases, latent factors.
-                By default yes, but not with a taught encoder, nor with `Cur` and random vectors, which allow none.
+                By default where it needs no more calls: with `Transductive`, a `sampling` or a taught adapter; not with
+                a taught encoder, nor with `Cur` and random vectors, which allow none.
             teach: Whether to teach a copy of the encoder by the cross-encoder, or how: `Teaching(…)`. The index holds
                 it and encodes queries with it. An encoder that is no `SentenceEncoder` is taught an adapter. None, the
                 default, is True where the encoder is a `SentenceEncoder` and the scorer a model, both on a GPU, and

@@ -94,7 +94,8 @@ class Setup:
         return scores
 
     def build(self, factors=ALS, **options):
-        settings = {"scorer": self.scorer, "encoder": self.encoder, "queries": self.queries, **options}
+        models = {"scorer": self.scorer, "encoder": self.encoder}
+        settings = {**models, "queries": self.queries, "prior": False, **options}
         return Index.build(settings.pop("items", self.items), factors=factors, **settings)
 
     def build_kind(self, kind):

@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 
 from crossknn.errors import InputError
+from crossknn.indexing.builder import Build
 from crossknn.indexing.factorization.factors import Cur
+from crossknn.indexing.factorization.inductive import Inductive
+from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.index import Index
 from crossknn.indexing.sampling import PerItem, PerQuery, prior_sampling
+from crossknn.items.items import Items
+from crossknn.scorers.remote.scorer import RemoteScorer
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
@@ -79,6 +84,43 @@ def test_an_index_without_one_is_searched_with_the_default_prior(setup, tmp_path
     loaded = Index.load(tmp_path / "plain")
     assert loaded.prior is None
     assert recall(setup, loaded, Posterior(60, 6)) > recall(setup, loaded, Rerank(60, "fused"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "fits"),
+    [
+        ({"factors": ALS}, True),
+        ({"factors": "default"}, True),
+        ({"factors": None, "sampling": PerQuery(items=20)}, True),  # whose scores are there anyway
+        ({"factors": None}, False),
+        ({"factors": Inductive(epochs=1)}, False),
+        ({"factors": Cur(anchors=12)}, False),
+        ({"factors": Transductive(method="als", init="random", dim=7)}, False),
+        ({"factors": ALS, "prior": None}, False),
+        ({"factors": ALS, "signals": ["dense", "tfidf"]}, True),
+    ],
+    ids=str,
+)
+def test_it_is_the_default_where_it_needs_no_more_calls(settings, fits):
+    setup = Setup()
+    planned = Build(setup.items, scorer=setup.scorer, encoder=setup.encoder, **{"prior": "default", **settings})
+    assert planned.with_prior == fits
+    assert not setup.scored
+
+
+def test_a_default_build_fits_it_with_as_many_calls(setup):
+    default = setup.build(prior="default")
+    assert default.prior.signals == ("dense", "bm25")
+    assert default.report.calls <= setup.build(prior=False).report.calls
+
+
+def test_a_default_build_spends_no_calls_of_a_server_on_a_calibration(setup):
+    models = {"scorer": RemoteScorer("http://127.0.0.1:9/rerank"), "encoder": setup.encoder}
+    items = Items([f"word1 word2 {row}" for row in range(1000)])
+    settings = {**models, "queries": [f"word1 {row}" for row in range(200)], "factors": "default"}
+    assert Build(items, **settings, prior="default").calibration_calls == 0
+    assert Build(items, **settings, prior="default", calibrate=True).calibration_calls > 0
+    assert Build(items, **settings, prior=True).calibration_calls > 0
 
 
 def test_remove_drops_biases_and_latent_factors(index):

@@ -184,7 +184,7 @@ def test_calls_are_an_upper_bound_when_a_retriever_chooses_the_pairs(tmp_path):
 @pytest.mark.parametrize("factors", [SHORT, None], ids=["fitted", "encoder’s"])
 def test_a_build_with_a_prior_takes_at_most_eight_calls_per_item(factors):
     items = ck.Items([TEXT.format(row % 7, row) for row in range(900)])
-    settings = {"factors": factors, "calibrate": False, "queries": TRAIN}  # the prior is the default
+    settings = {"factors": factors, "prior": True, "queries": TRAIN}
     planned = plan_build(items, **Models(seconds_per_call=1e-4).both, **settings)
     cost = planned.costs[0]
     kind = "encoder’s vectors" if factors is None else "transductive"
@@ -209,7 +209,7 @@ def test_scores_of_random_pairs_in_the_work_folder_cost_nothing_with_a_prior(tmp
 def test_the_calls_of_a_calibration_are_counted():
     items = ck.Items([TEXT.format(row % 7, row) for row in range(1000)])
     with_it, without = (
-        plan_build(items, **Models().both, factors=None, queries=TRAIN, calibrate=calibrate).costs[0]
+        plan_build(items, **Models().both, factors=SHORT, queries=TRAIN, calibrate=calibrate).costs[0]
         for calibrate in (None, False)
     )
     assert with_it.calibration > 0 == without.calibration
