@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("crossknn")
 MAX_FIELDS: Final = 1000
-BLOCK_BYTES: Final = 2**23  # of records that are kept as they were read
+BLOCK_BYTES: Final = 2**23  # of records whose values are kept as they were read
 OTHER: Final = "other"  # the kind of values that are not kept
 SCALARS: Final = {str, int, float, bool, date, datetime}
 LEFT_OUT: Final = "objects, bytes and lists of other than strings are not kept"
@@ -88,57 +88,67 @@ class RecordFields(FieldCollector):
     """
 
     def __init__(self, source: Source, names: Sequence[str] | None, used: Iterable[str]) -> None:
-        self._source, self._names, self._used = source, names, {*used, ""}
+        self._source, self._named, self._used = source, names is not None, {*used, ""}
         self._columns: dict[str, _Parts] = {name: _Parts(0) for name in names or ()}
-        self._records: list[Mapping[str, Any]] = []
+        self._layout: tuple[Any, ...] = ()  # all names in records, in the order in which they came
+        self._seen: set[Any] = set()  # the same
+        self._values: list[tuple[Any, ...]] = []  # of these names, one for each record
         self._places: list[int] = []
         self._rows = 0  # before these records
         self._flushed = 0  # characters or bytes before these records
-        self._seen: set[str] = set()
 
     def append(self, record: Mapping[str, Any], place: int, read: int) -> None:
         """Take a record; `read` characters or bytes were read so far."""
-        self._records.append(record)
+        names = tuple(record)
+        if names == self._layout:  # as most are
+            self._values.append(tuple(record.values()))
+        else:
+            if not self._seen.issuperset(names):
+                self._add_columns(names, place)
+            self._values.append(tuple(map(record.get, self._layout)))
         self._places.append(place)
-        if len(self._records) == BLOCK_STRINGS or read - self._flushed > BLOCK_BYTES:
+        if len(self._values) == BLOCK_STRINGS or read - self._flushed > BLOCK_BYTES:
             self._flush()
             self._flushed = read
 
     def finish(self) -> dict[str, FieldColumn]:
         self._flush()
-        for name in self._names or ():
+        for name in self._columns:
             if name not in self._seen:
                 known = ", ".join(map(repr, sorted(map(str, self._seen))[:50])) or "none at all"
                 raise InputError(f"{self._source.name}: no record has a field {name!r}, only {known}.")
         _log_left_out(self._source, [name for name, parts in self._columns.items() if parts.kind == OTHER])
         return {name: parts.finish() for name, parts in self._columns.items() if parts.kind != OTHER}
 
-    def _flush(self) -> None:
-        found: dict[str, None] = dict.fromkeys(chain.from_iterable(self._records))
-        if self._names is None:
-            self._add_columns(name for name in found if name not in self._used and isinstance(name, str))
-        else:
-            self._seen |= found.keys()
-        for name, parts in self._columns.items():
-            if parts.kind != OTHER:
-                parts.append(len(self._records), *self._read(name))
-        self._rows += len(self._records)
-        self._records, self._places = [], []
-
-    def _add_columns(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name not in self._columns:
+    def _add_columns(self, names: tuple[Any, ...], place: int) -> None:
+        self._flush()
+        new = [name for name in names if name not in self._seen]
+        self._layout += tuple(new)
+        self._seen.update(new)
+        if self._named:
+            for name in self._columns.keys() & new:
+                self._columns[name] = _Parts(self._rows)
+            return
+        for name in new:
+            if isinstance(name, str) and name not in self._used:
                 _check_name(name)
                 self._columns[name] = _Parts(self._rows)
         if len(self._columns) > MAX_FIELDS:
             raise self._source.error(
-                self._places[-1], f"there are more than {MAX_FIELDS} fields. Name those to keep with `fields`."
+                place, f"there are more than {MAX_FIELDS} fields. Name those to keep with `fields`."
             )
 
-    def _read(self, name: str) -> tuple[str | None, pa.Array | None]:
-        values = [record.get(name) for record in self._records]
+    def _flush(self) -> None:
+        for name, values in zip(self._layout, zip(*self._values, strict=True), strict=True) if self._values else ():
+            parts = self._columns.get(name)
+            if parts is not None and parts.kind != OTHER:
+                parts.append(len(values), *self._read(name, values))
+        self._rows += len(self._values)
+        self._values, self._places = [], []
+
+    def _read(self, name: str, values: Sequence[Any]) -> tuple[str | None, pa.Array | None]:
         kind, array = read_values(values, self._places, self._source)
-        if kind == OTHER and self._names is not None:
+        if kind == OTHER and self._named:
             place = next(self._places[at] for at, value in enumerate(values) if read_values([value])[0] == OTHER)
             raise self._source.error(place, f"the field {name!r} cannot be kept: {LEFT_OUT}. Leave it out of `fields`.")
         return kind, array
@@ -300,7 +310,7 @@ def _common_kind(first: str | None, second: str | None) -> str | None:
 
 
 def read_values(
-    values: list[Any], places: Sequence[int] | None = None, source: Source | None = None
+    values: Sequence[Any], places: Sequence[int] | None = None, source: Source | None = None
 ) -> tuple[str | None, pa.Array | None]:
     """The kind of Python values and their array; no kind for nulls alone, and no array for these and for `OTHER`."""
     types = set(map(type, values)) - {type(None)}
@@ -314,17 +324,20 @@ def read_values(
         values = [one if one is None or type(one) is list else [as_string(one)] for one in values]
     elif kind == STRING and types != {str}:
         values = [None if one is None else as_string(one) for one in values]
-    if kind in (STRING, LIST):
-        values = _encodable(kind, values, places, source)
-    array = make_array(kind, values)
+    try:
+        array = make_array(kind, values)
+    except UnicodeEncodeError as error:
+        array = make_array(kind, _without_surrogates(values, places, source, error))
+    except OverflowError:  # an integer of more than 64 bits
+        return STRING, make_array(STRING, [None if one is None else as_string(one) for one in values])
     return kind, finite(array) if kind == FLOAT else array
 
 
-def _kind_of_values(types: set[type], values: list[Any]) -> str:
-    if types <= {int, float}:
+def _kind_of_values(types: set[type], values: Sequence[Any]) -> str:
+    if types == {int, float}:
         whole = [value for value in values if type(value) is int]
-        if whole and not INT64.min <= min(whole) <= max(whole) <= INT64.max:
-            return STRING
+        return FLOAT if INT64.min <= min(whole) <= max(whole) <= INT64.max else STRING
+    if types <= {int, float}:
         return INT if types == {int} else FLOAT
     if types == {bool} or types == {date}:
         return BOOL if types == {bool} else DATE
@@ -358,29 +371,27 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _encodable(kind: str, values: list[Any], places: Sequence[int] | None, source: Source | None) -> list[Any]:
-    """The strings without lone surrogates, which UTF-8 cannot encode: an error, or replaced."""
-    strings = values if kind == STRING else chain.from_iterable(one for one in values if one is not None)
-    try:
-        "".join(one for one in strings if one is not None).encode()
-    except UnicodeEncodeError as error:
-        if source is None:
-            raise InputError("`fields` must not have lone surrogates.") from error
-        encode = _replace_surrogates if source.errors == "replace" else None
-        if encode is not None:
-            return [encode(one) if isinstance(one, str) else one and list(map(encode, one)) for one in values]
-        for value, place in zip(values, places or (), strict=True):
-            try:
-                "".join(one for one in ([value] if isinstance(value, str) else value or ()) if one is not None).encode()
-            except UnicodeEncodeError:
-                raise source.error(
-                    place, 'a lone surrogate in a field. Fix the text, or pass errors="replace".'
-                ) from error
-    return values
+def _without_surrogates(
+    values: Sequence[Any], places: Sequence[int] | None, source: Source | None, error: UnicodeEncodeError
+) -> list[Any]:
+    """Strings and lists of them without lone surrogates, which UTF-8 cannot encode: an error, or replaced."""
+    if source is None:
+        raise InputError("`fields` must not have lone surrogates.") from error
+    replaced = [
+        _replace_surrogates(one)
+        if isinstance(one, str)
+        else one and [part and _replace_surrogates(part) for part in one]
+        for one in values
+    ]
+    if source.errors == "strict":
+        first = next(at for at, (old, new) in enumerate(zip(values, replaced, strict=True)) if old != new)
+        place = first if places is None else places[first]
+        raise source.error(place, 'a lone surrogate in a field. Fix the text, or pass errors="replace".') from error
+    return replaced
 
 
-def _replace_surrogates(string: str | None) -> str | None:
-    return None if string is None else string.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+def _replace_surrogates(string: str) -> str:
+    return string.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _check_name(name: object) -> None:

@@ -100,10 +100,13 @@ def _to_values(kind: str, array: pa.Array) -> list[Any]:
 def make_array(kind: str, values: Sequence[Any]) -> pa.Array:
     """Python values of one kind, or None, as an Arrow array. `pa.array` would import pandas."""
     present = None
-    if None in values:
-        present = np.fromiter((value is not None for value in values), np.bool_, len(values))
+    if nulls := [place for place, value in enumerate(values) if value is None]:
+        present = np.ones(len(values), np.bool_)
+        present[nulls] = False
         empty: Any = {STRING: "", LIST: (), DATE: EPOCH.date(), TIMESTAMP: EPOCH, UTC_TIMESTAMP: EPOCH}.get(kind, 0)
-        values = [empty if value is None else value for value in values]
+        values = list(values)
+        for place in nulls:
+            values[place] = empty
     if kind == STRING:
         return _string_array(values, present)
     if kind == LIST:

@@ -515,6 +515,7 @@ def _read_columns(
         logger.log(level, "%d items without text were %s, the first at %s", len(empty_places), done, first)
     n_empty = len(empty_places) if empty == "keep" else 0
     fields = _without_rows(source.collector.finish(), skipped)
+    pa.default_memory_pool().release_unused()  # what blocks were read into
     return ids.finish(), texts.finish(), fields, np.concatenate(hashes), np.concatenate(places), n_empty
 
 

@@ -33,6 +33,7 @@ from crossknn.items.field_readers import (
     TableFields,
     TextFields,
 )
+from crossknn.items.string_column import BLOCK_STRINGS
 
 Record = tuple[str, str, int]  # id, text, place
 Errors = Literal["strict", "replace"]
@@ -42,7 +43,7 @@ BUFFER_BYTES: Final = 2**20
 UNPACKED_RATIO: Final = 100  # times the size of a compressed file is what it may unpack to by default,
 MIN_UNPACKED_BYTES: Final = 2**30  # or this, if that is more
 RECORD_BYTES: Final = 64  # that a record counts besides its text: it takes memory, too
-PARQUET_BATCH_ROWS: Final = 256  # at most; fewer where one value could be very long
+PARQUET_BATCH_ROWS: Final = 256  # of ids and texts
 PARQUET_BATCH_BYTES: Final = 2**30
 WRITTEN_ITEMS: Final = b"crossknn items"  # metadata of a Parquet file that `Items.to_parquet` wrote
 _SHORT: Final = reprlib.Repr()
@@ -159,10 +160,10 @@ class Fields:
             expected, names = " or ".join(map(repr, self.text)), ", ".join(map(repr, record))
             raise source.error(place, f"no text field {expected} among its fields ({names}). Name them with `text`.")
         for part in parts:
-            if part is not None:
+            if part is not None and not isinstance(part, str):
                 check_text(part, source, place)
-        if len(self.text) == 1:
-            return parts[0] or ""
+        if len(parts) == 1:
+            return parts[0] or "" if len(self.text) == 1 else (parts[0] or "").strip()
         return self.join.join(part for part in parts if part).strip()
 
 
@@ -559,7 +560,7 @@ class Parquet(Table):
     ) -> None:
         super().__init__(pa.schema([]), (), name=str(path), errors=errors, **options)
         self._unpacked = UnpackedLimit(str(path), max_unpacked_bytes)
-        self._path = path
+        self._path, self._unpacked_bytes = path, 0
 
     def __iter__(self) -> Iterator[Record]:
         with CountingFile(self._path):  # for its error messages
@@ -570,18 +571,23 @@ class Parquet(Table):
                 self._options["text"] = "text"  # which `Items.to_parquet` wrote, maybe beside a field "title"
             fields = Fields.among(schema.names, self.name, **self._options)
             self.collector = collector = TableFields(self, schema, fields.kept, fields.used)
-            names = list(dict.fromkeys((*fields.used, *collector.kinds)))
-            packed, unpacked = self.total, 0
-            chunks = _chunk_bytes(file.metadata, names)
-            self._unpacked.check(sum(chunks), packed=packed, records=rows)
-            batch_rows = max(1, min(PARQUET_BATCH_ROWS, PARQUET_BATCH_BYTES // max(1, max(chunks, default=1))))
-            for batch in file.iter_batches(batch_rows, columns=names, use_threads=False):
-                unpacked += batch.nbytes  # a value may be stored once and stand in many rows
-                self._unpacked.check(unpacked, packed=packed, records=rows)
-                collector.append(batch)
+            used, kept = list(dict.fromkeys(fields.used)), list(collector.kinds)
+            self._unpacked.check(sum(_chunk_bytes(file.metadata, [*used, *kept])), packed=self.total, records=rows)
+            for batch in self._batches_of(file, used, PARQUET_BATCH_ROWS):
                 for record in self._records(batch, fields):
                     self.done = self.total * self._row // rows
                     yield record
+            for batch in self._batches_of(file, kept, BLOCK_STRINGS):
+                collector.append(batch)
+
+    def _batches_of(self, file: pq.ParquetFile, names: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """Batches of these columns, of fewer rows where one value could be very long."""
+        largest = max(_chunk_bytes(file.metadata, names), default=1)
+        rows = max(1, min(rows, PARQUET_BATCH_BYTES // max(1, largest)))
+        for batch in file.iter_batches(rows, columns=names, use_threads=False) if names else ():
+            self._unpacked_bytes += batch.nbytes  # a value may be stored once and stand in many rows
+            self._unpacked.check(self._unpacked_bytes, packed=self.total, records=file.metadata.num_rows)
+            yield batch
 
     @contextmanager
     def _arrow_errors(self) -> Iterator[None]:
