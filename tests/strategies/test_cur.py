@@ -204,7 +204,7 @@ def test_through_a_searcher_on_an_index():
         (lambda: AnnCur(anchors=0), "`anchors` must be a positive integer, got 0"),
         (lambda: AnnCur(anchors=101), "`anchors` must be between 1 and `budget` (100), got 101"),
         (lambda: AnnCur(seed=-1), "`seed` must be a nonnegative integer, got -1"),
-        (lambda: AdaCur(budget=5), "`rounds` must be between 1 and `budget` (5), got 10"),
+        (lambda: AdaCur(budget=5, rounds=6), "`rounds` must be between 1 and `budget` (5), got 6"),
         (lambda: AdaCur(rounds=True), "`rounds` must be a positive integer, got True"),
     ],
 )

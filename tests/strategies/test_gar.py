@@ -168,7 +168,7 @@ def test_no_setting_breaks_the_budget_the_filter_or_asks_twice(data):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"budget": 5}, "`rounds` must be between 1 and `budget` (5), got 10"),
+        ({"budget": 5, "rounds": 6}, "`rounds` must be between 1 and `budget` (5), got 6"),
         ({"budget": 2.5}, "`budget` must be a positive integer, got 2.5"),
         ({"neighbors": 0}, "`neighbors` must be a positive integer, got 0"),
     ],

@@ -164,7 +164,7 @@ def test_diverging_steps_are_an_error():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"budget": 5}, "`rounds` must be between 1 and `budget` (5), got 10"),
+        ({"budget": 5, "rounds": 6}, "`rounds` must be between 1 and `budget` (5), got 6"),
         ({"budget": 0}, "`budget` must be a positive integer, got 0"),
         ({"loss": "kl"}, "`loss` must be one of 'ce', 'mse', got 'kl'"),
         ({"learning_rate": 0}, "`learning_rate` must be a positive number, got 0"),
