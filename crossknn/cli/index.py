@@ -322,6 +322,7 @@ def _info_lines(index: Index, folder: Path) -> dict[str, str]:
     return {
         "folder": str(folder),
         "items": f"{len(index):,}",
+        "fields": ", ".join(f"{name} ({kind})" for name, kind in index.items.fields.items()) or "none",
         "train queries": f"{len(index.queries):,}",
         "scorer": _name_model(index.scorer_spec, index.scorer),
         "encoder": _name_model(index.encoder_spec, index.encoder),
@@ -606,6 +607,7 @@ def _describe_index(index: Index, folder: Path) -> dict[str, Any]:
     return {
         "folder": str(folder),
         "items": len(index),
+        "fields": index.items.fields,
         "dimensions": int(index.vectors.shape[1]),
         "vectors": "encoder" if index.factors is None else index.factors.kind,
         "queries": len(index.queries),

@@ -183,7 +183,7 @@ def test_info(built):
     assert facts == {key: value for key, value in built.items() if key != "work_dir"}
     assert (facts["items"], facts["dimensions"], facts["vectors"], facts["queries"]) == (30, 384, "transductive", 20)
     shown = invoke("info", built["folder"]).stdout
-    for name in ("items", "α, β", "scorer", "encoder", "taught", "prior", "bytes", "report"):
+    for name in ("items", "fields", "α, β", "scorer", "encoder", "taught", "prior", "bytes", "report"):
         assert name in shown
     for told in (built["scorer"], "SentenceEncoder('embedded'", "items.arrow", "from dense, bm25"):
         assert told in " ".join(shown.split())

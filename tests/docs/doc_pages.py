@@ -39,6 +39,7 @@ def move_into_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     rows = [f"f{row},{text},{('utils', 'io')[row % 2]},{row},2024-05-01" for row, text in enumerate(texts)]
     (folder / "functions.csv").write_text("\n".join(["id,text,section,size,released", *rows]))
+    (folder / "packages.csv").write_text("id,text,section,size\njq,ice and snow,graphics,3\nhtop,bread,video,4\n")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(ck, "CrossEncoder", lambda _, **options: ck.function_scorer(score, fingerprint="words"))
     monkeypatch.setattr(ck, "SentenceEncoder", lambda _: ck.function_encoder(encode, fingerprint="counts"))

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -49,8 +50,24 @@ def test_the_readmes_code(bert_folder, tmp_path):
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     code += "\nassert hits.calls == 100 and searcher.search(train[0], k=10).expected_recall is not None"
     output = run(sys.executable, "-c", code, cwd=tmp_path)
-    assert len(re.findall(r"^d\d+ -?\d", output, re.M)) == 10  # hits
+    texts = {record["_id"]: record["text"] for record in records}
+    hits = re.findall(r"^-?\d+\.\d\d (d\d+) (.+)$", output, re.M)
+    assert len(hits) == 10
+    assert all(texts[id_] == text for id_, text in hits)
     assert "120 items, 2 train queries" in output  # the index's report
+
+
+def test_the_quickstarts_way_from_a_csv_file_to_an_answer(tmp_path):
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    section = re.search(r"^## From a CSV file.*?(?=^## )", page, re.M | re.S)[0]
+    table, search, build, code, shown = re.findall(r"```(?:text|python)?\n(.*?)```", section, re.S)
+    (tmp_path / "packages.csv").write_text(table)
+    for command in [search, *build.splitlines()]:
+        output = run(sys.executable, "-m", *shlex.split(command), cwd=tmp_path)
+        assert "search" not in command or ("imagemagick" in output and "ffmpeg" in output)
+    output = run(sys.executable, "-c", f"import crossknn as ck\n{code}", cwd=tmp_path)
+    times = r"\d+\.\d\d s"
+    assert re.sub(times, "", output) == re.sub(times, "", shown)
 
 
 def test_the_demo_pages_code():
