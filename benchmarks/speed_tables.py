@@ -223,6 +223,26 @@ def build_memory() -> Table:
     return markdown_table(header, [[f"{found['calls']:,}", *sizes]])
 
 
+def item_fields() -> Table:
+    found = read_result("item_fields")
+    names = {"corpus.jsonl": "read JSON lines", "corpus.csv": "read CSV", "corpus.parquet": "read Parquet"}
+    works = {names[name]: work for name, work in found["read"].items()} | {"open the mapped file": found["open"]}
+    rows = []
+    for name, work in works.items():
+        seconds = [f"{work[kind]['seconds']:.2f}" for kind in ("without", "with")]
+        own = _whole(work[kind]["own_mb"] for kind in ("without", "with"))
+        rows.append([name, *seconds, f"{work['ratio']['seconds']:.2f}", *own, f"{work['ratio']['own_mb']:.2f}"])
+    return markdown_table(["", "s without", "s with", "ratio", "private MB without", "with", "ratio"], rows)
+
+
+def field_filters() -> Table:
+    rows = (
+        [name, f"{took['items']:,}", f"{took['first_ms']:.1f}", f"{took['later_ms']:.1f}"]
+        for name, took in read_result("item_fields")["filters"].items()
+    )
+    return markdown_table(["filter", "items", "first, ms", "later, ms"], rows)
+
+
 def search_memory() -> Table:
     searches = read_result("index_memory")["searches"]
     names = {"started": "libraries loaded", "open": "index open", "ready": "retrievers ready"}
@@ -288,6 +308,8 @@ TABLES = {
     "index files": index_files,
     "build memory": build_memory,
     "search memory": search_memory,
+    "item fields": item_fields,
+    "field filters": field_filters,
     "fit memory": fit_memory,
     "embedded model": embedded_model,
 }
