@@ -55,7 +55,7 @@ class EmbModel(torch.nn.Module):
 
 def load_base(folder: Path, *, device: str) -> Pretrained:
     """The pretrained BERT in `folder`, ready for training."""
-    base = load_pretrained(folder, kind="AutoModel", device=device, dtype="float32")
+    base = load_pretrained(folder, kind="AutoModel", device=device, dtype="float32", as_transformers=True)
     if base.model.config.model_type != "bert":
         raise InputError(f"{folder}: expected a BERT such as all-MiniLM-L6-v2, got {base.model.config.model_type}.")
     base.model.requires_grad_(True)

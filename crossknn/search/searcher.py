@@ -31,7 +31,7 @@ from crossknn.search.round_scorer import RoundScorer
 from crossknn.strategies.base import RoundScores, Strategy, drive
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.strategy import Posterior
-from crossknn.types import Encoder, Filter, Mask, Progress, Retriever, Rows, Scorer, VectorSearch
+from crossknn.types import Encoder, Filter, Mask, Progress, Retriever, Rows, Scorer, SharedScorer, VectorSearch
 
 if TYPE_CHECKING:
     import torch
@@ -293,9 +293,11 @@ class Searcher:
 
         with suppress(EncoderError):  # of an encoder that knows the vectors of some queries only
             drive(self.default_strategy(REHEARSED_CALLS), context, score)
-        if _is_local_model(self.scorer):
+        model = _innermost(self.scorer)
+        if getattr(model, "device", None) is not None:
+            shared = isinstance(self.scorer, SharedScorer)  # calls the model from a thread of its own
             with self._scoring, suppress(ScorerError):  # which the first search will report
-                self.scorer.score(queries, queries)
+                (self.scorer if shared else model).score(queries, queries)
 
     def retriever(self, name: str | None = None) -> Retriever:
         """The retriever of this name, fitted; by default the first stage of a search that names none."""
@@ -386,9 +388,8 @@ def _load(path: str | Path) -> ScoreCalibration:
     return ScoreCalibration.load(path)
 
 
-def _is_local_model(scorer: Scorer) -> bool:
-    """Whether the scorer, or the one that it wraps, is a model on this machine."""
-    inner = scorer
-    while (wrapped := getattr(inner, "scorer", None)) is not None:
-        inner = wrapped
-    return getattr(inner, "device", None) is not None
+def _innermost(scorer: Scorer) -> Scorer:
+    """The scorer that caches and counters wrap."""
+    while (wrapped := getattr(scorer, "scorer", None)) is not None:
+        scorer = wrapped
+    return scorer

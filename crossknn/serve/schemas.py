@@ -126,7 +126,11 @@ FieldConditions = Annotated[
 FilterChoice = Annotated[
     Annotated[IdFilter, Tag("ids")] | Annotated[FieldConditions, Tag("fields")],
     Discriminator(
-        lambda value: "ids" if isinstance(value, IdFilter) or {"ids", "prefix"}.intersection(value) else "fields"
+        lambda value: (
+            "ids"
+            if isinstance(value, IdFilter) or (isinstance(value, dict) and {"ids", "prefix"} & value.keys())
+            else "fields"
+        )
     ),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -12,6 +13,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 
 MAX_DEPTH: Final = 32  # of nested lists and objects
 MAX_INTEGER: Final = 2**63
+MAX_FLOAT: Final = sys.float_info.max
 
 
 def parse_json(data: bytes) -> Any:
@@ -69,7 +71,7 @@ def read_as(kind: Any, value: Any, name: str = "content") -> Any:
         return {key: read_as(arguments[1], one, f"{name}[{key!r}]") for key, one in value.items()}
     if kind is Any:
         return value
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) <= MAX_FLOAT:
         return float(value)
     if origin is None and type(value) is kind:
         return value

@@ -1,6 +1,7 @@
 """`--engine ray` on the command line with real models, the code of docs/scaling.md, and models that travel by name."""
 
 import pickle
+import re
 
 import pytest
 
@@ -30,7 +31,7 @@ def test_a_build_is_that_of_this_process(models, tmp_path):
     build = ["build", write_corpus(tmp_path / "corpus.jsonl", range(30)), "--queries", tmp_path / "train.txt"]
     for name, engine in (("with", RAY), ("without", [])):
         said = invoke(*build, *models, *engine, "-o", tmp_path / name / "index", "--chunk", 64).stdout
-        assert "240 calls, 240 of them in this run" in said
+        assert re.search(r"(\d\d+) calls, \1 of them in this run", said)
     assert files_in(tmp_path / "with") == files_in(tmp_path / "without")
 
 
