@@ -32,9 +32,13 @@ OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
             *("price_per_1000", "price_per_million_tokens", "spend_limit"),
         )
     },
-    "fields": {"id": "id_field", "text": "text_field"},
+    "fields": {"id": "id_field", "text": "text_field", "keep": "field"},
     "search": {
-        key: key for key in ("k", "budget", "strategy", "rounds", "retriever", "stop_at", "deadline", "rank_by")
+        key: key
+        for key in (
+            *("k", "budget", "strategy", "rounds", "retriever", "stop_at", "deadline", "rank_by"),
+            *("min_score", "min_probability", "diversity"),
+        )
     },
     "limits": {
         key: key
@@ -53,8 +57,15 @@ TABLES: Final = {  # by command, what it takes
     "score": ("models",),
     "search": ("models", "fields", "search"),
     "serve": ("models", "fields", "limits"),
+    "mcp": ("models", "fields"),
 }
-CORPUS: Final = {"search": "corpus", "serve": "corpus", "info": "folder", "learn": "folder"}  # by command, the argument
+CORPUS: Final = {
+    "search": "corpus",
+    "serve": "corpus",
+    "mcp": "corpus",
+    "info": "folder",
+    "learn": "folder",
+}  # by command, the argument
 
 
 @dataclass(frozen=True)
@@ -228,11 +239,11 @@ def _read_table(path: Path, table: str, values: Mapping[str, Any]) -> dict[str, 
 
 def _read_value(path: Path, name: str, value: Any) -> Any:
     table, _, key = name.partition(".")
-    if name == "fields.text":
-        texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, list) or not texts or not all(isinstance(one, str) for one in texts):
+    if name in ("fields.text", "fields.keep"):
+        names = [value] if isinstance(value, str) else value
+        if not isinstance(names, list) or not names or not all(isinstance(one, str) for one in names):
             raise InputError(f"{path}: {name} must be the name of a field, or a list of names.")
-        return texts
+        return names
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise InputError(f"{path}: {name} must be a text or a number, got {type(value).__name__}.")
     if table == "models" and key in PATHS and isinstance(value, str):

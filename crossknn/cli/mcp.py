@@ -9,10 +9,12 @@ from typing import Annotated
 from typer import Argument, Option
 
 from crossknn.cli import options
+from crossknn.cli.config import configurable
 from crossknn.cli.console import ProgressBars
 from crossknn.cli.serve import LimitOptions, open_service
 
 
+@configurable
 @options.with_groups
 def mcp(
     *,

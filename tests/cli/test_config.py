@@ -44,11 +44,12 @@ def test_the_example_of_the_page(folder, monkeypatch):
             "sentence-transformers/all-MiniLM-L6-v2", "embedded"
         ),
     )
-    rows = "".join(f'd{row},t,"{text}"\n' for row, text in enumerate(TEXTS[:30]))
-    (folder / "corpus.csv").write_text(f"key,title,body\n{rows}")
+    rows = "".join(f'd{row},t,"{text}",utils,{row},x\n' for row, text in enumerate(TEXTS[:30]))
+    (folder / "corpus.csv").write_text(f"key,title,body,section,size,other\n{rows}")
     invoke("build", "corpus.csv", "-o", "corpus.ck", "--queries", "train.txt", "--no-prior")
     (found,) = as_json(invoke("search", QUERY, "--json"))
     assert (found["query"], len(found["hits"]), found["calls"]) == (QUERY, 5, 20)
+    assert {tuple(hit["fields"]) for hit in found["hits"]} == {("section", "size")}
 
 
 def test_search_takes_corpus_models_and_settings_from_the_file_and_options_override_it(folder, monkeypatch, capsys):
