@@ -30,7 +30,7 @@ from crossknn.storage.score_log import ScoreLog, hash_texts
 
 resource = pytest.importorskip("resource", reason="needs a system with forks")
 
-KILLS = 20
+KILLS = 10
 PAUSE = 0.006  # seconds after each step, so that kills land between any two
 CHUNK = 400
 QUERIES = [f"query {number}" for number in range(12)]
