@@ -5,7 +5,7 @@ SHARED ?= ../shared
 CONSTRAINTS ?= constraints.txt
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: demo test coverage test-lowest browser lint types docs wheel bench clean
+.PHONY: demo test coverage test-lowest browser lint types docs leaderboard wheel bench clean
 
 demo: .venv/example  ## search a dictionary by meaning and compare strategies, offline
 	HF_HUB_OFFLINE=1 $(BIN)/crossknn demo
@@ -32,7 +32,11 @@ types: .venv/installed
 	$(BIN)/mypy
 
 docs: .venv/installed  ## the site, in site/; every warning is an error, which --quiet would hide
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+leaderboard: .venv/installed  ## site/leaderboard/index.html: all recalls of benchmarks/results; also says which are older than the code
+	$(BIN)/python -m benchmarks.pages --check
+	$(BIN)/python -m benchmarks.leaderboard
 
 wheel: .venv/installed  ## builds dist/*.whl and searches with it from an empty environment
 	$(BIN)/python -m pip wheel --quiet --no-deps -w dist .
