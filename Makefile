@@ -5,7 +5,7 @@ SHARED ?= ../shared
 CONSTRAINTS ?= constraints.txt
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: demo test coverage test-lowest browser lint types docs wheel bench clean
+.PHONY: demo test coverage test-lowest browser lint types docs leaderboard wheel bench open-benchmark clean
 
 demo: .venv/example  ## search a dictionary by meaning and compare strategies, offline
 	HF_HUB_OFFLINE=1 $(BIN)/crossknn demo
@@ -32,7 +32,11 @@ types: .venv/installed
 	$(BIN)/mypy
 
 docs: .venv/installed  ## the site, in site/; every warning is an error, which --quiet would hide
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+leaderboard: .venv/installed  ## site/leaderboard/index.html: all recalls of benchmarks/results; also says which are older than the code
+	$(BIN)/python -m benchmarks.pages --check
+	$(BIN)/python -m benchmarks.leaderboard
 
 wheel: .venv/installed  ## builds dist/*.whl and searches with it from an empty environment
 	$(BIN)/python -m pip wheel --quiet --no-deps -w dist .
@@ -49,6 +53,12 @@ bench: .venv/installed  ## the CPU part and the tables of benchmarks/pages; need
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.scoring_speed --model $(SHARED)/models/ce-ir --texts .bench/scifact --device cpu --out benchmarks/results/scoring_speed_cpu.json
 	$(BIN)/python -m benchmarks.pages
+
+open-benchmark: .venv/installed  ## a set made of docstrings, scored exactly and searched by every strategy: no data of ours, minutes
+	$(BIN)/python -m benchmarks.open_set .bench/open-set
+	HF_HUB_OFFLINE=1 $(BIN)/python -m crossknn bench set .bench/open-set --scorer embedded --encoder embedded \
+		--budgets 25,50,100,200,500 --index-calls-per-item 8 --yes --json benchmarks/results/open_set.json \
+		--strategies rerank:retriever=dense,rerank:retriever=bm25,rerank:retriever=fused,axn,gar,posterior
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

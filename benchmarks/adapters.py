@@ -9,7 +9,6 @@ train queries of the folder, then the recall of the strategies on its test queri
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.posterior import summarise
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.evaluate.comparison import rows_of
 from crossknn.evaluate.ground_truth import truth_rows
@@ -43,13 +42,13 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/adapters.json"))
     options = parser.parse_args()
-    report: dict[str, Any] = {"sets": {}, **surroundings(options)}
+    report: dict[str, Any] = {"sets": {}}
     for path in options.folders:
         folder = read_scores(path)
         record = report["sets"].setdefault(folder.name, {})
         for way, measured in measure_set(folder):
             record[way] = measured
-            options.out.write_text(json.dumps(report, indent=1) + "\n")
+            write_result(options.out, report, options)
 
 
 def measure_set(folder: ScoreFolder) -> Iterator[tuple[str, dict[str, Any]]]:

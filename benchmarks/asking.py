@@ -12,7 +12,6 @@ posterior search as it is are with 95 % intervals.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.posterior import CALLS_PER_ITEM, ROUNDS, Shares, build, means, search
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from benchmarks.signals import compare
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.tasks import Task, read_matrix
@@ -47,7 +46,7 @@ AS_IT_IS = "as it is"
 
 def main() -> None:
     options = read_options()
-    report: dict[str, Any] = {"rounds": ROUNDS, "calls_per_item": CALLS_PER_ITEM, "sets": [], **surroundings(options)}
+    report: dict[str, Any] = {"rounds": ROUNDS, "calls_per_item": CALLS_PER_ITEM, "sets": []}
     for folder in options.folders:
         task = read_matrix(folder, queries=options.queries)
         bench = Bench(task, seed=0)
@@ -55,7 +54,7 @@ def main() -> None:
         report["sets"].append(record)
         for name, searcher in (("no index", bench.searcher("encoder")), ("prior", with_prior(bench))):
             record[name] = measure(task, searcher)
-            options.out.write_text(json.dumps(report, indent=1) + "\n")
+            write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

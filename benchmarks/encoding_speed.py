@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.scoring_speed import read_texts, surroundings
+from benchmarks.result_files import write_result
+from benchmarks.scoring_speed import read_texts
 from crossknn import SentenceEncoder
 
 Encode = Callable[[list[str]], Any]
@@ -42,11 +43,10 @@ def main() -> None:
         "largest_difference": float(np.abs(one - other).max()),
         f"{len(texts)} texts": compare(sides, [texts] * options.times),
         "one text": compare(sides, [[" ".join(text.split()[:12])] for text in texts[: options.queries]]),
-        **surroundings(options),
     }
     print(json.dumps(report, indent=1))
     if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.evaluate.measures import bootstrap_interval
 from crossknn.items.items import Items
@@ -48,13 +48,13 @@ def main() -> None:
         chosen = rng.sample(inside, min(options.queries, len(inside)))
         items = Items(corpus.texts[queries[0].form * corpus.senses :][: options.senses])
         report[kind] = {"queries": len(chosen), **compare_sides(scorer, encoder, items, chosen)}
-    report |= {"dtype": options.dtype, "scorer": scorer.fingerprint, **surroundings(options)}
+    report |= {"dtype": options.dtype, "scorer": scorer.fingerprint}
     for path in options.training:
         report.setdefault("training", {})[path.stem] = json.loads(path.read_text())
     text = json.dumps(report, indent=1)
     print(text)
     if options.out:
-        options.out.write_text(text + "\n")
+        write_result(options.out, report, options)
 
 
 def compare_sides(

@@ -12,7 +12,6 @@ on 5 % of the bought scores, nothing on test queries.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.matrices import Matrix, load
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.indexing.factorization.inductive import Inductive
 from crossknn.indexing.factorization.trainer import r_squared
@@ -51,10 +50,10 @@ def main() -> None:
     options = read_options()
     torch.set_num_threads(1)  # many small solves: a second thread only waits
     began = time.perf_counter()
-    report: dict[str, Any] = {"rounds": 10, "seed": options.seed, **surroundings(options)}
+    report: dict[str, Any] = {"rounds": 10, "seed": options.seed}
     report["sets"] = [measure(read_world(folder, options), options.seed) for folder in options.scores]
     report["seconds"] = round(time.perf_counter() - began)
-    options.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import crossknn
 from benchmarks.memory import anonymous, in_a_process, watch_anonymous
+from benchmarks.result_files import write_result
 from crossknn.indexing.factorization.inductive import Inductive
 from crossknn.indexing.factorization.transductive import Transductive
 from crossknn.indexing.sampling import PerItem, sample_per_item
@@ -40,14 +38,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     report: dict[str, Any] = {
-        "hardware": f"{os.cpu_count()} cores",
-        "versions": {"python": platform.python_version(), "crossknn": crossknn.__version__, "numpy": np.__version__},
         "items": options.items,
         "dim": options.dim,
         "calls_per_item": options.per_item,
         "fits": {name: measure(name, options) for name in PROMISED},
     }
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_result(options.out, report, options)
     print(json.dumps(report, indent=1))
 
 

@@ -17,6 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.result_files import write_result
+
 OUT = Path(__file__).parent / "results" / "index_growth.json"
 
 
@@ -28,7 +30,7 @@ def main() -> None:
     runs = [build(items) for items in sorted(options.items)]
     builds = [run.pop("build") for run in runs]
     report = {**runs[0], "builds": builds, **growth(builds[0], builds[-1])}
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_result(options.out, report, options)
     print(json.dumps(report, indent=1))
 
 

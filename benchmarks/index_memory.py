@@ -14,18 +14,15 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-
-import crossknn
 from benchmarks.big_index import DIM, ENCODER, SCORER, build_index, read_items
 from benchmarks.memory import anonymous, in_a_process, peak_resident, watch_anonymous
+from benchmarks.result_files import write_result
 from crossknn.indexing.index import Index
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
@@ -42,13 +39,12 @@ COUNTED = {"Rss:": "resident", "Pss:": "pss", "Anonymous:": "own"}  # lines of s
 def main() -> None:
     options = read_options()
     report: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
-    versions = {"python": platform.python_version(), "crossknn": crossknn.__version__, "numpy": np.__version__}
-    report |= {"hardware": f"{os.cpu_count()} cores", "versions": versions, "dim": DIM}
+    report["dim"] = DIM
     with TemporaryDirectory() as temporary:
         folder = (options.work or Path(temporary)) / "items.ck"
         for part in options.parts:
             report[part] = PARTS[part](options, folder)
-            options.out.write_text(json.dumps(report, indent=1) + "\n")
+            write_result(options.out, report, options)
             print(part, json.dumps(report[part], indent=1), flush=True)
 
 

@@ -16,7 +16,6 @@ that of `Index.build(prior=True)`, 8 calls per item. A set is what `crossknn ben
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ import numpy as np
 import torch
 
 from benchmarks.posterior import summarise
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from benchmarks.sets import Set, add_options, open_scorer, read_set
 from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.encoders.sentence import SentenceEncoder
@@ -62,7 +61,6 @@ def main() -> None:
     encoder = warmed(SentenceEncoder(options.encoder, device=options.device))
     settings = ("seed", "rounds", "dtype", "preset", "per_query", "per_item", "max_query_tokens", "max_item_tokens")
     report: dict[str, Any] = {**{name: getattr(options, name) for name in settings}, "sets": []}
-    report |= surroundings(options)
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
         for name in options.sets:
             data = read_set(name, scorer, options)
@@ -75,15 +73,17 @@ def main() -> None:
             for index, record, used in build_all(data, encoder, options):
                 one["ways"].append(record)
                 recall = pool.submit(measure, index, data.test.texts, used, np.array(scores), options.rounds)
-                recall.add_done_callback(partial(note, record, report, options.out))
+                recall.add_done_callback(partial(note, record, report, options))
 
 
-def note(record: dict[str, Any], report: dict[str, Any], out: Path, recall: Future[dict[str, Any]]) -> None:
+def note(
+    record: dict[str, Any], report: dict[str, Any], options: argparse.Namespace, recall: Future[dict[str, Any]]
+) -> None:
     """Write down what a search found, as soon as it is there."""
     record["recall"] = recall.result()
     means = {strategy: [cell["mean"] for cell in cells.values()] for strategy, cells in record["recall"].items()}
     print(record["vectors"], record["seconds"], means, flush=True)
-    out.write_text(json.dumps(report, indent=1) + "\n")
+    write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

@@ -10,7 +10,6 @@ and the best of several batch sizes; it is calibrated on pairs of the same texts
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import random
 import statistics
@@ -25,7 +24,8 @@ import torch
 import transformers
 
 from benchmarks.int8_recall import TOPS, draw_beir, overlap
-from benchmarks.scoring_speed import best_batch_size, draw_pairs, measure, open_theirs, surroundings, theirs_side, timed
+from benchmarks.result_files import write_result
+from benchmarks.scoring_speed import best_batch_size, draw_pairs, measure, open_theirs, theirs_side, timed
 from crossknn.scorers.cross_encoder import CrossEncoder
 
 try:
@@ -65,12 +65,11 @@ def main() -> None:
     }
     if options.ranking_queries:
         report["ranking"] = compare_rankings(options, vino, vino_size)
-    report |= {"model": options.model.name, "texts": options.texts.name, "seed": options.seed, **surroundings(options)}
-    report["versions"] |= {name: importlib.metadata.version(name) for name in ("openvino", "nncf")}
+    report |= {"model": options.model.name, "texts": options.texts.name, "seed": options.seed}
     text = json.dumps(report, indent=1)
     print(text)
     if options.out:
-        options.out.write_text(text + "\n")
+        write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

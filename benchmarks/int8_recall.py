@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from crossknn.evaluate.measures import top_k_recall
 from crossknn.example import wordnet as example
 from crossknn.scorers.cross_encoder import CrossEncoder
@@ -41,9 +41,8 @@ def main() -> None:
     for name, (model, queries, items) in sets.items():
         report[name] = compare(model, queries, items, options)
         print(name, json.dumps(report[name]), flush=True)
-    report |= surroundings(options)
     if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

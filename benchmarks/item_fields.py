@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
-import platform
 import time
 from collections.abc import Iterator
 from datetime import date, timedelta
@@ -24,11 +22,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-import crossknn
 from benchmarks.big_index import VOCABULARY, WORDS
 from benchmarks.memory import anonymous, in_a_process, peak_resident
+from benchmarks.result_files import write_result
 from crossknn.items.items import Items
 
 OUT = Path(__file__).parent / "results" / "item_fields.json"
@@ -51,17 +48,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    versions = {"python": platform.python_version(), "crossknn": crossknn.__version__, "numpy": np.__version__}
-    report: dict[str, Any] = {"hardware": f"{os.cpu_count()} cores", "seed": 0}
-    report["versions"] = versions | {"pyarrow": pa.__version__}
-    report |= {"items": options.items, "fields": list(FIELDS), "repeats": options.repeats}
+    report: dict[str, Any] = {"items": options.items, "fields": list(FIELDS), "repeats": options.repeats}
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         in_a_process(write_files, folder, options.items)
         report["read"] = {name: compare(read, folder / name, options.repeats) for name in FILES}
         report["open"] = compare(open_mapped, folder / "items", options.repeats)
         report["filters"] = in_a_process(time_filters, folder / "items with fields.arrow")
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_result(options.out, report, options)
     print(json.dumps(report, indent=1))
 
 

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from benchmarks.result_files import write_result
 from crossknn import Bm25, Index, Items, Searcher, function_encoder, function_scorer
 
 OUT = Path(__file__).parent / "results" / "kept_bm25.json"
@@ -31,20 +32,19 @@ def main() -> None:
     if options.side:
         print(json.dumps(start_searching(options.folder, options.side)))
         return
-    from benchmarks.scoring_speed import surroundings  # imports torch, which the sides shall not
 
     items = Items.from_jsonl(options.corpus, empty="keep")
     with TemporaryDirectory(dir=options.work) as work:
         folder = Path(work) / "items.ck"
         began = time.process_time()
         save_index(items, folder)
-        report = {"items": len(items), "times": options.times, **surroundings(options)}
+        report = {"items": len(items), "times": options.times}
         report["save_processor_seconds"] = round(time.process_time() - began, 2)
         sizes = {path.name.partition("-")[0]: path.stat().st_size for path in folder.glob("*-*")}
         kept = sizes["stems"] + sizes["postings"]
         report |= {"kept_mb": round(kept / 1e6, 1), "kept_bytes_per_item": round(kept / len(items), 1)}
         report["starts"] = compare(folder, options.times)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_result(options.out, report, options)
     print(json.dumps(report, indent=1))
 
 

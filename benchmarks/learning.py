@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.posterior import summarise
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from benchmarks.sets import add_options, open_scorer, read_set
 from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.encoders.sentence import SentenceEncoder
@@ -71,13 +71,12 @@ def main() -> None:
     report: dict[str, Any] = {"sets": {}}
     if options.out.exists():
         report = json.loads(options.out.read_text())
-    report |= surroundings(options)
     for name in options.sets:
         data = read_data(Path(name), options)
         record = report["sets"].setdefault(data.name, {})
         for key, value in Benchmark(data, encoder, options).run():
             record[key] = value
-            options.out.write_text(json.dumps(report, indent=1) + "\n")
+            write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
-import platform
 import resource
 import tempfile
 import threading
@@ -24,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import crossknn
+from benchmarks.result_files import write_result
 
 OUT = Path(__file__).parent / "results" / "memory.json"
 
@@ -36,16 +35,11 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=64)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    report: dict[str, Any] = {"hardware": f"{os.cpu_count()} cores", "seed": 0}
-    report["versions"] = {
-        "python": platform.python_version(),
-        "crossknn": crossknn.__version__,
-        "numpy": np.__version__,
-    }
+    report: dict[str, Any] = {}
     if options.corpus:
         report["items"] = in_a_process(load_items, options.corpus)
     report["vectors"] = in_a_process(search_vectors, options.items, options.dim, options.queries)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_result(options.out, report, options)
     print(json.dumps(report, indent=1))
 
 

@@ -11,7 +11,6 @@ peak of resident memory up to its end; what does not depend on the corpus's size
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from benchmarks.sets import Set, add_options, open_scorer, read_set
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.evaluate.comparison import rows_of
@@ -42,7 +41,7 @@ KS, BUDGETS, TOGETHER = (1, 10, 100), (100, 500), 64
 
 def main() -> None:
     options = read_options()
-    report: dict[str, Any] = {**surroundings(options), "steps": {}}
+    report: dict[str, Any] = {"steps": {}}
     with step(report, "open models"):
         half = "float16" if options.device.startswith("cuda") else "auto"  # vectors are stored in it anyway
         scorer, encoder = open_scorer(options), SentenceEncoder(options.encoder, device=options.device, dtype=half)
@@ -62,14 +61,14 @@ def main() -> None:
         searcher.prepare()
     queries = data.test.texts
     report["searches"] = [search(searcher, queries, one) for one in strategies()]
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_result(options.out, report, options)
     if options.exact:
         with step(report, "exact scores"):
             truth = truth_rows(exact_scores(data.items, queries[: options.exact], scorer, options.work), max(KS))
         for one, record in zip(strategies(), report["searches"], strict=True):
             record["recall"] = recall(searcher, queries[: options.exact], truth, one)
             print(record, flush=True)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

@@ -10,17 +10,13 @@ scores stay raw ("none").
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-import crossknn
 from benchmarks.matrices import Matrix, load
+from benchmarks.result_files import write_result
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Strategy
 from crossknn.strategies.rerank import Rerank
@@ -38,11 +34,9 @@ def main() -> None:
     torch.set_num_threads(1)  # many small solves: a second thread only waits
     report: dict[str, Any] = {
         "rounds": 10,
-        "hardware": f"{os.cpu_count()} cores",
-        "versions": {"python": platform.python_version(), "crossknn": crossknn.__version__, "numpy": np.__version__},
         "sets": [measure(load(folder).first(options.queries)) for folder in options.folders],
     }
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_result(options.out, report, options)
 
 
 def measure(matrix: Matrix) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.comparison import rows_of, search_in_batches
 from crossknn.evaluate.ground_truth import truth_rows
@@ -50,10 +50,10 @@ Shares = dict[tuple[int, int], np.ndarray]  # of every query, by k and budget
 
 def main() -> None:
     options = read_options()
-    report: dict[str, Any] = {"rounds": ROUNDS, "seed": options.seed, "sets": [], **surroundings(options)}
+    report: dict[str, Any] = {"rounds": ROUNDS, "seed": options.seed, "sets": []}
     for folder in options.folders:
         report["sets"].append(measure_set(read_matrix(folder, queries=options.queries), options))
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

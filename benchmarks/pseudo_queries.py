@@ -11,7 +11,6 @@ the exact top k found within the budget, in percent; differences to the search w
 from __future__ import annotations
 
 import argparse
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.posterior import ROUNDS, Shares, means, search_queries
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from benchmarks.sets import Set, add_options, open_scorer, read_set
 from benchmarks.signals import compare
 from crossknn.encoders.item_encoding import encode_items
@@ -39,7 +38,7 @@ def main() -> None:
     options = read_options()
     scorer = open_scorer(options)
     encoder = SentenceEncoder(options.encoder, device=options.device)
-    report: dict[str, Any] = {"rounds": ROUNDS, "seed": options.seed, "sets": [], **surroundings(options)}
+    report: dict[str, Any] = {"rounds": ROUNDS, "seed": options.seed, "sets": []}
     for name in options.sets:
         data = read_set(name, scorer, options)
         scores = np.array(exact_scores(data.items, data.test.texts, scorer, options.work))
@@ -67,7 +66,7 @@ def main() -> None:
         record["recall"] = {side: means(shares) for side, shares in sides.items()}
         record[f"− {NOTHING}"] = {side: compare(shares, sides[NOTHING]) for side, shares in sides.items()}
         report["sets"].append(record)
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

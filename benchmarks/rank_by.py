@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.comparison import QUERY_BATCH
 from crossknn.evaluate.matrices import read_scores
@@ -40,10 +40,10 @@ Values = dict[str, np.ndarray]  # of every query, by the order of hits
 
 def main() -> None:
     options = read_options()
-    report: dict[str, Any] = {"measure": MEASURE, "budget": BUDGET, "sets": [], **surroundings(options)}
+    report: dict[str, Any] = {"measure": MEASURE, "budget": BUDGET, "sets": []}
     for folder in options.folders:
         report["sets"].append(measure_set(folder, options.queries))
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

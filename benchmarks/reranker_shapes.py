@@ -23,13 +23,13 @@ import torch
 import transformers
 
 from benchmarks.matrix_rate import matrix_rate
+from benchmarks.result_files import write_result
 from benchmarks.scoring_speed import (
     best_batch_size,
     draw_pairs,
     measure,
     open_theirs,
     read_texts,
-    surroundings,
     theirs_side,
     timed,
 )
@@ -78,9 +78,9 @@ def main() -> None:
         gc.collect()
         torch.cuda.empty_cache()
         print(name, json.dumps(report["shapes"][name]), flush=True)
-        report |= {"seed": options.seed, **surroundings(options)}
+        report |= {"seed": options.seed}
         if options.out:
-            options.out.write_text(json.dumps(report, indent=1) + "\n")
+            write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

@@ -34,7 +34,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from benchmarks.scoring_speed import draw_pairs, surroundings
+from benchmarks.result_files import write_result
+from benchmarks.scoring_speed import draw_pairs
 from crossknn.items.items import Items
 from crossknn.retrievers.cache import CandidateCache
 from crossknn.scorers.cross_encoder import CrossEncoder
@@ -59,7 +60,7 @@ Told = Callable[..., RoundScores]
 
 def main() -> None:
     options = read_options()
-    report: dict[str, Any] = {"rounds": ROUNDS, "dim": DIM, "cells": [], **surroundings(options)}
+    report: dict[str, Any] = {"rounds": ROUNDS, "dim": DIM, "cells": []}
     sizes = [(queries, budget) for queries in options.queries for budget in options.budgets]
     scoring: dict[tuple[int, int], dict[str, float]] = {size: {} for size in sizes}
     for folder in options.model:
@@ -75,7 +76,7 @@ def main() -> None:
             took = measure(world, queries, budget, options.times)
             report["cells"].append({**cell, **summarise(took, queries, scoring[queries, budget])})
             print(json.dumps(report["cells"][-1]), flush=True)
-            options.out.write_text(json.dumps(report, indent=1) + "\n")
+            write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import statistics
 import time
@@ -29,8 +28,8 @@ import sentence_transformers
 import torch
 import transformers
 
-import crossknn
 from benchmarks.matrix_rate import matrix_rate, matrix_work
+from benchmarks.result_files import write_result
 from crossknn.scorers.cross_encoder import CrossEncoder
 
 Side = Callable[[], np.ndarray]
@@ -64,12 +63,12 @@ def main() -> None:
     if options.sweep:
         report["pairs_per_s_by_batch_tokens"] = sweep(options, dtype, queries, items)
     report["load_before_and_after"] = load  # above the number of threads: other programs ran beside this one
-    report |= {"texts": options.texts.stem, "model": options.model.name, **surroundings(options)}
+    report |= {"texts": options.texts.stem, "model": options.model.name}
     text = json.dumps(report, indent=1)
     print(text)
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text + "\n")
+        write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:
@@ -220,32 +219,6 @@ def floor(
     pairs_per_s = len(queries) / (work / rate)
     shares = {name: round(side["pairs_per_s"] / pairs_per_s, 3) for name, side in sides.items()}
     return {"matrix_tflops": round(rate / 1e12), "pairs_per_s": round(pairs_per_s), "share_reached": shares}
-
-
-def surroundings(options: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "hardware": describe_hardware(options.device),
-        "threads": torch.get_num_threads(),
-        "versions": {
-            "python": platform.python_version(),
-            "crossknn": crossknn.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "sentence-transformers": sentence_transformers.__version__,
-        },
-    }
-
-
-def describe_hardware(device: str) -> str:
-    cores = f"{os.cpu_count()} cores, {processor_name()}"
-    return f"{torch.cuda.get_device_name()}; {cores}" if device.startswith("cuda") else cores
-
-
-def processor_name() -> str:
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks.result_files import write_result
 from benchmarks.round_time import DIM, make_vectors
-from benchmarks.scoring_speed import surroundings
 from crossknn.vectors import exact
 
 QUERIES, N = (1, 8, 64), 100
@@ -42,8 +42,7 @@ def main() -> None:
                 least[queries] = min(least[queries], milliseconds(search, asked[:queries], size))
     report: dict[str, Any] = {"items": options.items, "dim": DIM, "chosen_kilobytes": exact.CONVERT_BYTES["cpu"] >> 10}
     report["ms_by_kilobytes"] = {size: {n: round(ms, 1) for n, ms in least.items()} for size, least in took.items()}
-    report |= surroundings(options)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_result(options.out, report, options)
     print(json.dumps(report, indent=1))
 
 

@@ -29,7 +29,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 
 TOLERANCE = 1e-3  # of scores, which span about 20
 K, BUDGET = 10, 100
@@ -53,7 +53,7 @@ def main() -> None:
 
     queries = build(options)
     modes = {"one at a time": 1, "shared batches": Settings().running}
-    report: dict[str, Any] = {"k": K, "budget": BUDGET, "tolerance": TOLERANCE, "modes": {}, **surroundings(options)}
+    report: dict[str, Any] = {"k": K, "budget": BUDGET, "tolerance": TOLERANCE, "modes": {}}
     truth: dict[str, Any] = {}
     for name, running in modes.items():
         with server(options, running) as url:
@@ -65,7 +65,7 @@ def main() -> None:
             print(name, json.dumps(report["modes"][name]), flush=True)
     one, shared = (report["modes"][name] for name in modes)
     report["answers per second, times"] = round(shared["answers_per_second"] / one["answers_per_second"], 2)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_result(options.out, report, options)
     print("answers per second, times:", report["answers per second, times"])
 
 

@@ -36,7 +36,7 @@ from typing import Any, Final, TextIO
 import httpx
 import numpy as np
 
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from benchmarks.service_load import Load, ask, ask_alone, build
 
 CLIENTS: Final = {"honest": 4, "leaving": 2, "impatient": 2, "half_open": 24, "deaf": 2}
@@ -59,8 +59,8 @@ def main() -> None:
     with server(options.dir / f"senses-{options.senses}.ck") as (url, process, log):
         report = asyncio.run(soak(url, process.pid, queries, options.seconds))
         report["log"] = read_log(log)
-    report |= {"clients": CLIENTS, "mean_pause_seconds": PAUSE, **surroundings(options), "threads": 1}
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    report |= {"clients": CLIENTS, "mean_pause_seconds": PAUSE}
+    write_result(options.out, report, options)
     print(json.dumps({name: report[name] for name in ("answers", "clients_saw", "memory", "files", "log")}, indent=1))
 
 

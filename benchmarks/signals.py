@@ -10,7 +10,6 @@ intervals over queries.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.posterior import CALLS_PER_ITEM, ROUNDS, Shares, means, search
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.matrices import SharedRetriever, read_scores
 from crossknn.evaluate.measures import paired_difference
@@ -39,10 +38,9 @@ CELLS = ((10, 100), (100, 500))
 def main() -> None:
     options = read_options()
     report: dict[str, Any] = {"rounds": ROUNDS, "calls_per_item": CALLS_PER_ITEM, "seed": options.seed, "sets": []}
-    report |= surroundings(options)
     for folder in options.folders:
         report["sets"].append(measure_set(read_task(folder, options.queries), options.seed))
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

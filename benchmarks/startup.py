@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.big_index import DIM, build_index, read_items
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from crossknn import CrossEncoder, Index, SentenceEncoder
 from crossknn.example.wordnet import senses
 from crossknn.models.hub import EMBEDDED_CROSS_ENCODER
@@ -52,15 +52,14 @@ for row in best[np.argsort(-scores)][:10]:
 
 def main() -> None:
     options = read_options()
-    report: dict[str, Any] = {"items": options.items, "dim": DIM, "times": options.times, **surroundings(options)}
-    del report["threads"]  # of this process, which only waits
+    report: dict[str, Any] = {"items": options.items, "dim": DIM, "times": options.times}
     with TemporaryDirectory(dir=options.work) as work:
         folder = Path(work) / "items.ck"
         build_index(read_items(None, options.items), folder, prior=False)
         report["bytes"] = sum(path.stat().st_size for path in folder.iterdir())
         started = commands(folder, options.items // 2) | searches(Path(work))
         report["starts"] = measure({**started, THEIRS: ["-c", THEIRS]}, options.times)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    write_result(options.out, report, options)
     print(json.dumps(report, indent=1))
 
 

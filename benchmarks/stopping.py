@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.plots import render_png
 from benchmarks.posterior import CALLS_PER_ITEM, Shares, build, search
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.comparison import QUERY_BATCH
 from crossknn.evaluate.ground_truth import truth_rows
@@ -46,10 +46,10 @@ FEWEST = 10  # searches of a bin that is drawn
 
 def main() -> None:
     options = read_options()
-    report: dict[str, Any] = {"watched": repr(WATCHED), "sets": [], **surroundings(options)}
+    report: dict[str, Any] = {"watched": repr(WATCHED), "sets": []}
     for folder in options.folders:
         report["sets"].append(measure_set(read_matrix(folder, queries=options.queries)))
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_result(options.out, report, options)
     options.out.with_suffix(".png").write_bytes(draw(report["sets"]))
 
 

@@ -36,7 +36,7 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.posterior import CALLS_PER_ITEM, build, search
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from crossknn._imports import import_extra
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.ground_truth import truth_rows
@@ -69,11 +69,10 @@ STRATEGIES: dict[str, Callable[[int], Strategy]] = {
 def main() -> None:
     options = read_options()
     report: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
-    report |= {"rounds": ROUNDS, "seed": options.seed, **surroundings(options)}
-    report["versions"]["faiss"] = import_extra("faiss", extra="faiss").__version__
+    report |= {"rounds": ROUNDS, "seed": options.seed}
     for part, folder in product(options.parts, options.folders):
         report.setdefault(part, {})[f"scores/{folder.name}"] = PARTS[part](folder, options)
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

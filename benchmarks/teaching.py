@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.posterior import summarise
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from benchmarks.sets import Drawn, Set, add_options, open_scorer, read_set
 from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.encoders.sentence import SentenceEncoder
@@ -53,14 +53,13 @@ def main() -> None:
     report: dict[str, Any] = {"sets": {}}
     if options.out.exists():
         report = json.loads(options.out.read_text())
-    report |= surroundings(options)
     for name in options.sets:
         texts = (Path(name) / "texts.json.xz").exists()
         data = read_texts(Path(name), options) if texts else read_set(name, scorer, options)
         record = report["sets"].setdefault(data.name, {})
         for way, measured in measure_set(data, scorer, encoder, options):
             record[way] = measured
-            options.out.write_text(json.dumps(report, indent=1) + "\n")
+            write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

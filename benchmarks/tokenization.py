@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import numpy as np
 import tokenizers
 import transformers
 
+from benchmarks.result_files import write_result
 from benchmarks.scoring_speed import read_texts
 from crossknn.models.hub import EMBEDDED_CROSS_ENCODER
 from crossknn.scorers.inference.token_store import fast_tokenize
@@ -54,10 +54,9 @@ def main() -> None:
         report[name] = {"tokens": sum(map(len, expected))}
         report[name] |= {side: round(len(chosen) / wall) for side, wall in medians.items()}
         report[name]["ratio"] = round(medians["tokenizer"] / medians["by words"], 2)
-    report |= {"hardware": platform.processor() or platform.machine(), "tokenizers": tokenizers.__version__}
     print(json.dumps(report, indent=1))
     if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_result(options.out, report, options)
 
 
 def timed(tokenize: Tokenize, texts: list[str], seconds: list[float]) -> list[Any]:

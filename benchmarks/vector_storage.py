@@ -21,7 +21,7 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.posterior import CALLS_PER_ITEM, ROUNDS, Shares, build, search
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.measures import paired_difference
 from crossknn.evaluate.tasks import Task, read_matrix
@@ -52,10 +52,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/vector_storage.json"))
     options = parser.parse_args()
-    report: dict[str, Any] = {"rounds": ROUNDS, "sets": [], **surroundings(options)}
+    report: dict[str, Any] = {"rounds": ROUNDS, "sets": []}
     for folder in options.folders:
         report["sets"].append(measure_set(read_matrix(folder, queries=options.queries)))
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_result(options.out, report, options)
 
 
 def measure_set(task: Task) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.faults import clients, clocks, damage, disk, kills, scorers, servers, stores, writers
 from benchmarks.faults.report import Report
 from benchmarks.faults.world import World
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 
 GROUPS = {
     "kills": kills.try_kills,
@@ -47,18 +47,18 @@ def main() -> int:
     rows = report.rows()
     print_table(rows)
     if options.out is not None:
-        write_result(options, seconds, rows)
+        write_results(options, seconds, rows)
     return int(any(row["lost"] for row in rows))
 
 
-def write_result(options: argparse.Namespace, seconds: dict[str, float], rows: list[dict[str, Any]]) -> None:
+def write_results(options: argparse.Namespace, seconds: dict[str, float], rows: list[dict[str, Any]]) -> None:
     """Write the result file; groups that were not tried now are kept."""
     earlier = json.loads(options.out.read_text()) if options.only and options.out.exists() else {}
     kinds = [row for row in earlier.get("kinds", ()) if row["group"] not in seconds] + rows
     kinds.sort(key=lambda row: list(GROUPS).index(row["group"]))
-    found: dict[str, Any] = {"seed": options.seed, "quick": options.quick, **surroundings(options)}
+    found: dict[str, Any] = {"seed": options.seed, "quick": options.quick}
     found |= {"seconds": {**earlier.get("seconds", {}), **seconds}, "lost": sum(row["lost"] for row in kinds)}
-    options.out.write_text(json.dumps({**found, "kinds": kinds}, indent=1, ensure_ascii=False) + "\n")
+    write_result(options.out, {**found, "kinds": kinds}, options)
 
 
 def read_options() -> argparse.Namespace:

@@ -195,7 +195,7 @@ class OutputOptions:
             elif name.endswith(", tuned"):
                 out.print(Text(f"{name}: {value}"), soft_wrap=True)
         if self.json_file is not None:
-            content = json.dumps(comparison.to_json(), indent=1, ensure_ascii=False).encode() + b"\n"
+            content = json.dumps(_with_provenance(comparison), indent=1, ensure_ascii=False).encode() + b"\n"
             with disk_errors(self.json_file, "the results cannot be written"):
                 replace_file(self.json_file, lambda path: path.write_bytes(content))
         if self.report is not None:
@@ -315,6 +315,15 @@ def set_(
         comparison = compared.run(bench, context, outputs.study_names, progress)
     outputs.write(comparison, compared.sizes["ks"])
     say(f"Scores and vectors stay in {work}: later runs reuse them. Delete it when you want none.")
+
+
+def _with_provenance(comparison: Comparison) -> dict[str, Any]:
+    """The content of the file: the results and where they come from, without paths of this machine."""
+    from crossknn.evaluate.provenance import describe_run
+
+    content, seed = comparison.to_json(), comparison.data["seed"]
+    provenance = describe_run(comparison.command or "", seed=int(seed))
+    return {**content, "header": {**content["header"], "command": provenance["command"]}, "provenance": provenance}
 
 
 def _agree(plan: CallPlan, *, yes: bool, ask_above: float) -> None:

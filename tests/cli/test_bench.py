@@ -37,7 +37,12 @@ def test_a_matrix_gives_a_table_and_a_file(folder, tmp_path):
     assert (data["data"], data["queries"], data["train queries"], data["seed"]) == ("tiny", 12, 9, 0)
     assert data["offline calls, fitted vectors"] == 4 * 60
     assert "crossknn" in data["versions"]
-    assert found["header"]["command"].startswith(f"crossknn bench matrix {folder} --budgets 10,20 --k 1,5")
+    assert found["header"]["command"].startswith("crossknn bench matrix tiny --budgets 10,20 --k 1,5")
+    origin = found["provenance"]
+    assert (origin["command"], origin["seed"]) == (found["header"]["command"], 0)
+    assert {"python", "crossknn", "numpy"} <= origin["versions"].keys()
+    assert "crossknn/strategies/axn.py" in origin["sources"]
+    assert str(tmp_path) not in json.dumps(found)
 
 
 def test_strategies_queries_and_a_report(folder, tmp_path):
