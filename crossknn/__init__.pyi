@@ -17,6 +17,8 @@ from crossknn.indexing.planner import plan_build as plan_build
 from crossknn.indexing.sampling import PerItem as PerItem
 from crossknn.indexing.sampling import PerQuery as PerQuery
 from crossknn.items.items import Items as Items
+from crossknn.matching.matcher import match as match
+from crossknn.matching.matches import Matches as Matches
 from crossknn.retrievers.bm25 import Bm25 as Bm25
 from crossknn.retrievers.dense import Dense as Dense
 from crossknn.retrievers.function import function_retriever as function_retriever

@@ -52,6 +52,7 @@ LAYERS = [
     {"testing"},
     {"indexing"},
     {"search"},
+    {"matching"},
     {"evaluate", "serve"},
     {"integrations"},
     {"example"},

@@ -79,6 +79,10 @@ class ScoreCalibration:
         chances: Array = 0.5 + 0.5 * np.tanh(log_odds / 2)
         return chances
 
+    def score_at(self, probability: float) -> float:
+        """The score that has this probability, which lies between 0 and 1."""
+        return float((np.log(probability) - np.log1p(-probability) - self.intercept) / self.slope)
+
     def save(self, path: str | Path) -> None:
         """Write the JSON file: an object with `format`, `version`, and these attributes."""
         data = json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=2)

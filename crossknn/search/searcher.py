@@ -28,10 +28,21 @@ from crossknn.search.options import SearchOptions, choose_k, default_strategy
 from crossknn.search.resources import SearchResources
 from crossknn.search.results import Hits
 from crossknn.search.round_scorer import RoundScorer
-from crossknn.strategies.base import RoundScores, Strategy, drive
+from crossknn.strategies.base import RoundScores, SearchContext, Strategy, drive
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.strategy import Posterior
-from crossknn.types import Encoder, Filter, Mask, Progress, Retriever, Rows, Scorer, SharedScorer, VectorSearch
+from crossknn.types import (
+    Encoder,
+    Filter,
+    Mask,
+    Progress,
+    Proposal,
+    Retriever,
+    Rows,
+    Scorer,
+    SharedScorer,
+    VectorSearch,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -256,6 +267,27 @@ class Searcher:
         traced = strategy.budget is not None
         return StrategyRun(queries, self.items, results, candidates, traced, scorer.seconds, context.solving.seconds)
 
+    def context(
+        self, queries: Sequence[str], *, own_rows: Rows | None = None, allowed: Mask | None = None
+    ) -> SearchContext:
+        """What a strategy sees of these queries, to drive one with scores from elsewhere (`strategies.base.drive`).
+
+        Args:
+            queries: Nonempty strings.
+            own_rows: The row of each query, where queries are items, which it does not find.
+            allowed: (items,) True where an item may be found.
+        """
+        candidates = CandidateCache(queries, self._resources.retriever, allowed)
+        context = self._resources.context(queries, candidates, allowed, normalization=self.normalization, k=None)
+        if own_rows is None:
+            return context
+
+        def propose(name: str | None, n: int) -> tuple[str, list[Proposal]]:
+            name, proposals = candidates(name, n + 1)
+            return name, [without_row(one, own).first(n) for one, own in zip(proposals, own_rows.tolist(), strict=True)]
+
+        return replace(context, propose=propose, own_rows=own_rows)
+
     def _round_scorer(self, queries: Sequence[str], **options: Any) -> RoundScorer:
         # A single search is over soon: its progress is for those who ask for it.
         silent = len(queries) == 1 and isinstance(self._progress, DefaultProgress)
@@ -386,6 +418,13 @@ def _load(path: str | Path) -> ScoreCalibration:
     if not isinstance(path, str | Path):
         raise invalid("calibration", "a ScoreCalibration or the path of its file", path)
     return ScoreCalibration.load(path)
+
+
+def without_row(proposal: Proposal, row: int) -> Proposal:
+    """The proposal without a row that must not be found."""
+    kept = proposal.rows != row
+    deviations = None if proposal.deviations is None else proposal.deviations[kept]
+    return Proposal(proposal.rows[kept], proposal.estimates[kept], deviations)
 
 
 def _innermost(scorer: Scorer) -> Scorer:

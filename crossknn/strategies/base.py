@@ -58,6 +58,7 @@ class SearchContext:
     item_vectors: Callable[[], VectorSearch]
     augmented_vectors: Callable[[], VectorSearch]  # item vectors extended by the prior's latent factors and bias
     allowed: Mask | None = None  # the filter
+    own_rows: Rows | None = None  # (queries,) the allowed row that each query is itself, and must not find
     normalization: Normalization | None = None  # the paper's α and β
     prior: Prior | None = None  # of the index
     recall_calibration: RecallCalibration | None = None  # of the index
@@ -69,8 +70,9 @@ class SearchContext:
 
     @cached_property
     def reachable(self) -> int:
-        """Number of items that the filter allows: no search needs more rows of a query, whatever its budget."""
-        return self.items if self.allowed is None else int(self.allowed.sum())
+        """Number of items that a query may find: no search needs more rows of a query, whatever its budget."""
+        allowed = self.items if self.allowed is None else int(self.allowed.sum())
+        return allowed - (self.own_rows is not None)
 
     @property
     def allowed_rows(self) -> Rows:
@@ -234,6 +236,8 @@ def _check_round(step: Round, scored_rows: list[set[int]], budget: int | None, c
             )
         if len(rows) and context.allowed is not None and not context.allowed[rows].all():
             raise StrategyError(f"{name!r} proposed a row outside the filter.")
+        if context.own_rows is not None and (rows == context.own_rows[query]).any():
+            raise StrategyError(f"{name!r} proposed query {query} itself.")
         calls = len(scored) + len(rows)
         scored.update(rows.tolist())
         if len(scored) != calls:

@@ -184,9 +184,14 @@ def _count_above(scores: Tensor, counts: Tensor, means: Tensor, std: Tensor) -> 
     fractions = torch.linspace(0, 1, LEVELS, dtype=torch.float64, device=scores.device)
     positions = (fractions * (counts[:, None] - 1).clamp(min=0)).floor().long()
     levels = scores.gather(1, positions)[:, :, None]
-    z = LOGISTIC_SLOPE * (levels - means[:, None, :]) / std[:, None, :].clamp(min=MIN_STD)
-    above = torch.sigmoid(-z).nan_to_num(0).sum(2)
+    above = score_above(levels, means[:, None, :], std[:, None, :]).sum(2)
     return _interpolate(positions, above, scores.shape[1])
+
+
+def score_above(levels: Tensor, means: Tensor, std: Tensor) -> Tensor:
+    """The chance of a score above a level, element by element; 0 in the padding."""
+    z = LOGISTIC_SLOPE * (levels - means) / std.clamp(min=MIN_STD)
+    return torch.sigmoid(-z).nan_to_num(0)
 
 
 def _interpolate(positions: Tensor, values: Tensor, width: int) -> Tensor:

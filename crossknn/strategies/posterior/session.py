@@ -17,6 +17,7 @@ from crossknn.strategies.posterior.diagnostics import (
     error_scale,
     expected_recall,
     order_deficit,
+    score_above,
 )
 from crossknn.strategies.posterior.features import RetrieverFeatures
 from crossknn.strategies.posterior.model import BayesianLinearModel, CandidateFeatures
@@ -61,6 +62,12 @@ class PosteriorSession:
         self._predictions: list[tuple[Tensor, Tensor]] = []
         self._pending: CandidateFeatures | None = None  # proposed and not scored yet
         self._scored_rows = retrieved.rows[:, :0]  # (queries, scored)
+        own = (
+            retrieved.rows[:, :0]
+            if context.own_rows is None
+            else to_device(context.own_rows[:, None], self._vectors.device)
+        )
+        self._own_rows = own  # (queries, 0 or 1)
         # Positions without a posterior mean: scored candidates and padding. The last one stands for all other rows.
         self._hidden = torch.cat([retrieved.padding, torch.zeros_like(retrieved.padding[:, :1])], 1)
 
@@ -100,7 +107,8 @@ class PosteriorSession:
         stride = -(-SHORTLIST_PER_HIT * k // SHORTLIST)  # expected recall looks at every n-th row
         n = min(max(n, stride * SHORTLIST) if recall else n, self._context.reachable)
         allowed = self._context.allowed
-        found = self._search.search(self.model.query_vectors, n, exclude=self._scored_rows, allowed=allowed)
+        exclude = torch.cat([self._own_rows, self._scored_rows], 1)
+        found = self._search.search(self.model.query_vectors, n, exclude=exclude, allowed=allowed)
         candidates = self.model.posterior_mean_of_candidates(found.products)
         candidates.masked_fill_(self._hidden[:, :-1], -torch.inf)
         means = PosteriorMeans(candidates, found.rows, self.model.posterior_mean_of_others(found.best))
@@ -185,6 +193,10 @@ class PosteriorSession:
         values, rows = values[:, :n], rows.gather(1, best[:, :n])
         return rows.masked_fill_(values == -torch.inf, self._items), values
 
+    def unscored_rows(self, lists: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The rows of each query's list that are not scored."""
+        return self._unseen(lists, [len(rows) for rows in lists])
+
     def unscored_hedge_rows(self, counts: Sequence[int]) -> list[list[int]]:
         """The first `counts` unscored hedge rows of each query."""
         return self._unseen(self.hedge_rows, counts)
@@ -215,16 +227,25 @@ class PosteriorSession:
         if not k or not self.model.scores.shape[1]:
             self.expected_recall = [float(not k)] * len(self)
             return
-        rows, unscored = (values[:, ::stride] for values in self._best(means, stride * SHORTLIST))
-        missing = torch.isinf(unscored)
-        unscored, std = self.model.apply_score_floor(unscored, self._std(rows))
-        unscored, std = unscored.masked_fill(missing, -torch.inf), self._error_scale() * std
+        unscored, std = self._predict_best(means, stride * SHORTLIST, stride)
         best = self.model.scores.masked_fill(~self.model.valid, -torch.inf)
         best = best.sort(dim=1, descending=True).values[:, :k]
         above = count_above(best, unscored, std, stride=stride)
         if self._context.on_counts is not None:
             self._context.on_counts(above.masked_fill(torch.isinf(best), torch.inf).cpu().numpy())
         self.expected_recall = expected_recall(above, best, k, self._context.recall_calibration).tolist()
+
+    def chances_above(self, means: PosteriorMeans, n: int, levels: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(queries, n) the chance that each of the `n` best unscored rows scores at least its query's level."""
+        unscored, std = self._predict_best(means, n)
+        return score_above(to_device(levels[:, None], unscored.device), unscored, std).cpu().numpy()
+
+    def _predict_best(self, means: PosteriorMeans, n: int, stride: int = 1) -> tuple[Tensor, Tensor]:
+        """Predictive means and standard deviations of every `stride`-th of the `n` best rows; −∞ in the padding."""
+        rows, unscored = (values[:, ::stride] for values in self._best(means, n))
+        missing = torch.isinf(unscored)
+        unscored, std = self.model.apply_score_floor(unscored, self._std(rows))
+        return unscored.masked_fill(missing, -torch.inf), self._error_scale() * std
 
     def _std(self, rows: Tensor) -> Tensor:
         on_gpu = STD_BATCH_ELEMENTS_ON_GPU // self.model.query_vectors.numel() if rows.is_cuda else 0

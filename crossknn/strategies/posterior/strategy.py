@@ -99,6 +99,13 @@ class Posterior(MultiRound):
         self, context: SearchContext, session: PosteriorSession, means: PosteriorMeans, counts: list[int]
     ) -> Round:
         """The best rows of the model for every query, or of the default retriever where the model does not fit."""
+        names, before = self._rows_before(context, session, counts)
+        return Round(session.propose(means, counts, before), names, session.expected_recall)
+
+    def _rows_before(
+        self, context: SearchContext, session: PosteriorSession, counts: list[int]
+    ) -> tuple[list[str], list[list[int]]]:
+        """Who proposes for each query, and the rows that come before the model's: hedges, or a retriever's list."""
         names = ["posterior"] * len(session)
         before = session.unscored_hedge_rows([ceil(HEDGE_SHARE * count) for count in counts])
         misfits = np.flatnonzero(session.misfits() & (np.array(counts) > 0))
@@ -106,4 +113,4 @@ class Posterior(MultiRound):
             name, lists = context.propose(None, min(self.budget, context.reachable))
             for query in misfits.tolist():
                 names[query], before[query] = name, lists[query].rows.tolist()
-        return Round(session.propose(means, counts, before), names, session.expected_recall)
+        return names, before
