@@ -58,7 +58,8 @@ class ComparisonOptions:
         str | None,
         Option(
             help="Comma-separated names, with settings after colons: rerank:retriever=fused,axn:mix=0.8:first=bm25. "
-            "Known: {strategies with budget}. Default: all that the data have scores for.",
+            "Known: {strategies with budget}; or all. Default: the paper's, gar and posterior, as far as the data "
+            "have what they need.",
         ),
     ] = None
     budgets: Annotated[str, Option(help="Calls per query, comma-separated.")] = "50,100,500"
@@ -98,11 +99,10 @@ class ComparisonOptions:
         return self._resolve(bench.available, self.sizes["budgets"])
 
     def _resolve(self, available: AvailableData, budgets: list[int]) -> Sequence[Any]:
-        from crossknn.evaluate.contenders import default_names, resolve_strategies, split_names
-        from crossknn.evaluate.tuning import default_tuned_names, make_candidates
+        from crossknn.evaluate.contenders import named_strategies, resolve_strategies
+        from crossknn.evaluate.tuning import make_candidates
 
-        usual = default_tuned_names if self.tune else default_names
-        names = usual(available) if self.strategies is None else split_names(self.strategies)
+        names = named_strategies(self.strategies, available, tuned=self.tune)
         resolve: Callable[..., Sequence[Any]] = make_candidates if self.tune else resolve_strategies
         return resolve(names, available, budgets=budgets, rounds=self.rounds, seed=self.seed)
 

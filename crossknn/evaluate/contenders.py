@@ -25,6 +25,7 @@ from crossknn.strategies.registry import (
 VectorSource = Literal["encoder", "fitted", "cur", "prior"]
 """The item vectors of a strategy: the encoder's, with a prior or without, fitted ones, or those of CUR."""
 
+EVERYTHING: Final = "all"
 REFUSED_SETTINGS: Final = ("budget", "estimates", "stop_at")  # they make no sense in a benchmark
 DISPLAY: Final = {"retriever": "{}", "first": "{} first", "loss": "{}", "mix": "λ {}"}  # others with their name
 
@@ -63,12 +64,46 @@ def strategy_names() -> list[str]:
     return [name for name, kind in STRATEGIES.items() if "budget" in settings_of(kind)]
 
 
-def default_names(available: AvailableData) -> list[str]:
-    """Reranking with each retriever and all other strategies, as far as the data provide what they need."""
-    rerank = [f"rerank:retriever={name}" for name in available.retrievers if name in ("dense", "bm25", "fused")]
-    cur = ["anncur", "adacur"] if available.cur else []
-    posterior = ["posterior"] if available.signals else []
-    return [*rerank, "axn", *cur, "tour:loss=ce", "tour:loss=mse", "gar", *posterior]
+def default_names(available: AvailableData, *, tuned: bool = False, everything: bool = False) -> list[str]:
+    """The strategies that the data allow, reranking first and the default strategy last.
+
+    Args:
+        tuned: Leave settings open that are tuned, so that reranking stands there once.
+        everything: Also those that a benchmark runs only where they are asked for.
+    """
+    names = [
+        (name, variant)
+        for name in sorted(strategy_names(), key=_order)
+        for variant in _variants(STRATEGIES[name], available, tuned=tuned)
+        if (everything or STRATEGIES[name].by_default) and _is_possible(STRATEGIES[name], available)
+    ]
+    return [f"{name}:{variant}" if variant else name for name, variant in names]
+
+
+def _order(name: str) -> int:
+    """Reranking is the baseline of the others; the default strategy is what they are compared with."""
+    return {"rerank": 0, "posterior": 2}.get(name, 1)
+
+
+def _variants(kind: type[Any], available: AvailableData, *, tuned: bool) -> list[str]:
+    """The settings that a strategy runs with by default, as far as the data have their retrievers."""
+    if tuned and any(variant.partition("=")[0] in kind.grid({}) for variant in kind.variants):
+        return [""]
+    first_stage = first_stage_setting(kind)
+    possible = {f"{first_stage}={name}" for name in available.retrievers}
+    return [one for one in kind.variants if one.partition("=")[0] != first_stage or one in possible]
+
+
+def _is_possible(kind: type[Any], available: AvailableData) -> bool:
+    needs_cur = "cur_factors" in requirements_of(kind)
+    return (available.cur or not needs_cur) and (available.signals or not kind.uses_signals)
+
+
+def named_strategies(text: str | None, available: AvailableData, *, tuned: bool = False) -> list[str]:
+    """The names in a comma-separated list; None is the default ones, and "all" every one that the data allow."""
+    if text is None or text.strip() == EVERYTHING:
+        return default_names(available, tuned=tuned, everything=text is not None)
+    return split_names(text)
 
 
 def split_names(text: str) -> list[str]:
@@ -163,10 +198,11 @@ def _choose_vectors(spec: str, name: str, first: str, available: AvailableData) 
     needs_cur = "cur_factors" in requirements_of(STRATEGIES[name])
     if needs_cur and not available.cur:
         raise InputError(f"{spec}: CUR needs all scores of some train queries, and there are none. Leave it out.")
-    if name == "posterior":
-        if not available.signals:
-            known = ", ".join(available.retrievers)
-            raise InputError(f"{spec}: needs the retrievers {' and '.join(SIGNALS)}; there are {known}.")
+    kind = STRATEGIES[name]
+    if kind.uses_signals and not available.signals:
+        known = ", ".join(available.retrievers)
+        raise InputError(f"{spec}: needs the retrievers {' and '.join(SIGNALS)}; there are {known}.")
+    if kind.uses_prior:
         return {"encoder": "", "prior": ", prior"} if available.fitted else {"encoder": ""}
     if first == "fitted":
         if not available.fitted:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from crossknn.errors import InputError
 from crossknn.evaluate.benchmark import Bench, CellRecall, RecallTrial
@@ -16,24 +16,13 @@ from crossknn.evaluate.contenders import (
     ResolvedStrategy,
     assign_baselines,
     check_distinct,
-    default_names,
     resolve_strategy,
 )
 from crossknn.evaluate.measures import bootstrap_interval
 from crossknn.evaluate.report.formats import PERCENT, percent
+from crossknn.strategies.base import RETRIEVERS
+from crossknn.strategies.registry import STRATEGIES
 from crossknn.types import Progress
-
-# Defaults come first: among candidates of equal recall, the first is chosen.
-RETRIEVERS: Final = ("fused", "bm25", "dense")
-LEARNING_RATES: Final[Mapping[str, Sequence[float]]] = {"ce": (0.1, 0.5, 1.0), "mse": (1e-3, 1e-2, 1e-4)}  # the paper's
-GRIDS: Final[Mapping[str, Mapping[str, Sequence[float | str]]]] = {
-    "rerank": {"retriever": RETRIEVERS},
-    "axn": {"mix": (0.5, 0.0, 0.2, 0.8), "first": RETRIEVERS},
-    "anncur": {"share": (0.5, 0.25, 0.75)},
-    "adacur": {"first": RETRIEVERS},
-    "gar": {"neighbors": (8, 4, 16), "first": RETRIEVERS},
-}  # others have nothing to tune
-
 
 RecallGrid = dict[tuple[int, int], CellRecall]
 """Recall by budget and k."""
@@ -54,17 +43,12 @@ class Candidates(NamedTuple):
         return f"{self.named.family}, tuned" if self.tuned else self.named.contender.name
 
 
-class _Choice(NamedTuple):
+class Choice(NamedTuple):
     """The chosen candidate, the others, and how it was chosen."""
 
     chosen: ResolvedStrategy
     others: Sequence[ResolvedStrategy] = ()
     description: str = ""
-
-
-def default_tuned_names(available: AvailableData) -> list[str]:
-    """The default names, with reranking once: its retriever is tuned."""
-    return ["rerank", *(name for name in default_names(available) if not name.startswith("rerank"))]
 
 
 def make_candidates(
@@ -85,17 +69,34 @@ def make_candidates(
 
 def _expand(name: str, given: Mapping[str, Any], available: AvailableData) -> list[str]:
     """The name with each combination of the settings that it leaves open."""
-    kind = name.partition(":")[0]
-    grid = {"learning_rate": LEARNING_RATES[given.get("loss", "ce")]} if kind == "tour" else GRIDS.get(kind, {})
     tuned = {
         setting: [value for value in values if values is not RETRIEVERS or value in available.retrievers]
-        for setting, values in grid.items()
-        if setting not in given and not (setting == "share" and "anchors" in given)
+        for setting, values in STRATEGIES[name.partition(":")[0]].grid(given).items()
+        if setting not in given
     }
     return [
         ":".join([name, *(f"{setting}={value}" for setting, value in zip(tuned, values, strict=True))])
         for values in product(*tuned.values())
     ]
+
+
+def choose(
+    bench: Bench,
+    strategies: Sequence[Candidates],
+    *,
+    budgets: Sequence[int],
+    ks: Sequence[int],
+    progress: Progress | None = None,
+) -> list[Choice]:
+    """The candidate of each strategy with the highest mean recall over all budgets and k on the dev queries."""
+    dev = bench.task.dev
+    if dev is None:
+        raise InputError("tuning needs a task with dev queries, got one without.")
+    candidates = [candidate for one in strategies if one.tuned for candidate in one.candidates]
+    tried = iter(
+        _try(RecallTrial(dev.queries, dev.scores, ks, progress), "tune on dev queries", bench, candidates, budgets)
+    )
+    return [_choose(strategy, tried) for strategy in strategies]
 
 
 def run_tuned(
@@ -113,12 +114,7 @@ def run_tuned(
     upper bound that is not attainable: findings are never about an oracle, and none is a baseline.
     """
     task = bench.task
-    if task.dev is None:
-        raise InputError("tuning needs a task with dev queries, got one without.")
-    on_dev = RecallTrial(task.dev.queries, task.dev.scores, ks, progress)
-    candidates = [candidate for one in strategies if one.tuned for candidate in one.candidates]
-    tried = iter(_try(on_dev, "tune on dev queries", bench, candidates, budgets))
-    choices = [_choose(strategy, tried) for strategy in strategies]
+    choices = choose(bench, strategies, budgets=budgets, ks=ks, progress=progress)
     chosen = assign_baselines([choice.chosen for choice in choices])
     comparison = bench.run(chosen, budgets=budgets, ks=ks, command=command)
     on_test = RecallTrial(task.queries, task.scores, ks, progress)
@@ -149,15 +145,15 @@ def _try(
     return grids
 
 
-def _choose(strategy: Candidates, tried: Iterator[RecallGrid]) -> _Choice:
+def _choose(strategy: Candidates, tried: Iterator[RecallGrid]) -> Choice:
     """The best of the candidates, whose recall comes next; what has only one runs as it was named."""
     if not strategy.tuned:
-        return _Choice(strategy.named)
+        return Choice(strategy.named)
     means = [_mean_recall(next(tried)) for _ in strategy.candidates]
     best = means.index(max(means))
     chosen = strategy.candidates[best]
     spec = ":".join([chosen.kind, *(f"{setting}={value}" for setting, value in chosen.settings.items())])
-    return _Choice(
+    return Choice(
         chosen._replace(contender=replace(chosen.contender, name=strategy.name), family=strategy.named.family),
         [candidate for place, candidate in enumerate(strategy.candidates) if place != best],
         f"{spec}, the best of {len(means)} settings on the dev queries ({percent(means[best])}{PERCENT} on average)",

@@ -4,8 +4,14 @@ from crossknn.strategies.base import Strategy as Strategy
 from crossknn.strategies.cur import AdaCur as AdaCur
 from crossknn.strategies.cur import AnnCur as AnnCur
 from crossknn.strategies.exact import Exact as Exact
+from crossknn.strategies.feedback import Feedback as Feedback
 from crossknn.strategies.gar import Gar as Gar
+from crossknn.strategies.gp import Gp as Gp
 from crossknn.strategies.normalization import Normalization as Normalization
+from crossknn.strategies.ore import Ore as Ore
 from crossknn.strategies.posterior.strategy import Posterior as Posterior
+from crossknn.strategies.quam import Quam as Quam
+from crossknn.strategies.rbe import Rbe as Rbe
 from crossknn.strategies.rerank import Rerank as Rerank
+from crossknn.strategies.rgs import Rgs as Rgs
 from crossknn.strategies.tour import Tour as Tour

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from crossknn._checks import check_positive, check_range, invalid
 from crossknn.errors import InputError
-from crossknn.strategies.base import Flow, FlowResult, MultiRound, Observations, Round, SearchContext, search_unscored
+from crossknn.strategies.base import (
+    RETRIEVERS,
+    Flow,
+    FlowResult,
+    Grid,
+    MultiRound,
+    Observations,
+    Round,
+    SearchContext,
+    search_unscored,
+)
 from crossknn.strategies.normalization import Normalization
 from crossknn.types import Proposal, Rows, Scores, Vectors
 from crossknn.vectors.ranking import order_rows
@@ -36,6 +47,8 @@ class Axn(MultiRound):
     first: str | None = None
     shortlist: int | None = None
     estimates: bool = False
+
+    search_space: ClassVar[Grid] = {"mix": (0.5, 0.0, 0.2, 0.8), "first": RETRIEVERS}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,10 +7,10 @@ it decides where scores come from: a model, a service that merges many searches 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,11 @@ MIN_NORMALIZATION_SCORES = 10  # a query's own α and β come from its first rou
 Requirement = Literal["query_vectors", "item_vectors", "cur_factors"]
 """What a strategy's class attribute `requires` may name: query vectors in the space of the item vectors, item vectors,
 or the factors of a CUR index."""
+
+Grid = Mapping[str, Sequence[float | str]]
+"""Values to try of each setting, defaults first: among candidates of equal recall, the first is chosen."""
+
+RETRIEVERS: Final = ("fused", "bm25", "dense")  # the grid of a first-stage retriever, as far as there are such
 
 
 class Stopwatch:
@@ -117,9 +122,30 @@ class Strategy(Protocol):
 
 
 class Settings:
-    """Base of strategy dataclasses. The repr, which is the strategy's name in reports, omits default settings."""
+    """Base of strategy dataclasses. The repr, which is the strategy's name in reports, omits default settings.
+
+    What a benchmark has to know of a strategy stands in its class.
+
+    Attributes:
+        requires: What a search must provide.
+        by_default: Whether a benchmark runs it where no strategies are named.
+        variants: The settings that a benchmark runs it with where none are given, such as "loss=ce".
+        uses_signals: Whether it needs candidates of all signal retrievers.
+        uses_prior: Whether it also runs with an index that has a prior.
+        search_space: What `--tune` tries; empty where nothing is tuned.
+    """
 
     requires: ClassVar[frozenset[Requirement]] = frozenset()
+    by_default: ClassVar[bool] = True
+    variants: ClassVar[tuple[str, ...]] = ("",)
+    uses_signals: ClassVar[bool] = False
+    uses_prior: ClassVar[bool] = False
+    search_space: ClassVar[Grid] = {}
+
+    @classmethod
+    def grid(cls, given: Mapping[str, Any]) -> Grid:  # noqa: ARG003 - for classes whose search space depends on it
+        """The search space for a name that gives these settings."""
+        return cls.search_space
 
     def __repr__(self) -> str:
         values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}  # type: ignore[arg-type]

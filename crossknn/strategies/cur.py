@@ -10,15 +10,19 @@ the paper's CUR: adaCUR is then AXN with λ = 0 and no normalization.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from crossknn._checks import check_fraction, check_positive, check_seed, invalid
 from crossknn.errors import InputError
 from crossknn.strategies.base import (
+    RETRIEVERS,
     Flow,
     FlowResult,
+    Grid,
     MultiRound,
     Observations,
     Round,
@@ -50,6 +54,10 @@ class AnnCur(Settings):
     share: float | None = None
     seed: int = 0
     estimates: bool = False
+
+    @classmethod
+    def grid(cls, given: Mapping[str, Any]) -> Grid:
+        return {} if "anchors" in given else {"share": (0.5, 0.25, 0.75)}
 
     def __post_init__(self) -> None:
         check_positive("budget", self.budget)
@@ -99,6 +107,8 @@ class AdaCur(MultiRound):
 
     first: str | None = None
     estimates: bool = False
+
+    search_space: ClassVar[Grid] = {"first": RETRIEVERS}
 
     def flow(self, context: SearchContext) -> Flow:
         name, proposals = context.propose(self.first, self._share(context, 1, 0))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from crossknn._checks import check_positive
-from crossknn.strategies.base import Flow, MultiRound, Observations, Round, SearchContext
-from crossknn.types import EMPTY_PROPOSAL, Proposal, Rows
+from crossknn.strategies.base import RETRIEVERS, Flow, Grid, MultiRound, Observations, Round, SearchContext
+from crossknn.strategies.neighbor_graph import NeighborGraph, take_new
+from crossknn.types import EMPTY_PROPOSAL, Proposal
 from crossknn.vectors.ranking import order_rows
 
 
@@ -35,6 +36,8 @@ class Gar(MultiRound):
     neighbors: int = 8
     first: str | None = None
 
+    search_space: ClassVar[Grid] = {"neighbors": (8, 4, 16), "first": RETRIEVERS}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("neighbors", self.neighbors)
@@ -42,82 +45,34 @@ class Gar(MultiRound):
     def flow(self, context: SearchContext) -> Flow:
         name, rankings = context.propose(self.first, min(self.budget, context.reachable))
         observations = [Observations() for _ in range(context.queries)]
-        graph = _NeighborGraph(context, min(self.neighbors, context.items))
+        graph = NeighborGraph(context, min(self.neighbors, context.items))
         later = [Proposal(ranking.rows, np.full(len(ranking), np.nan, np.float32)) for ranking in rankings]
 
         def alternate(number: int) -> Round:
             counts = [self._share(context, number, len(observed.rows)) for observed in observations]
             left = [
-                _take_new([ranking], observed.rows, self.budget)
+                take_new([ranking], observed.rows, self.budget)
                 for ranking, observed in zip(later, observations, strict=True)
             ]
             ranking_first = number % 2 == 1
             needed = [0 if ranking_first and len(ranking) >= n else n for ranking, n in zip(left, counts, strict=True)]
             proposals = []
-            for ranking, frontier, n in zip(left, graph.frontiers(observations, needed), counts, strict=True):
+            for ranking, frontier, n in zip(left, self._frontiers(graph, observations, needed), counts, strict=True):
                 sources = (ranking, frontier) if ranking_first else (frontier, ranking)
-                proposals.append(_take_new(sources, EMPTY_PROPOSAL.rows, n))
-            return Round(proposals, "gar")
+                proposals.append(take_new(sources, EMPTY_PROPOSAL.rows, n))
+            return Round(proposals, type(self).__name__.lower())
 
         first = Round([ranking.first(self._share(context, 1, 0)) for ranking in rankings], name)
         yield from self._run_rounds(first, observations, alternate)
         return None
 
-
-@dataclass(slots=True)
-class _NeighborGraph:
-    """The k-nearest-neighbor graph of the items, searched lazily."""
-
-    context: SearchContext
-    degree: int
-    neighbors: dict[int, Rows] = field(default_factory=dict)
-
-    def frontiers(self, observations: list[Observations], counts: list[int]) -> list[Proposal]:
-        """For each query the first `counts` unscored neighbors of its scored rows, or fewer where there are not enough.
-
-        The neighbors of lower-scored rows are searched only where those of better ones are too few.
-        """
+    def _frontiers(self, graph: NeighborGraph, observations: list[Observations], counts: list[int]) -> list[Proposal]:
+        """For each query the first `counts` rows of the frontier, or fewer where there are not enough."""
         sources = [order_rows(observed.rows, observed.scores) for observed in observations]
-        reach = [-(-n // self.degree) for n in counts]  # rows that are enough if all their neighbors are unscored
-        while True:
-            self._search({int(row) for best, n in zip(sources, reach, strict=True) for row in best.rows[:n]})
-            frontiers = [
-                self._frontier(best.first(n), observed.rows)
-                for best, n, observed in zip(sources, reach, observations, strict=True)
-            ]
-            short = [
-                query
-                for query, frontier in enumerate(frontiers)
-                if len(frontier) < counts[query] and reach[query] < len(sources[query])
-            ]
-            if not short:
-                return [frontier.first(n) for frontier, n in zip(frontiers, counts, strict=True)]
-            for query in short:
-                reach[query] *= 2
-
-    def _frontier(self, sources: Proposal, scored: Rows) -> Proposal:
-        """The unscored neighbors of `sources`, in their order, each once, with the score of its source."""
-        neighbors = [self.neighbors[int(row)] for row in sources.rows]
-        rows = np.concatenate([np.empty(0, np.int64), *neighbors])
-        scores = np.repeat(sources.estimates, [len(found) for found in neighbors])
-        return _take_new([Proposal(rows, scores)], scored, len(rows))
-
-    def _search(self, rows: Iterable[int]) -> None:
-        missing = np.array(sorted(set(rows) - self.neighbors.keys()), np.int64)
-        if not len(missing):
-            return
-        items = self.context.item_vectors()
-        found = items.search(
-            items.take(missing), self.degree, exclude=list(missing[:, None]), allowed=self.context.allowed
+        graph.search(
+            int(row) for best, n in zip(sources, counts, strict=True) for row in best.rows[: -(-n // graph.degree)]
         )
-        self.neighbors.update(zip(missing.tolist(), (proposal.rows for proposal in found), strict=True))
-
-
-def _take_new(sources: Sequence[Proposal], scored: Rows, n: int) -> Proposal:
-    """The first `n` unscored rows of these proposals, one proposal after the other, each row once."""
-    rows = np.concatenate([proposal.rows for proposal in sources])
-    estimates = np.concatenate([proposal.estimates for proposal in sources])
-    first_seen = np.zeros(len(rows), np.bool_)
-    first_seen[np.unique(rows, return_index=True)[1]] = True
-    kept = first_seen & ~np.isin(rows, scored)
-    return Proposal(rows[kept], estimates[kept]).first(n)
+        return [
+            graph.nearest_frontier(best, observed.rows, n)
+            for best, observed, n in zip(sources, observations, counts, strict=True)
+        ]

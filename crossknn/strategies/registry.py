@@ -1,7 +1,7 @@
 """Strategy registry: the name, settings and requirements of every strategy, all read from its dataclass fields.
 
-A new strategy is a module with a frozen dataclass, and one line in `STRATEGIES`. The command line, the service, the
-benchmark and the integrations take it from there.
+A new strategy is a module with a frozen dataclass derived from `Settings`, and one line in `STRATEGIES`. The command
+line, the service, the benchmark with its tuning and the integrations take it from there.
 """
 
 from __future__ import annotations
@@ -18,9 +18,15 @@ from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import Requirement, Strategy
 from crossknn.strategies.cur import AdaCur, AnnCur
 from crossknn.strategies.exact import Exact
+from crossknn.strategies.feedback import Feedback
 from crossknn.strategies.gar import Gar
+from crossknn.strategies.gp import Gp
+from crossknn.strategies.ore import Ore
 from crossknn.strategies.posterior.strategy import Posterior
+from crossknn.strategies.quam import Quam
+from crossknn.strategies.rbe import Rbe
 from crossknn.strategies.rerank import Rerank
+from crossknn.strategies.rgs import Rgs
 from crossknn.strategies.tour import Tour
 
 STRATEGIES: Final[dict[str, type[Any]]] = {
@@ -31,6 +37,12 @@ STRATEGIES: Final[dict[str, type[Any]]] = {
     "adacur": AdaCur,
     "tour": Tour,
     "gar": Gar,
+    "quam": Quam,
+    "rgs": Rgs,
+    "ore": Ore,
+    "feedback": Feedback,
+    "gp": Gp,
+    "rbe": Rbe,
     "exact": Exact,
 }
 TYPE_NAMES: Final[Mapping[type, str]] = {int: "integer", float: "number", str: "string", bool: "boolean"}

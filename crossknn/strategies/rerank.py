@@ -1,9 +1,10 @@
 """Retrieve and rerank: the baseline of every report."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from crossknn._checks import check_positive
-from crossknn.strategies.base import Flow, Round, SearchContext, Settings
+from crossknn.strategies.base import RETRIEVERS, Flow, Grid, Round, SearchContext, Settings
 
 
 @dataclass(frozen=True, repr=False)
@@ -15,8 +16,12 @@ class Rerank(Settings):
         retriever: X, the name of one of the searcher's retrievers; None is the searcher's default.
     """
 
+    variants = ("retriever=dense", "retriever=bm25", "retriever=fused")
+
     budget: int = 100
     retriever: str | None = None
+
+    search_space: ClassVar[Grid] = {"retriever": RETRIEVERS}
 
     def __post_init__(self) -> None:
         check_positive("budget", self.budget)

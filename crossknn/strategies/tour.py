@@ -1,44 +1,60 @@
-"""TouR as the paper runs it: one gradient step on the query vector per round, on the scores of that round."""
+"""TouR and ReFIT: gradient steps on the query vector after each round, on the scores of that round."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn._checks import check_choice, check_number
+from crossknn._checks import check_choice, check_number, check_positive
 from crossknn.errors import InputError
-from crossknn.strategies.base import Flow, MultiRound, Observations, Round, SearchContext, search_unscored
+from crossknn.strategies.base import Flow, Grid, MultiRound, Observations, Round, SearchContext, search_unscored
 from crossknn.strategies.normalization import Normalization
 from crossknn.types import Proposal, Vectors
 
 Loss = Literal["ce", "mse"]
 LEARNING_RATES: dict[Loss, float] = {"ce": 0.1, "mse": 1e-3}  # the paper's
+RATE_GRIDS: Final[Mapping[str, Sequence[float]]] = {"ce": (0.1, 0.5, 1.0), "mse": (1e-3, 1e-2, 1e-4)}
+STEPS: Final = (1, 10, 100)  # of "ce": TouR's, and up to ReFIT's
 
 
 @dataclass(frozen=True, repr=False)
 class Tour(MultiRound):
     """TouR-CE or TouR-MSE: gradient descent on the query vector u, which starts as the encoder's.
 
-    Each round scores the best unscored rows by `u·v`, and then takes one gradient step on these rows. "mse" uses scores
-    normalized as for `Axn`, "ce" raw scores.
+    Each round scores the best unscored rows by `u·v`, and then takes gradient steps on these rows: one is TouR as the
+    AXN paper runs it. "mse" uses scores normalized as for `Axn`, "ce" raw scores.
+
+    With two rounds and many steps "ce" is ReFIT (Gangi Reddy et al., arXiv:2305.11744, section 3): the KL divergence of
+    the retriever's distribution from the reranker's over the reranked list is descended (100 steps of 0.005), and the
+    new query vector retrieves again.
 
     Args:
         rounds: With one round this is `Rerank` with the dense retriever.
         loss: "ce" is the KL divergence of the softmax of `u·v` from that of the scores, "mse" the mean squared error.
         learning_rate: None is the paper's: 0.1 for "ce", 0.001 for "mse".
+        steps: Gradient steps after each round.
     """
 
     requires = frozenset({"query_vectors"})
+    variants = ("loss=ce", "loss=mse")
 
     loss: Loss = "ce"
     learning_rate: float | None = None
+    steps: int = 1
+
+    @classmethod
+    def grid(cls, given: Mapping[str, Any]) -> Grid:
+        loss = given.get("loss", "ce")
+        return {"learning_rate": RATE_GRIDS[loss], **({"steps": STEPS} if loss == "ce" else {})}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("loss", self.loss, LEARNING_RATES)
+        check_positive("steps", self.steps)
         if self.learning_rate is not None:
             check_number("learning_rate", self.learning_rate)
 
@@ -70,14 +86,16 @@ class Tour(MultiRound):
         return None
 
     def _step(self, context: SearchContext, observed: Observations, vector: Vectors, scale: Normalization) -> Vectors:
-        """The query vector after one gradient step on the rows of the last round."""
+        """The query vector after the gradient steps on the rows of the last round."""
         rows, scores = observed.rows[observed.before :], observed.scores[observed.before :]
         if not len(rows):
             return vector
         rate = self.learning_rate or LEARNING_RATES[self.loss]
         gradient = kl_gradient if self.loss == "ce" else squared_error_gradient
+        vectors, targets, moved = context.item_vectors().take(rows), scale.normalize(scores), vector
         with np.errstate(over="ignore", invalid="ignore"):
-            moved = vector - rate * gradient(context.item_vectors().take(rows), vector, scale.normalize(scores))
+            for _ in range(self.steps):
+                moved = moved - rate * gradient(vectors, moved, targets)
             stepped: Vectors = moved.astype(np.float32)
         if not np.isfinite(stepped).all():
             raise InputError(f"gradient descent on a query vector diverged. Lower `learning_rate` ({rate}).")
@@ -87,7 +105,7 @@ class Tour(MultiRound):
 def kl_gradient(vectors: NDArray[Any], u: NDArray[Any], scores: NDArray[Any]) -> NDArray[np.float64]:
     """The gradient in u of `KL(softmax(scores) ‖ softmax(V u))`: `Vᵀ (softmax(V u) − softmax(scores))`."""
     wide = np.asarray(vectors, np.float64)
-    gradient: NDArray[np.float64] = wide.T @ (_softmax(wide @ u) - _softmax(scores))
+    gradient: NDArray[np.float64] = wide.T @ (softmax(wide @ u) - softmax(scores))
     return gradient
 
 
@@ -98,7 +116,8 @@ def squared_error_gradient(vectors: NDArray[Any], u: NDArray[Any], scores: NDArr
     return gradient
 
 
-def _softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
+def softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
+    """Shares that sum to 1."""
     powers = np.exp(np.asarray(logits, np.float64) - np.max(logits))
     shares: NDArray[np.float64] = powers / powers.sum()
     return shares

@@ -11,10 +11,10 @@ from crossknn.encoders.base import function_encoder
 from crossknn.errors import InputError
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.comparison import Comparison
-from crossknn.evaluate.contenders import AvailableData
+from crossknn.evaluate.contenders import AvailableData, default_names
 from crossknn.evaluate.report.findings import explain_oracles, headline, tally
 from crossknn.evaluate.tasks import count_held_out, read_matrix, read_set, score_task
-from crossknn.evaluate.tuning import default_tuned_names, make_candidates, run_tuned
+from crossknn.evaluate.tuning import make_candidates, run_tuned
 from crossknn.scorers.base import function_scorer
 from tests.evaluate.conftest import result
 from tests.evaluate.folders import write_beir, write_scores
@@ -139,9 +139,8 @@ def test_without_train_queries_there_is_nothing_to_tune_on(tmp_path):
 
 def test_candidates_that_find_as_much_leave_the_first_of_the_grid(tmp_path):
     write_scores(tmp_path / "tiny", train=10)
-    outcome = tune(
-        tmp_path / "tiny", default_tuned_names(AvailableData(AVAILABLE.retrievers, cur=True)), budgets=(60,), ks=(1, 60)
-    )
+    names = default_names(AvailableData(AVAILABLE.retrievers[:2], cur=True), tuned=True)
+    outcome = tune(tmp_path / "tiny", names, budgets=(60,), ks=(1, 60))
     chosen = {one.strategy: dict(one.settings) for one in outcome.results if one.settings is not None}
     assert {one.recall for one in outcome.results} == {1}
     assert chosen == {
@@ -151,7 +150,7 @@ def test_candidates_that_find_as_much_leave_the_first_of_the_grid(tmp_path):
             "axn": {"mix": 0.5, "first": "fused"},
             "anncur": {"share": 0.5},
             "adacur": {"first": "fused"},
-            "tour, ce": {"loss": "ce", "learning_rate": 0.1},
+            "tour, ce": {"loss": "ce", "learning_rate": 0.1, "steps": 1},
             "tour, mse": {"loss": "mse", "learning_rate": 1e-3},
             "gar": {"neighbors": 8, "first": "fused"},
         }.items()
@@ -184,13 +183,12 @@ def test_what_a_name_sets_stays_and_the_rest_is_tried():
 
 
 def test_only_retrievers_that_the_data_have_are_tried():
-    families = make_candidates(
-        default_tuned_names(AvailableData(("random", "dense"))), AvailableData(("random", "dense")), budgets=[20]
-    )
+    available = AvailableData(("random", "dense"))
+    families = make_candidates(default_names(available, tuned=True), available, budgets=[20])
     assert {family.name: len(family.candidates) for family in families} == {
         "rerank, dense": 1,
         "axn, tuned": 4,
-        "tour, ce, tuned": 3,
+        "tour, ce, tuned": 9,
         "tour, mse, tuned": 3,
         "gar, tuned": 3,
     }
@@ -295,7 +293,7 @@ def test_a_set_is_tuned_on_its_dev_split_which_is_scored_once(read):
     assert len(read.calls) == (6 + 4) * 60 + 300  # asked and dev queries, and those that the speed is measured on
     read.calls.clear()
     bench = Bench(task, calls_per_item=3, anchors=3)
-    families = make_candidates(default_tuned_names(bench.available), bench.available, budgets=[20], rounds=4)
+    families = make_candidates(default_names(bench.available, tuned=True), bench.available, budgets=[20], rounds=4)
     outcome = run_tuned(bench, families, budgets=[20], ks=[1, 5])
     assert not {query for query, _ in read.calls} & {*task.dev.queries, *task.queries}  # an index was built
     assert read.calls

@@ -11,6 +11,7 @@ from crossknn.strategies.base import Round, Settings, Strategy
 from crossknn.strategies.cur import AnnCur
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.gar import Gar
+from crossknn.strategies.gp import Gp
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.registry import (
     STRATEGIES,
@@ -33,6 +34,7 @@ SPECS = {
     "anncur:anchors=7:seed=3": AnnCur(40, anchors=7, seed=3),
     "tour:loss=mse:learning_rate=0.5": Tour(40, 10, "mse", 0.5),
     "gar:neighbors=3": Gar(40, 10, 3),
+    "gp:kernel=linear:beta=0.5": Gp(40, kernel="linear", beta=0.5),
     "exact": Exact(),
 }
 
@@ -61,7 +63,7 @@ def test_plain_data_gives_the_strategy_back(strategy):
 
 def test_settings_are_read_from_the_dataclass():
     settings = settings_of(Tour)
-    assert list(settings) == ["budget", "rounds", "loss", "learning_rate"]
+    assert list(settings) == ["budget", "rounds", "loss", "learning_rate", "steps"]
     assert (settings["loss"].type, settings["loss"].choices, settings["loss"].default) == (str, ("ce", "mse"), "ce")
     assert (settings["learning_rate"].type, settings["learning_rate"].optional) == (float, True)
     assert settings["rounds"].type_name == "integer"

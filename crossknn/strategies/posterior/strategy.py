@@ -43,6 +43,8 @@ class Posterior(MultiRound):
     """
 
     requires = frozenset({"query_vectors"})
+    uses_signals = True
+    uses_prior = True
 
     first: str | None = None
     estimates: bool = False

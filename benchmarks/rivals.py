@@ -1,0 +1,170 @@
+"""Posterior search beside the rivals of 2023 to 2026, at equal calls, each with settings chosen on train queries.
+
+    python -m benchmarks.rivals <score folder>... --out benchmarks/results/rivals.json
+
+The last fifth of each folder's train queries are dev queries: the settings of a strategy are those of its search space
+(`crossknn bench --tune`) with the highest mean recall on them over all k and budgets. Recall is the share of the exact
+top k found within the budget, in percent. Differences are to `Posterior` at equal offline calls, paired over queries,
+with 95 % intervals. Strategies with "prior" and the one with "8" learn from 8 calls per item; "all" from all train
+scores. Seconds are the strategy's own, without the scorer's, one query at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.posterior import CALLS_PER_ITEM, summarise
+from benchmarks.scoring_speed import surroundings
+from crossknn.evaluate.benchmark import Bench, RecallTrial
+from crossknn.evaluate.contenders import ResolvedStrategy
+from crossknn.evaluate.measures import paired_difference
+from crossknn.evaluate.tasks import Task, read_matrix
+from crossknn.evaluate.tuning import Candidates, choose, make_candidates
+from crossknn.search.searcher import Searcher
+from crossknn.strategies.base import Strategy
+from crossknn.strategies.registry import STRATEGIES
+
+KS, BUDGETS = (1, 10, 100), (10, 25, 50, 100, 200, 500)
+TUNED_BUDGETS = (25, 100, 500)
+LEARNED = (", prior", ", 8", ", all")  # ends of names
+LEFT_OUT = ("gp, mean query, prior",)  # this mean ignores the prior
+BESIDE = "adacur"
+NAMES = (
+    "rerank",
+    "axn",
+    "gar",
+    "quam",
+    "rgs",
+    "ore",
+    "feedback",
+    "tour:loss=ce",
+    "tour:loss=ce:rounds=2",
+    "gp:mean=query",
+    "gp:mean=signals",
+    "posterior",
+)
+TIMED, TIMED_BUDGET = 20, 100  # queries
+
+
+class Side(NamedTuple):
+    """A strategy with its chosen settings, and the indexes that it learns from."""
+
+    name: str
+    chosen: ResolvedStrategy
+    bench: Bench
+
+
+def main() -> None:
+    options = read_options()
+    report: dict[str, Any] = {"seed": options.seed, "sets": [], **surroundings(options)}
+    for folder in options.folders:
+        task = read_matrix(folder, queries=options.queries, tune=True)
+        if task.dev is None:
+            raise SystemExit(f"{folder}: needs train queries.")
+        report["sets"].append(measure_set(shorten(task, options.dev_queries), options))
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, help="of exact scores")
+    parser.add_argument("--queries", type=int, help="only the first of the test queries")
+    parser.add_argument("--dev-queries", type=int, default=30, help="at most this many of the dev queries")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/rivals.json"))
+    return parser.parse_args()
+
+
+def shorten(task: Task, dev_queries: int) -> Task:
+    assert task.dev is not None
+    dev = task.dev._replace(queries=task.dev.queries[:dev_queries], scores=task.dev.scores[:dev_queries])
+    return replace(task, dev=dev)
+
+
+def measure_set(task: Task, options: argparse.Namespace) -> dict[str, Any]:
+    few = Bench(task, calls_per_item=CALLS_PER_ITEM, anchors=CALLS_PER_ITEM, seed=options.seed)
+    many = Bench(task, anchors=len(task.train), seed=options.seed)
+    sides = [*tune(few, NAMES), *tune(few, ("rbe",), ", 8"), *tune(many, ("rbe",), ", all")]
+    shares: dict[tuple[str, int, int], np.ndarray] = {}
+    seconds: dict[str, float] = {}
+    trial = RecallTrial(task.queries, task.scores, KS)
+    for name, chosen, bench in sides:
+        began = time.perf_counter()
+        searcher = bench.searcher(chosen.vectors)
+        for budget in BUDGETS:
+            found = trial.search(searcher, chosen.contender.make(budget), budget)
+            shares |= {(name, k, budget): 100 * cell.recall for k, cell in found.items()}
+        seconds[name] = time_of_search(searcher, task, chosen.contender.make(TIMED_BUDGET))
+        print(task.name, name, f"{time.perf_counter() - began:.0f} s", flush=True)
+    assert task.dev is not None
+    return {
+        "set": task.name,
+        "items": len(task.items),
+        "train_queries": len(task.train),
+        "dev_queries": len(task.dev.queries),
+        "test_queries": len(task.queries),
+        "chosen": {name: dict(chosen.settings) for name, chosen, _ in sides},
+        "search_space": {
+            kind: dict(STRATEGIES[kind].grid({})) for kind in dict.fromkeys(one.chosen.kind for one in sides)
+        },
+        f"milliseconds_at_{TIMED_BUDGET}": seconds,
+        "cells": [compare_cell(shares, [side.name for side in sides], k, budget) for k in KS for budget in BUDGETS],
+    }
+
+
+def tune(bench: Bench, names: Sequence[str], suffix: str = "") -> list[Side]:
+    """Each strategy with its best settings on the dev queries."""
+    families: list[Candidates] = []
+    for name in names:  # beside another, because a name that leaves nothing to tune is refused alone
+        families += make_candidates([name, BESIDE], bench.available, budgets=BUDGETS)[:-1]
+    families = [one for one in families if one.named.vectors != "fitted" and one.named.family not in LEFT_OUT]
+    sides = []
+    for family in families:
+        began = time.perf_counter()
+        (choice,) = choose(bench, [family], budgets=TUNED_BUDGETS, ks=KS)
+        print(family.name, choice.description, f"{time.perf_counter() - began:.0f} s", flush=True)
+        sides.append(Side(family.named.family + suffix, choice.chosen, bench))
+    return sides
+
+
+def time_of_search(searcher: Searcher, task: Task, strategy: Strategy) -> float:
+    """Milliseconds per query beside the scorer's, for single queries: the median, after one search to warm up."""
+    times = []
+    for query in [task.queries[0], *task.queries[:TIMED]]:
+        hits = searcher.search(query, k=10, strategy=strategy)
+        times.append(1000 * (hits.seconds - hits.score_seconds))
+    return round(float(np.median(times[1:])), 1)
+
+
+def compare_cell(
+    shares: dict[tuple[str, int, int], np.ndarray], names: Sequence[str], k: int, budget: int
+) -> dict[str, Any]:
+    """The recall of every side, and its difference to posterior search at equal offline calls and to reranking."""
+    cell: dict[str, Any] = {"k": k, "budget": budget, "recall": {}, "− posterior": {}, "− rerank": {}}
+    for name in names:
+        mine = shares[name, k, budget]
+        cell["recall"][name] = summarise(mine)
+        other = "posterior, prior" if name.endswith(LEARNED) else "posterior"
+        if name != other:
+            cell["− posterior"][name] = difference(mine, shares[other, k, budget])
+        if name != "rerank":
+            cell["− rerank"][name] = difference(mine, shares["rerank", k, budget])
+    return cell
+
+
+def difference(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
+    found = paired_difference(ours, theirs)
+    return {part: round(getattr(found, part), 1) for part in ("mean", "low", "high")}
+
+
+if __name__ == "__main__":
+    main()
