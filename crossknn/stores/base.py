@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn.errors import StoreError
+from crossknn.errors import CrossKnnError, StoreError
 from crossknn.items.filters import ConditionMask, Logic
 from crossknn.items.items import Items
 from crossknn.types import EMPTY_PROPOSAL, Mask, Proposal, Rows, Scores, Vectors, VectorSearch
@@ -20,6 +21,7 @@ READ_VECTORS: Final = 4_096  # vectors read at once
 CACHE_BYTES: Final = 2**28  # of vectors that were read, which rounds need again
 OVERSAMPLING: Final = 4  # rows that the store proposes for each row to find, where columns are not in the store
 MIN_PROPOSED: Final = 500  # and at least this many
+MAX_REASON: Final = 300  # characters of an engine's error message
 
 NO_VECTORS: Final = (EMPTY_PROPOSAL.rows, np.empty((0, 0), np.float32))
 
@@ -83,6 +85,8 @@ class StoreSearch(BaseSearch):
             return [EMPTY_PROPOSAL for _ in queries], products
         hidden = [np.concatenate(rows) for rows in zip(candidates, exclude, strict=True)]
         found = self._nearest(queries, n, hidden, allowed)
+        if allowed is not None:  # a store may compare values of another type otherwise
+            found = [_keep(one, allowed[one.rows]) for one in found]
         return [order_rows(one.rows, one.estimates).first(n) for one in found], products
 
     def _condition_of(self, allowed: Mask | None) -> Logic | None:
@@ -132,6 +136,22 @@ class ProposedRowsSearch(BaseSearch):
 
     def _split(self, queries: Vectors) -> tuple[Vectors, Vectors]:
         return queries[:, : self._store.dim], queries[:, self._store.dim :]
+
+
+def _keep(found: Proposal, kept: NDArray[np.bool_]) -> Proposal:
+    return found if kept.all() else Proposal(found.rows[kept], found.estimates[kept])
+
+
+@contextmanager
+def store_errors(engine: str, name: str) -> Iterator[None]:
+    """Turn an engine's own errors into a `StoreError` of one sentence."""
+    try:
+        yield
+    except (CrossKnnError, AttributeError, NameError):
+        raise
+    except Exception as error:  # engines and their network clients have no base class in common
+        reason = " ".join(str(error).split())[:MAX_REASON].rstrip(".") or type(error).__name__
+        raise StoreError(f"{engine} cannot answer for {name!r}: {reason}.") from error
 
 
 def check_all_found(name: str, found: int, expected: int) -> None:
