@@ -444,7 +444,9 @@ class Items:
         if isinstance(filter, Mapping):
             from crossknn.items.filters import FieldFilter
 
-            return FieldFilter(self._fields, self._ids.array, partial(self.rows_of, missing="skip")).mask(filter)
+            mask = FieldFilter(self._fields, self._ids.array, partial(self.rows_of, missing="skip")).mask(filter)
+            mask.items = self
+            return mask
         if isinstance(filter, Collection) and not isinstance(filter, str | bytes):
             allowed = np.zeros(len(self), np.bool_)
             allowed[self.rows_of(filter, missing="skip")] = True

@@ -41,6 +41,7 @@ from crossknn.types import (
     Rows,
     Scorer,
     SharedScorer,
+    Store,
     VectorSearch,
 )
 
@@ -57,7 +58,8 @@ class Searcher:
     It may be used from several threads; the scorer is called by one at a time, unless it is a `SharedScorer`.
 
     Args:
-        items: An `Index`, which brings vectors, α and β, and maybe a prior; or `Items`.
+        items: An `Index`, which brings vectors, α and β, and maybe a prior; `Items`; or a `Store`, which has items and
+            vectors.
         scorer: Any `Scorer`; called once per round for all queries of a search.
         encoder: Any `Encoder`. An index with a taught encoder uses that in place of none, and of the one that was
             taught. Without any there are no query vectors and no "dense" retriever.
@@ -84,7 +86,7 @@ class Searcher:
 
     def __init__(
         self,
-        items: Items | Index,
+        items: Items | Index | Store,
         *,
         scorer: Scorer,
         encoder: Encoder | None = None,
@@ -106,8 +108,10 @@ class Searcher:
             normalization = normalization or items.normalization
             encoder = items.choose_encoder(encoder, device=device)
             items = items.items
+        elif isinstance(items, Store):
+            vectors, items = items if vectors is None else vectors, items.items
         if not isinstance(items, Items):
-            raise invalid("items", "an Index or Items, as from Items.from_path(…)", items)
+            raise invalid("items", "an Index, a store, or Items, as from Items.from_path(…)", items)
         self.items = items
         self.scorer = scorer
         self.encoder = encoder

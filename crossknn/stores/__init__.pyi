@@ -1,0 +1,4 @@
+from crossknn.stores.base import ProposedRowsSearch as ProposedRowsSearch
+from crossknn.stores.base import StoreSearch as StoreSearch
+from crossknn.stores.lance import LanceStore as LanceStore
+from crossknn.stores.qdrant import QdrantStore as QdrantStore
