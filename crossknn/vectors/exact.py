@@ -178,7 +178,9 @@ class ExactSearch(BaseSearch):
                 result.zero_()
             return
         fitting = max(1, CONVERT_BYTES.get(self.device.type, CONVERT_BYTES["cpu"]) // (4 * part.shape[1]))
-        size = 1 << (fitting.bit_length() - 1)  # a power of two, so that shards, cut at whole blocks, have the same steps
+        size = 1 << (
+            fitting.bit_length() - 1
+        )  # a power of two, so that shards, cut at whole blocks, have the same steps
         rows = part[start : start + result.shape[1]]
         # One buffer for all steps stays in the cache; on a GPU the allocator reuses memory, and rows may be elsewhere.
         buffer = queries.new_empty(rows[:size].shape) if on_cpu and rows.dtype != queries.dtype else None

@@ -8,7 +8,7 @@ import torch
 
 from crossknn.errors import InputError
 
-# The maxima of column blocks preselect the columns of wide matrices. The block is the largest of these widths with which
+# The maxima of column blocks preselect columns of wide matrices. The block is the largest of these widths with which
 # the selected blocks together are BLOCK_SAVINGS times narrower than the matrix.
 WIDE_COLUMNS: Final = {"cpu": 1 << 14, "cuda": 1 << 17}
 BLOCK_WIDTHS: Final = {"cpu": (128, 64, 32), "cuda": (128, 64, 32, 16)}
