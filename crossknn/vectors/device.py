@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from crossknn.vectors.base import search_with_candidates
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+FEW_QUERIES: Final = 2  # that are searched together, up to which a strategy's tensors stay on the CPU
 
 
 class CandidateSearchResult(NamedTuple):
@@ -81,9 +84,43 @@ class _HostCandidateSearch:
         return CandidateSearchResult(*(torch.from_numpy(array) for array in (rows, best, pad_rows(products, 0))))
 
 
-def as_device_search(items: VectorSearch) -> DeviceSearch:
-    """The search itself if it works on tensors, else an adapter."""
-    return items if isinstance(items, DeviceSearch) else HostSearchAdapter(items)
+class HostTensorAdapter:
+    """A `DeviceSearch` whose arguments and results are on the CPU, wherever it searches.
+
+    Few queries are faster so: what a strategy does with the results of a scan are hundreds of small operations, each of
+    which a CPU ends before it could have launched it on a GPU.
+    """
+
+    def __init__(self, search: DeviceSearch) -> None:
+        import torch
+
+        self.search = search
+        self.device = torch.device("cpu")
+
+    def with_candidates(self, rows: Tensor) -> DeviceCandidateSearch:
+        device = self.search.device
+        return _HostTensorCandidateSearch(self.search.with_candidates(rows.to(device)), device)
+
+    def take_tensor(self, rows: Tensor) -> Tensor:
+        return self.search.take_tensor(rows.to(self.search.device)).cpu()
+
+
+class _HostTensorCandidateSearch:
+    def __init__(self, search: DeviceCandidateSearch, device: torch.device) -> None:
+        self._search, self._device = search, device
+
+    def search(self, queries: Tensor, n: int, *, exclude: Tensor, allowed: Mask | None) -> CandidateSearchResult:
+        queries, exclude = (tensor.to(self._device) for tensor in (queries, exclude))
+        found = self._search.search(queries, n, exclude=exclude, allowed=allowed)
+        return CandidateSearchResult(*(tensor.cpu() for tensor in found))
+
+
+def as_device_search(items: VectorSearch, *, queries: int | None = None) -> DeviceSearch:
+    """The search itself if it works on tensors, else an adapter; for few queries one whose tensors are on the CPU."""
+    if not isinstance(items, DeviceSearch):
+        return HostSearchAdapter(items)
+    few = queries is not None and queries <= FEW_QUERIES
+    return HostTensorAdapter(items) if few and items.device.type != "cpu" else items
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:

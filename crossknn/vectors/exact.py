@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     # Of each block of items: flat positions in its products, (queries, block rows), and in a matrix (queries, width).
     Positions = list[tuple[Tensor, Tensor]]
 
-BLOCK_ROWS: Final = 65_536  # rows whose inner products are held at once, per query
+BLOCK_ROWS: Final = 65_536  # rows whose inner products are held at once, per query,
+BLOCK_PRODUCTS: Final = {"cpu": 1 << 22, "cuda": 1 << 26}  # or more, up to this many products: few blocks are faster
 BLOCK_QUERIES: Final = 256
-GPU_BLOCK_PRODUCTS: Final = 1 << 26  # inner products held at once on a GPU, where few large blocks are faster
 # Rows are converted to float32 in steps that fit the cache of a core (CPU) or fill the chip (GPU).
 CONVERT_BYTES: Final = {"cpu": 2 << 20, "cuda": 512 << 20}
 
@@ -137,7 +137,8 @@ class ExactSearch(BaseSearch):
 
     def block_rows(self, queries: int) -> int:
         """How many rows are multiplied at once."""
-        return BLOCK_ROWS if self.device.type == "cpu" else max(BLOCK_ROWS, GPU_BLOCK_PRODUCTS // max(queries, 1))
+        products = BLOCK_PRODUCTS.get(self.device.type, BLOCK_PRODUCTS["cpu"])
+        return max(BLOCK_ROWS, products // max(queries, 1))
 
     def _blocks(self, size: int) -> Iterator[tuple[int, int]]:
         for start in range(0, len(self), size):
@@ -171,11 +172,21 @@ class ExactSearch(BaseSearch):
 
     def _multiply(self, part: Tensor, queries: Tensor, start: int, result: Tensor, beta: int) -> None:
         """Write (beta 0) or add (beta 1) to `result` the products with the rows of one part from `start` on."""
-        size = max(1, CONVERT_BYTES.get(self.device.type, CONVERT_BYTES["cpu"]) // (4 * part.shape[1]))
-        for first in range(0, result.shape[1], size):
-            last = min(first + size, result.shape[1])
-            step = part[start + first : start + last].to(self.device).float()
-            result[:, first:last].addmm_(queries, step.T, beta=beta)
+        on_cpu = self.device.type == "cpu"
+        if on_cpu and not queries.any():  # as before the first scores, when only the bias has a weight
+            if not beta:
+                result.zero_()
+            return
+        fitting = max(1, CONVERT_BYTES.get(self.device.type, CONVERT_BYTES["cpu"]) // (4 * part.shape[1]))
+        size = 1 << (
+            fitting.bit_length() - 1
+        )  # a power of two, so that shards, cut at whole blocks, have the same steps
+        rows = part[start : start + result.shape[1]]
+        # One buffer for all steps stays in the cache; on a GPU the allocator reuses memory, and rows may be elsewhere.
+        buffer = queries.new_empty(rows[:size].shape) if on_cpu and rows.dtype != queries.dtype else None
+        for step, products in zip(rows.split(size), result.split(size, 1), strict=True):
+            wide = step.to(self.device).float() if buffer is None else buffer[: len(step)].copy_(step)
+            products.addmm_(queries, wide.T, beta=beta)
 
     def _place(self, vectors: NDArray[Any] | Tensor) -> Tensor:
         """The vectors on the device, or left on the host if they do not fit."""

@@ -8,10 +8,10 @@ import torch
 
 from crossknn.errors import InputError
 
-# On a GPU, the maxima of column blocks preselect the columns of wide matrices. The block is the largest of these
-# widths with which the selected blocks together are BLOCK_SAVINGS times narrower than the matrix.
-WIDE_COLUMNS: Final = 1 << 17
-BLOCK_WIDTHS: Final = (128, 64, 32, 16)
+# The maxima of column blocks preselect columns of wide matrices. The block is the largest of these widths with which
+# the selected blocks together are BLOCK_SAVINGS times narrower than the matrix.
+WIDE_COLUMNS: Final = {"cpu": 1 << 14, "cuda": 1 << 17}
+BLOCK_WIDTHS: Final = {"cpu": (128, 64, 32), "cuda": (128, 64, 32, 16)}
 BLOCK_SAVINGS: Final = 4
 
 
@@ -21,11 +21,10 @@ def stable_topk(values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tenso
     if not n:
         return values[:, :0], torch.empty((len(values), 0), dtype=torch.int64, device=values.device)
     best, columns = _topk(values, min(n + 1, values.shape[1]))  # one more, to detect a tie at the end
-    tied = (best[:, :-1] - best[:, 1:] == 0).any(1)  # NaN, not 0, for two −∞, whose order does not matter
-    invalid = torch.isnan(best[:, 0])
-    if not bool((tied | invalid).any()):  # the only synchronization with the device
+    # False where two values are equal or one is NaN. The only synchronization with the device.
+    if best.shape[1] > 1 and bool((best[:, :-1] > best[:, 1:]).all()):
         return best[:, :n], columns[:, :n]
-    if bool(invalid.any()):
+    if bool(torch.isnan(best[:, 0]).any()):
         raise InputError("The vectors or the query vectors hold NaN.")
     tied_end = ((best[:, n - 1 : n] == best[:, n:]) & (best[:, n:] > -torch.inf)).any(1)
     return _sort_ties(values, columns[:, :n], tied_end)
@@ -33,9 +32,9 @@ def stable_topk(values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tenso
 
 def _topk(values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """`torch.topk`, whose ties have any order."""
-    width = values.shape[1]
-    block = next((block for block in BLOCK_WIDTHS if n * block * BLOCK_SAVINGS <= width), 0)
-    if not values.is_cuda or width < WIDE_COLUMNS or not block:
+    width, kind = values.shape[1], "cuda" if values.is_cuda else "cpu"
+    block = next((block for block in BLOCK_WIDTHS[kind] if n * block * BLOCK_SAVINGS <= width), 0)
+    if width < WIDE_COLUMNS[kind] or not block:
         return values.topk(n, dim=1)
     return blockwise_topk(values, n, block)
 

@@ -38,6 +38,7 @@ def test_many_blocks_equal_one_block(monkeypatch, device):
     vectors, queries = random_vectors(500), random_vectors(7, seed=1)
     whole = ExactSearch(vectors, device=device).search(queries, 20)
     monkeypatch.setattr(exact, "BLOCK_ROWS", 33)
+    monkeypatch.setattr(exact, "BLOCK_PRODUCTS", {"cpu": 1, "cuda": 1})
     monkeypatch.setattr(exact, "BLOCK_QUERIES", 2)
     monkeypatch.setattr(exact, "CONVERT_BYTES", {"cpu": 8 * 4 * 10, "cuda": 8 * 4 * 10})
     blocked = ExactSearch(vectors, device=device)
@@ -50,6 +51,7 @@ def test_many_blocks_equal_one_block(monkeypatch, device):
 def test_vectors_too_large_for_a_gpu_are_streamed(monkeypatch, device):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1_000, 1_000_000))  # almost no memory is free
     monkeypatch.setattr(exact, "BLOCK_ROWS", 33)
+    monkeypatch.setattr(exact, "BLOCK_PRODUCTS", {"cpu": 1, "cuda": 1})
     vectors, before = random_vectors(500), torch.cuda.memory_allocated()
     search = ExactSearch(vectors, device=device)
     assert torch.cuda.memory_allocated() == before
@@ -62,6 +64,7 @@ def test_ties_go_to_the_lower_row(values, n, block, data):
     banned = data.draw(st.sets(st.integers(0, len(values) - 1)))
     patch = pytest.MonkeyPatch()
     patch.setattr(exact, "BLOCK_ROWS", block)
+    patch.setattr(exact, "BLOCK_PRODUCTS", {"cpu": 1, "cuda": 1})
     try:
         search = ExactSearch(np.array(values, np.float32)[:, None])
         found = search.search(np.ones((1, 1)), n, exclude=[np.array(sorted(banned), np.int64)])[0]
@@ -86,7 +89,16 @@ def test_appended_columns_count_as_part_of_the_vectors(device):
 
 def test_candidates_may_be_in_any_block(monkeypatch):
     monkeypatch.setattr(exact, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(exact, "BLOCK_PRODUCTS", {"cpu": 1, "cuda": 1})
     check_vector_search(ExactSearch(random_vectors()), random_vectors())
+
+
+def test_vectors_without_a_weight_count_for_nothing():
+    """Before the first scores only the bias has a weight."""
+    plain, bias = ExactSearch(random_vectors().astype(np.float16)), random_vectors(dim=1, seed=1)
+    only_bias = np.eye(1, 9, 8, dtype=np.float32)
+    np.testing.assert_array_equal(plain.with_columns(bias).estimates(only_bias)[0], bias[:, 0])
+    assert not plain.estimates(np.zeros((2, 8))).any()
 
 
 def test_memory_mapped_file(tmp_path):

@@ -24,6 +24,7 @@ def random_vectors(items: int = 50, dim: int = 8, seed: int = 0) -> np.ndarray:
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(exact, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(exact, "BLOCK_PRODUCTS", {"cpu": 1, "cuda": 1})
     monkeypatch.setattr(sharded, "BLOCK_ROWS", 16)
 
 

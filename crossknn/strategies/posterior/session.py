@@ -23,11 +23,15 @@ from crossknn.strategies.posterior.features import RetrieverFeatures
 from crossknn.strategies.posterior.model import BayesianLinearModel, CandidateFeatures
 from crossknn.strategies.posterior.prior import Prior
 from crossknn.types import EMPTY_PROPOSAL, Proposal, Scores
-from crossknn.vectors.device import as_device_search, pad_rows, to_device
+from crossknn.vectors.device import CandidateSearchResult, as_device_search, pad_rows, to_device
+from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.topk import stable_topk
 
 SHORTLIST: Final = 1_000  # unscored rows that expected recall looks at,
 SHORTLIST_PER_HIT: Final = 5  # every n-th of this many times k, where that is more
+# On a CPU the last expected recall looks at this many of the best rows of the last scan instead of at all items,
+RESCORED_ROWS: Final = 4_000
+MIN_ITEMS_PER_RESCORED: Final = 16  # where there are so many items for each of them: a row at random costs more
 STD_BATCH: Final = 250  # rows per query whose standard deviations are computed at once,
 STD_BATCH_ELEMENTS_ON_GPU: Final = 1 << 26  # or more, with this many elements of augmented vectors
 MIN_LOG_LIKELIHOOD_RATIO: Final = -2.5  # of the model to the retriever-only model, below which it does not fit
@@ -49,7 +53,7 @@ class PosteriorSession:
         self, context: SearchContext, lists: Sequence[Sequence[Proposal]], prior: Prior, near: Sequence[Proposal] = ()
     ) -> None:
         self._context = context
-        self._vectors = as_device_search(context.augmented_vectors())
+        self._vectors = as_device_search(context.augmented_vectors(), queries=context.queries)
         self._items = context.items  # the padding of row tensors
         retrieved = RetrieverFeatures(lists, prior, items=self._items, device=self._vectors.device, near=near)
         self.model = BayesianLinearModel(prior, retrieved, context.item_vectors().dim)
@@ -61,6 +65,7 @@ class PosteriorSession:
         # Posterior means and standard deviations of the rows of every round but the first, before they were scored.
         self._predictions: list[tuple[Tensor, Tensor]] = []
         self._pending: CandidateFeatures | None = None  # proposed and not scored yet
+        self._best_others: CandidateSearchResult | None = None  # of the last scan, to be scored again
         self._scored_rows = retrieved.rows[:, :0]  # (queries, scored)
         own = (
             retrieved.rows[:, :0]
@@ -96,31 +101,62 @@ class PosteriorSession:
     def _features(self, rows: Tensor) -> CandidateFeatures:
         return self.model.candidate_features(rows, self._vectors.take_tensor(rows.clamp(max=self._items - 1)))
 
-    def posterior_means(self, n: int, *, recall: bool = False) -> PosteriorMeans:
+    def posterior_means(self, n: int, *, recall: bool = False, last: bool = False) -> PosteriorMeans:
         """Update the model; the posterior means of all candidates and of at least the best `n` other rows.
 
-        With `recall` the expected recall is updated, too.
+        With `recall` the expected recall is updated, too. The `last` means before the search ends are a scan that
+        `update_recall` need not repeat.
         """
         with self._context.solving:
             self._update()
-        k = min(self._context.k or 0, self._context.reachable)
-        stride = -(-SHORTLIST_PER_HIT * k // SHORTLIST)  # expected recall looks at every n-th row
+        k, stride = self._shortlist_stride()
         n = min(max(n, stride * SHORTLIST) if recall else n, self._context.reachable)
+        if keeps := last and self._rescores(stride):
+            n = max(n, RESCORED_ROWS)
         allowed = self._context.allowed
         exclude = torch.cat([self._own_rows, self._scored_rows], 1)
         found = self._search.search(self.model.query_vectors, n, exclude=exclude, allowed=allowed)
-        candidates = self.model.posterior_mean_of_candidates(found.products)
-        candidates.masked_fill_(self._hidden[:, :-1], -torch.inf)
-        means = PosteriorMeans(candidates, found.rows, self.model.posterior_mean_of_others(found.best))
+        self._best_others = found if keeps else None
+        means = self._means_of(found)
         if recall:
             with self._context.solving:
                 self._estimate_recall(k, stride, means)
         return means
 
+    def _means_of(self, found: CandidateSearchResult) -> PosteriorMeans:
+        candidates = self.model.posterior_mean_of_candidates(found.products)
+        candidates.masked_fill_(self._hidden[:, :-1], -torch.inf)
+        return PosteriorMeans(candidates, found.rows, self.model.posterior_mean_of_others(found.best))
+
+    def _shortlist_stride(self) -> tuple[int, int]:
+        """The number of hits, and every how many rows expected recall looks at one."""
+        k = min(self._context.k or 0, self._context.reachable)
+        return k, -(-SHORTLIST_PER_HIT * k // SHORTLIST)
+
+    def _rescores(self, stride: int) -> bool:
+        """Whether the last expected recall can do without a scan, and is faster so."""
+        on_host = isinstance(self._vectors, ExactSearch) and self._vectors.device.type == "cpu"
+        few = len(self) * RESCORED_ROWS * MIN_ITEMS_PER_RESCORED <= self._context.reachable
+        return on_host and few and stride == 1 and self._context.k is not None
+
+    def _rescored(self, found: CandidateSearchResult) -> CandidateSearchResult:
+        """The candidates and the best rows of the last scan with inner products by the model as it is now."""
+        rows = torch.cat([self.model.retrieved.rows, found.rows], 1)
+        vectors = self._vectors.take_tensor(rows.clamp(max=self._items - 1))
+        products = torch.bmm(vectors, self.model.query_vectors[:, :, None])[:, :, 0]
+        candidates, others = products.split([found.products.shape[1], found.rows.shape[1]], 1)
+        hidden = _is_among(found.rows, self._scored_rows) | (found.best == -torch.inf)
+        return CandidateSearchResult(found.rows, others.masked_fill(hidden, -torch.inf), candidates)
+
     def update_recall(self) -> None:
         """Set the expected recall of the scores so far."""
         if not self.exhausted:
-            self.posterior_means(0, recall=True)
+            if self._best_others is None:
+                self.posterior_means(0, recall=True)
+                return
+            with self._context.solving:
+                self._update()
+                self._estimate_recall(*self._shortlist_stride(), self._means_of(self._rescored(self._best_others)))
             return
         self.expected_recall = [1.0] * len(self)
         if self._context.on_counts is not None:
@@ -185,9 +221,7 @@ class PosteriorSession:
         rows = torch.cat([self.model.retrieved.rows.gather(1, positions), means.other_rows], 1)
         values = torch.cat([candidates, means.others], 1)
         if without is not None and without.shape[1]:
-            ascending = without.sort(dim=1).values
-            nearest = torch.searchsorted(ascending, rows).clamp(max=ascending.shape[1] - 1)
-            values.masked_fill_(ascending.gather(1, nearest) == rows, -torch.inf)
+            values.masked_fill_(_is_among(rows, without), -torch.inf)
         rows, order = rows.sort(dim=1)
         values, best = values.gather(1, order).sort(dim=1, descending=True, stable=True)
         values, rows = values[:, :n], rows.gather(1, best[:, :n])
@@ -260,6 +294,13 @@ class PosteriorSession:
         _, scores, valid = self._predicted(means.shape[1])
         means, std = self.model.apply_score_floor(means, std)
         return error_scale((scores - means) / std, valid, [means.shape[1] for means, _ in self._predictions])
+
+
+def _is_among(rows: Tensor, others: Tensor) -> Tensor:
+    """(queries, n) whether each row of a query is among its `others`, of which there must be at least one column."""
+    ascending = others.sort(dim=1).values
+    nearest = torch.searchsorted(ascending, rows).clamp(max=ascending.shape[1] - 1)
+    return ascending.gather(1, nearest) == rows
 
 
 def _to_proposals(rows: Tensor, means: Tensor, std: Tensor, items: int) -> list[Proposal]:

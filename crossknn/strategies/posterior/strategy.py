@@ -64,7 +64,8 @@ class Posterior(MultiRound):
             if session.exhausted:  # a model of all scores, whose size is quadratic in their number, would tell nothing
                 return Round([EMPTY_PROPOSAL] * context.queries, "posterior")
             n = 2 * max(self._counts(context, number, session))
-            means = session.posterior_means(n, recall=self.stop_at is not None)
+            last = number == self.rounds
+            means = session.posterior_means(n, recall=self.stop_at is not None, last=last)
             return self._choose_rows(context, session, means, self._counts(context, number, session))
 
         yield from self._run_rounds(first, session.observations, next_round)

@@ -9,6 +9,7 @@ import torch
 
 from crossknn.errors import InputError
 from crossknn.strategies.exact import Exact
+from crossknn.strategies.posterior import session
 from crossknn.strategies.posterior import strategy as posterior
 from crossknn.strategies.posterior.features import RetrieverFeatures
 from crossknn.strategies.posterior.prior import Prior, signal_features
@@ -16,6 +17,7 @@ from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import EMPTY_PROPOSAL, Proposal
 from crossknn.vectors.base import AugmentedSearch
+from crossknn.vectors.device import DeviceSearch, HostTensorAdapter
 from crossknn.vectors.ranking import ranks_in, reciprocal_rank_fusion
 from tests.worlds import World, all_rows
 
@@ -298,3 +300,32 @@ def test_rows_that_were_not_proposed_have_the_last_estimate():
         last, other = retrieved.raw[query, retrieved.positions(rows)[query]]
         assert other[0] == last[0]
         assert other[1] < retrieved.raw[query, :-1, 1].min() or retrieved.rows.shape[1] > 30
+
+
+@pytest.mark.parametrize("fitted", [True, False])
+def test_the_last_expected_recall_needs_no_scan_of_all_items(fitted, monkeypatch):
+    """On a CPU the best rows of the last scan are scored again: with all rows of a small world it is the same."""
+    world = make_world()
+    world.prior = world.prior if fitted else None
+    context = replace(world.context(), k=10)
+    scanned = [result.expected_recall for result in world.run(Posterior(40, 4), context=context)]
+    monkeypatch.setattr(session, "MIN_ITEMS_PER_RESCORED", 0)
+    again = [result.expected_recall for result in world.run(Posterior(40, 4), context=context)]
+    assert all(0 < value < 1 for value in scanned)
+    np.testing.assert_allclose(again, scanned, rtol=1e-6)
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+def test_few_queries_may_have_their_tensors_on_the_host(queries):
+    """What a search on a GPU does for few queries, here around a search on a CPU."""
+    world = make_world()
+    context = world.context(only=slice(queries))
+    augmented = HostTensorAdapter(context.augmented_vectors())
+    assert isinstance(augmented, DeviceSearch)
+    assert augmented.device == CPU
+    found = world.run(
+        Posterior(40, 4), context=replace(context, augmented_vectors=lambda: augmented), only=slice(queries)
+    )
+    expected = world.run(Posterior(40, 4), context=context, only=slice(queries))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(np.concatenate(one.rows), np.concatenate(other.rows))
