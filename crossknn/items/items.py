@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import logging
 import re
+from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain, islice
@@ -494,7 +495,8 @@ def _read_columns(
     """Ids, texts, fields, hashes of ids, places, the number of empty texts; one block of Python objects at a time."""
     check_choice("errors", source.errors, ("strict", "replace"))
     check_choice("empty", empty, ("keep", "skip", "error"))
-    ids, texts, hashes, places = StringColumnBuilder(), StringColumnBuilder(), [_NO_ROWS], [_NO_ROWS]
+    ids, texts = StringColumnBuilder(), StringColumnBuilder()
+    hashes, places = array("q"), array("q")  # which grow in place, unlike lists of arrays, whose memory stays
     empty_places: list[int] = []
     skipped: list[int] = []
     step = f"read {Path(source.name).name}"
@@ -503,8 +505,8 @@ def _read_columns(
         block_ids = _encodable(block_ids, block_places, source)
         ids.append(block_ids)
         texts.append(_encodable(block_texts, block_places, source))
-        hashes.append(string_column.hash_ids(block_ids))
-        places.append(np.array(block_places, np.int64))
+        hashes.frombytes(string_column.hash_ids(block_ids).tobytes())
+        places.fromlist(block_places)
         if progress is not None:
             progress(step, source.done, max(source.total, source.done))
     if progress is not None:
@@ -516,7 +518,8 @@ def _read_columns(
     n_empty = len(empty_places) if empty == "keep" else 0
     fields = _without_rows(source.collector.finish(), skipped)
     pa.default_memory_pool().release_unused()  # what blocks were read into
-    return ids.finish(), texts.finish(), fields, np.concatenate(hashes), np.concatenate(places), n_empty
+    of_rows = (np.frombuffer(numbers, np.int64) for numbers in (hashes, places))
+    return ids.finish(), texts.finish(), fields, *of_rows, n_empty
 
 
 def _without_rows(fields: dict[str, FieldColumn], skipped: list[int]) -> dict[str, FieldColumn]:
