@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crossknn.errors import InputError
+from crossknn.items.field_order import FieldOrder
 from crossknn.items.fields import (
     BOOL,
     DATE,
@@ -60,12 +61,18 @@ class FieldFilter:
         fields: Of all items, by name.
         ids: The items' ids.
         rows_of: The rows of ids, without unknown ones.
+        orders: Of indexed fields, by name, which are bisected; other fields are compared value by value.
     """
 
     def __init__(
-        self, fields: Mapping[str, FieldColumn], ids: pa.LargeStringArray, rows_of: Callable[[Iterable[str]], Rows]
+        self,
+        fields: Mapping[str, FieldColumn],
+        ids: pa.LargeStringArray,
+        rows_of: Callable[[Iterable[str]], Rows],
+        *,
+        orders: Mapping[str, FieldOrder] | None = None,
     ) -> None:
-        self._fields, self._ids, self._rows_of = fields, ids, rows_of
+        self._fields, self._ids, self._rows_of, self._orders = fields, ids, rows_of, orders or {}
 
     def mask(self, condition: Mapping[str, Any], *, depth: int = 0) -> Mask:
         """(items,) True where all parts of the condition hold."""
@@ -94,28 +101,36 @@ class FieldFilter:
     def _compare(self, name: str, operator: str, operand: Any) -> Mask:
         if name == ID:
             return self._compare_ids(operator, operand)
-        column = self._column(name)
+        column, order = self._column(name), self._orders.get(name)
         if operator in RANGES:
             if column.kind in (BOOL, LIST):
                 raise _wrong_operator(name, column.kind, operator)
-            return _in_range(column.array, column.kind, operator, _convert(name, column.kind, operand))
+            operator, bound = _range(column.kind, operator, _convert(name, column.kind, operand))
+            if order is not None:
+                return self._mask_of(order.rows_in(operator, bound))
+            return _to_mask(RANGES[operator](column.array, bound[0]))
         wanted = [operand] if operator in ("eq", "ne") else _check_operands(name, operand)
+        values = _value_set(name, STRING if column.kind == LIST else column.kind, wanted)
+        if order is not None:
+            found = self._mask_of(order.rows_of(values))
+        else:
+            found = (_contains_any if column.kind == LIST else _any_of)(column.array, values)
         inverse = operator in ("ne", "not_in")
-        if column.kind == LIST:
-            return _contains_any(column.array, _value_set(name, STRING, wanted), inverse=inverse)
-        found = _any_of(column.array, _value_set(name, column.kind, wanted))
-        if not inverse:
-            return found
-        valid = valid_of(column.array)
-        return ~found if valid is None else ~found & valid
+        valid = valid_of(column.array) if inverse or column.kind == LIST else None
+        found = ~found if inverse else found
+        return found if valid is None else found & valid
 
     def _compare_ids(self, operator: str, operand: Any) -> Mask:
         if operator in RANGES:
-            return _in_range(self._ids, STRING, operator, _convert(ID, STRING, operand))
+            return _to_mask(RANGES[operator](self._ids, make_array(STRING, [_convert(ID, STRING, operand)])[0]))
         wanted = [operand] if operator in ("eq", "ne") else _check_operands(ID, operand)
-        found = np.zeros(len(self._ids), np.bool_)
-        found[self._rows_of(wanted)] = True
+        found = self._mask_of(self._rows_of(wanted))
         return ~found if operator in ("ne", "not_in") else found
+
+    def _mask_of(self, rows: Rows) -> Mask:
+        found = np.zeros(len(self._ids), np.bool_)
+        found[rows] = True
+        return found
 
     def _column(self, name: object) -> FieldColumn:
         if not isinstance(name, str) or name not in self._fields:
@@ -192,10 +207,11 @@ def _value_set(name: str, kind: str, operands: Iterable[Any]) -> pa.Array:
     return make_array(kind, [value for value in values if not (kind == INT and isinstance(value, float))])
 
 
-def _in_range(array: pa.Array, kind: str, operator: str, bound: Any) -> Mask:
+def _range(kind: str, operator: str, bound: Any) -> tuple[str, pa.Array]:
+    """The operator of a range, and its bound as the only value of an array."""
     if kind == INT and isinstance(bound, float):
         operator, bound = _whole_bound(operator, bound)
-    return _to_mask(RANGES[operator](array, make_array(kind, [bound])[0]))
+    return operator, make_array(kind, [bound])
 
 
 def _whole_bound(operator: str, bound: float) -> tuple[str, int]:
@@ -213,14 +229,11 @@ def _any_of(array: pa.Array, values: pa.Array) -> Mask:
     return _to_mask(pc.equal(array, values[0]) if len(values) == 1 else pc.is_in(array, value_set=values))
 
 
-def _contains_any(lists: pa.LargeListArray, values: pa.Array, *, inverse: bool) -> Mask:
-    """Where a list has, or has not, one of the values; never where it is null."""
+def _contains_any(lists: pa.LargeListArray, values: pa.Array) -> Mask:
+    """Where a list has one of the values; of null any."""
     matches = np.concatenate([np.zeros(1, np.int64), np.cumsum(_any_of(lists.values, values))])
     offsets = np.frombuffer(lists.buffers()[1], np.int64)[lists.offset :][: len(lists) + 1]
-    found = matches[offsets[1:]] > matches[offsets[:-1]]
-    valid = valid_of(lists)
-    found = ~found if inverse else found
-    return found if valid is None else found & valid
+    return matches[offsets[1:]] > matches[offsets[:-1]]
 
 
 def _to_mask(array: pa.BooleanArray) -> Mask:
