@@ -4,8 +4,10 @@
 
 Each reading and opening runs in a process of its own, with and without fields in turn; times are seconds of processor
 time, the least of `--repeats`. "Own" memory is what a process has for itself after reading (anonymous pages), which the
-mapped file of an index does not add to. Filters run on the mapped file: the first search's, which reads the column,
-and the median of later ones, by the clock.
+mapped file of an index does not add to. Filters run on the mapped file, with and without an index on every field: the
+first search's, which reads the column, and the median of later ones, by the clock.
+
+`--before` names a checkout of a version without fields, whose reading is measured beside.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date, timedelta
 from pathlib import Path
 from statistics import median
@@ -46,6 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--before", type=Path, help="a checkout of a version without fields")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     report: dict[str, Any] = {"items": options.items, "fields": list(FIELDS), "repeats": options.repeats}
@@ -53,8 +58,11 @@ def main() -> None:
         folder = Path(temporary)
         in_a_process(write_files, folder, options.items)
         report["read"] = {name: compare(read, folder / name, options.repeats) for name in FILES}
+        for name in FILES if options.before else ():
+            add_before(report["read"][name], options.before, folder / name, options.repeats)
         report["open"] = compare(open_mapped, folder / "items", options.repeats)
-        report["filters"] = in_a_process(time_filters, folder / "items with fields.arrow")
+        for name, indexed in (("filters", ()), ("indexed filters", FIELDS)):
+            report[name] = in_a_process(time_filters, folder / "items with fields.arrow", indexed)
     write_result(options.out, report, options)
     print(json.dumps(report, indent=1))
 
@@ -79,6 +87,24 @@ def read(path: Path, fields: bool) -> dict[str, float]:
     return {"seconds": round(seconds, 2), "own_mb": round(own, 1), "peak_mb": round(peak_resident(), 1)}
 
 
+READ_BEFORE = """
+import json, sys, time
+from benchmarks.memory import anonymous, peak_resident
+from crossknn.items.items import Items
+before, start = anonymous(), time.process_time()
+items = Items.from_path(sys.argv[1], id="id", text="text")
+print(json.dumps({"seconds": time.process_time() - start, "own_mb": anonymous() - before, "peak_mb": peak_resident()}))
+"""
+
+
+def add_before(found: dict[str, Any], checkout: Path, path: Path, repeats: int) -> None:
+    """The same of a version without fields, and what reading with fields costs beside it."""
+    command = [sys.executable, "-c", READ_BEFORE, str(path)]
+    runs = [json.loads(subprocess.check_output(command, cwd=checkout)) for _ in range(repeats)]
+    found["before"] = {name: round(min(run[name] for run in runs), 2) for name in runs[0]}
+    found["ratio to before"] = {name: round(found["with"][name] / value, 2) for name, value in found["before"].items()}
+
+
 def open_mapped(path: Path, fields: bool) -> dict[str, float]:
     """Seconds and own memory of opening the file of an index and reading an item of it by its id."""
     path = path.with_name(f"{path.name} {'with' if fields else 'without'} fields.arrow")
@@ -96,12 +122,12 @@ def mb_of(path: Path) -> float:
     return round(path.stat().st_size / 2**20, 1)
 
 
-def time_filters(path: Path) -> dict[str, dict[str, float]]:
-    """Milliseconds of each filter: the first time, and the median of later ones."""
+def time_filters(path: Path, indexed: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Milliseconds of each filter: the first time, and the median of later ones; with an index on these fields."""
     Items(["x"], fields={"f": [1]}).mask({"f": 1})  # loads the libraries
     found = {}
     for name, condition in FILTERS.items():
-        items = Items.from_arrow(path)
+        items = Items.from_arrow(path).index_fields(*indexed)
         times = []
         for _ in range(1 + REPEATS_OF_A_FILTER):
             start = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -204,6 +205,10 @@ def build(
     ] = None,
     engine: options.EngineOptions,
     item_fields: options.FieldOptions,
+    index_field: Annotated[
+        list[str] | None,
+        Option(help="A field to index, so that filters find few of many items faster; repeat for several."),
+    ] = None,
     models: options.ModelOptions,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -234,7 +239,7 @@ def build(
     if signals:
         settings["signals"] = [name.value for name in signals]
     with ProgressBars() as progress:
-        items = item_fields.read(corpus, progress)
+        items = item_fields.read(corpus, progress).index_fields(*(index_field or ()))
     with ProgressBars(keep=True, log=True) as bars, resumable():
         settings |= {"scorer": models.load_scorer(work_dir=work), "encoder": models.load_encoder()}
         settings |= {"progress": bars.from_zero, **chosen.teaching(items, settings["encoder"])}
@@ -322,7 +327,7 @@ def _info_lines(index: Index, folder: Path) -> dict[str, str]:
     return {
         "folder": str(folder),
         "items": f"{len(index):,}",
-        "fields": ", ".join(f"{name} ({kind})" for name, kind in index.items.fields.items()) or "none",
+        "fields": ", ".join(map(partial(_name_field, index.items), index.items.fields)) or "none",
         "train queries": f"{len(index.queries):,}",
         "scorer": _name_model(index.scorer_spec, index.scorer),
         "encoder": _name_model(index.encoder_spec, index.encoder),
@@ -333,6 +338,10 @@ def _info_lines(index: Index, folder: Path) -> dict[str, str]:
         "bytes": f"{index.stored_bytes:,}: {sizes}",
         "report": str(index.report),
     }
+
+
+def _name_field(items: Items, name: str) -> str:
+    return f"{name} ({items.fields[name]}{', indexed' if name in items.indexed_fields else ''})"
 
 
 def _name_model(spec: ModelSpec | None, fingerprint: str) -> str:
@@ -608,6 +617,7 @@ def _describe_index(index: Index, folder: Path) -> dict[str, Any]:
         "folder": str(folder),
         "items": len(index),
         "fields": index.items.fields,
+        "indexed_fields": list(index.items.indexed_fields),
         "dimensions": int(index.vectors.shape[1]),
         "vectors": "encoder" if index.factors is None else index.factors.kind,
         "queries": len(index.queries),

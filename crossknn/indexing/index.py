@@ -42,6 +42,7 @@ from crossknn.strategies.posterior.calibration import RecallCalibration
 from crossknn.strategies.posterior.prior import SIGNALS, Prior
 from crossknn.types import Encoder, Engine, Progress, Retriever, Scorer
 
+FIELD_ORDERS = "field_orders.safetensors"
 VECTORS, BIAS, LATENT_FACTORS = "vectors", "bias", "latent_factors"  # names of the arrays on disk, never to change
 ROWS = 65_536  # verified at once
 LOAD_ATTEMPTS = 20  # while the folder is being replaced
@@ -255,6 +256,7 @@ class Index:
         facts = {
             "items": len(self.items),
             "queries": len(self.queries),
+            "indexed_fields": list(self.items.indexed_fields),
             "dim": int(self.vectors.shape[1]),
             "scorer": self.scorer,
             "encoder": self.encoder,
@@ -275,6 +277,8 @@ class Index:
             "items.arrow": self.items.write_arrow,
             "queries.arrow": Items(self.queries).write_arrow,
         }
+        if self.items.indexed_fields:
+            files[FIELD_ORDERS] = self.items.write_orders
         if bm25 is not None:
             files |= bm25.files()
         if isinstance(self._taught, StoredEncoder):
@@ -335,6 +339,8 @@ class Index:
         with _naming(folder):
             items.check_ids()
             queries.check_texts()
+            if indexed := read_as(list[str], facts.get("indexed_fields", []), "indexed_fields"):  # or earlier versions
+                items = items.with_orders(folder.files[FIELD_ORDERS], indexed)
             check_array(VECTORS, arrays[VECTORS], (len(items), None), np.floating)
             for name, count in (("items", len(items)), ("queries", len(queries)), ("dim", arrays[VECTORS].shape[1])):
                 if facts.get(name, count) != count:

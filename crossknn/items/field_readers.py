@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -42,6 +43,9 @@ BLOCK_BYTES: Final = 2**23  # of records whose values are kept as they were read
 OTHER: Final = "other"  # the kind of values that are not kept
 SCALARS: Final = {str, int, float, bool, date, datetime}
 LEFT_OUT: Final = "objects, bytes and lists of other than strings are not kept"
+
+
+Part = tuple[int, pa.Array | None]  # a number of values, and the values unless all are null
 
 
 class FieldCollector:
@@ -139,9 +143,10 @@ class RecordFields(FieldCollector):
             )
 
     def _flush(self) -> None:
-        for name, values in zip(self._layout, zip(*self._values, strict=True), strict=True) if self._values else ():
+        for at, name in enumerate(self._layout) if self._values else ():
             parts = self._columns.get(name)
             if parts is not None and parts.kind != OTHER:
+                values = list(map(itemgetter(at), self._values))  # as fast as memory; `zip(*values)` is not
                 parts.append(len(values), *self._read(name, values))
         self._rows += len(self._values)
         self._values, self._places = [], []
@@ -281,13 +286,15 @@ class _Parts:
 
     def __init__(self, rows: int) -> None:
         self.kind: str | None = None  # of all values so far
-        self._parts: list[tuple[int, pa.Array | None]] = [(rows, None)] if rows else []
+        self._parts: list[Part] = [(rows, None)] if rows else []
 
     def append(self, rows: int, kind: str | None, array: pa.Array | None) -> None:
         self.kind = _common_kind(self.kind, kind)
         self._parts.append((rows, array))
         if self.kind == OTHER:
             self._parts = []
+        while len(self._parts) > 1 and (joined := _join(*self._parts[-2:])):
+            self._parts[-2:] = [joined]
 
     def finish(self) -> FieldColumn:
         kind = self.kind or STRING
@@ -297,6 +304,14 @@ class _Parts:
         ]
         self._parts = []
         return FieldColumn(pa.concat_arrays(arrays))
+
+
+def _join(first: Part, second: Part) -> Part | None:
+    """Both parts as one, unless the first is the larger one: few large arrays leave no holes in memory."""
+    (rows, array), (more, other) = first, second
+    if array is None or other is None or array.type != other.type or rows > more:
+        return None
+    return rows + more, pa.concat_arrays([array, other])
 
 
 def _common_kind(first: str | None, second: str | None) -> str | None:

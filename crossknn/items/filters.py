@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crossknn.errors import InputError
+from crossknn.items.field_order import FieldOrder
 from crossknn.items.fields import (
     BOOL,
     DATE,
@@ -135,12 +136,18 @@ class FieldFilter:
         fields: Of all items, by name.
         ids: The items' ids.
         rows_of: The rows of ids, without unknown ones.
+        orders: Of indexed fields, by name, which are bisected; other fields are compared value by value.
     """
 
     def __init__(
-        self, fields: Mapping[str, FieldColumn], ids: pa.LargeStringArray, rows_of: Callable[[Iterable[Any]], Rows]
+        self,
+        fields: Mapping[str, FieldColumn],
+        ids: pa.LargeStringArray,
+        rows_of: Callable[[Iterable[Any]], Rows],
+        *,
+        orders: Mapping[str, FieldOrder] | None = None,
     ) -> None:
-        self._fields, self._ids, self._rows_of = fields, ids, rows_of
+        self._fields, self._ids, self._rows_of, self._orders = fields, ids, rows_of, orders or {}
 
     def mask(self, condition: Mapping[str, Any]) -> ConditionMask:
         """(items,) True where all parts of the condition hold."""
@@ -160,24 +167,31 @@ class FieldFilter:
         return ~found if condition.operator == "not" else found
 
     def _compare(self, comparison: Comparison) -> Mask:
-        array, kind, values = self._fields[comparison.field].array, comparison.kind, comparison.values
+        column, order = self._fields[comparison.field], self._orders.get(comparison.field)
+        kind, values = column.kind, make_array(STRING if column.kind == LIST else column.kind, comparison.values)
         if comparison.operator in RANGES:
-            return _in_range(array, kind, comparison.operator, values[0])
+            if order is not None:
+                return self._mask_of(order.rows_in(comparison.operator, values))
+            return _to_mask(RANGES[comparison.operator](column.array, values[0]))
+        if order is not None:
+            found = self._mask_of(order.rows_of(values))
+        else:
+            found = (_contains_any if kind == LIST else _any_of)(column.array, values)
         inverse = comparison.operator == "not_in"
-        if kind == LIST:
-            return _contains_any(array, make_array(STRING, values), inverse=inverse)
-        found = _any_of(array, make_array(kind, values))
-        if not inverse:
-            return found
-        valid = valid_of(array)
-        return ~found if valid is None else ~found & valid
+        valid = valid_of(column.array) if inverse or kind == LIST else None
+        found = ~found if inverse else found
+        return found if valid is None else found & valid
 
     def _compare_ids(self, comparison: Comparison) -> Mask:
         if comparison.operator in RANGES:
-            return _in_range(self._ids, STRING, comparison.operator, comparison.values[0])
-        found = np.zeros(len(self._ids), np.bool_)
-        found[self._rows_of(comparison.values)] = True
+            return _to_mask(RANGES[comparison.operator](self._ids, make_array(STRING, comparison.values)[0]))
+        found = self._mask_of(self._rows_of(comparison.values))
         return ~found if comparison.operator == "not_in" else found
+
+    def _mask_of(self, rows: Rows) -> Mask:
+        found = np.zeros(len(self._ids), np.bool_)
+        found[rows] = True
+        return found
 
 
 def _operations(name: str, wanted: Any) -> list[tuple[str, Any]]:
@@ -241,10 +255,6 @@ def _convert(name: str, kind: str, operand: Any) -> Any:
     raise InputError(f"`filter` must compare {name!r} ({kind}) with {OPERANDS[kind]}, got {describe(operand)}.{hint}")
 
 
-def _in_range(array: pa.Array, kind: str, operator: str, bound: Any) -> Mask:
-    return _to_mask(RANGES[operator](array, make_array(kind, [bound])[0]))
-
-
 def _whole_bound(operator: str, bound: float) -> tuple[str, int]:
     """The comparison of integers that says the same as one with a number that is none of int64."""
     below = operator in ("lt", "le")
@@ -260,14 +270,11 @@ def _any_of(array: pa.Array, values: pa.Array) -> Mask:
     return _to_mask(pc.equal(array, values[0]) if len(values) == 1 else pc.is_in(array, value_set=values))
 
 
-def _contains_any(lists: pa.LargeListArray, values: pa.Array, *, inverse: bool) -> Mask:
-    """Where a list has, or has not, one of the values; never where it is null."""
+def _contains_any(lists: pa.LargeListArray, values: pa.Array) -> Mask:
+    """Where a list has one of the values; of null any."""
     matches = np.concatenate([np.zeros(1, np.int64), np.cumsum(_any_of(lists.values, values))])
     offsets = np.frombuffer(lists.buffers()[1], np.int64)[lists.offset :][: len(lists) + 1]
-    found = matches[offsets[1:]] > matches[offsets[:-1]]
-    valid = valid_of(lists)
-    found = ~found if inverse else found
-    return found if valid is None else found & valid
+    return matches[offsets[1:]] > matches[offsets[:-1]]
 
 
 def _to_mask(array: pa.BooleanArray) -> Mask:

@@ -110,21 +110,24 @@ def encode_strings(strings: Sequence[str]) -> tuple[NDArray[np.int64], bytes]:
 
 
 class StringColumnBuilder:
-    """Appends blocks of strings to one buffer, so that nothing is copied at the end."""
+    """Appends blocks of strings to one buffer each of bytes and offsets, so that nothing is copied at the end."""
 
     def __init__(self) -> None:
-        self._bytes = pa.BufferOutputStream()
-        self._lengths: list[NDArray[np.int64]] = []
+        self._bytes, self._offsets = pa.BufferOutputStream(), pa.BufferOutputStream()
+        self._offsets.write(np.zeros(1, np.int64))
+        self._strings = self._end = 0
 
     def append(self, block: Sequence[str]) -> None:
         lengths, data = encode_strings(block)
-        self._lengths.append(lengths)
+        ends = self._end + np.cumsum(lengths)
+        self._offsets.write(ends)
         self._bytes.write(data)
+        self._strings += len(lengths)
+        self._end += len(data)
 
     def finish(self) -> StringColumn:
-        lengths = np.concatenate([np.zeros(1, np.int64), *self._lengths])
-        offsets = pa.py_buffer(np.cumsum(lengths))
-        return StringColumn(pa.LargeStringArray.from_buffers(len(lengths) - 1, offsets, self._bytes.getvalue()))
+        offsets, data = self._offsets.getvalue(), self._bytes.getvalue()
+        return StringColumn(pa.LargeStringArray.from_buffers(self._strings, offsets, data))
 
 
 def hash_ids(ids: Collection[str]) -> NDArray[np.int64]:

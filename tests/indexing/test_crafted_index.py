@@ -3,6 +3,7 @@
 import shutil
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from crossknn.errors import InputError
-from crossknn.indexing.index import Index
+from crossknn.indexing.index import FIELD_ORDERS, Index
+from crossknn.items.items import Items
 from crossknn.storage.atomic_dir import read_folder, write_folder
 from crossknn.storage.safetensors import read_arrays, write_arrays
 from tests.indexing.test_index import DIM, Setup, file_of, flip
@@ -122,6 +124,8 @@ FACTS = [
     ("report.coverage", {"calls": []}),
     ("report.teaching", 3),
     ("report.fit", {"held_out_error": "x"}),
+    ("indexed_fields", 3),
+    ("indexed_fields", ["no field"]),
     ("taught", {"normalize": True, "base": "a"}),
     ("taught", 3),
     ("adapter", {"normalize": True, "base": "a"}),
@@ -235,3 +239,39 @@ def test_loading_and_verifying_while_it_is_replaced_gives_one_whole_index(folder
         time.sleep(0.001)
     writer.join()
     assert seen <= {60, 120}
+
+
+ORDERS = {
+    "a place too few": (lambda places: places[1:], "must have the shape"),
+    "a place of no item": (lambda places: np.where(places == 0, len(places), places), "a place that no value has"),
+    "a negative place": (lambda places: np.where(places == 0, -1, places), "a place that no value has"),
+    "fractions": (lambda places: places.astype(np.float32), "and the dtype signedinteger"),
+}
+
+
+@pytest.fixture
+def indexed(folder):
+    """The same index with a field, and an index on it."""
+    index = Index.load(folder)
+    items = Items(index.items.texts, ids=index.items.ids, fields={"size": range(len(index), 0, -1)})
+    replace(index, items=items.index_fields("size")).save(folder)
+    return folder
+
+
+@pytest.mark.parametrize("wrong", ORDERS)
+def test_indexes_of_fields_that_do_not_fit_are_refused(indexed, wrong):
+    change, problem = ORDERS[wrong]
+    places = np.array(read_arrays(indexed / file_of(indexed, FIELD_ORDERS))["0"])
+    rewrite(indexed, files={FIELD_ORDERS: lambda path: write_arrays(path, {"0": change(places)})})
+    with pytest.raises(InputError, match=rf"{indexed}: damaged: .*{problem}"):
+        Index.load(indexed)
+
+
+def test_an_index_of_a_field_out_of_order_is_found_by_verify(indexed):
+    index = Index.load(indexed, verify=True)
+    assert index.items.indexed_fields == ("size",)
+    assert index.items.mask({"size": {"le": 3}}).nonzero()[0].tolist() == [117, 118, 119]
+    places = np.arange(len(index), dtype=np.int32)
+    rewrite(indexed, files={FIELD_ORDERS: lambda path: write_arrays(path, {"0": places})})
+    with pytest.raises(InputError, match="out of order"):
+        Index.load(indexed, verify=True)

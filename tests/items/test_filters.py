@@ -27,9 +27,10 @@ FIELDS: dict[str, list[Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def items() -> Items:
-    return Items(["w", "x", "y", "z"], ids=[*"abcd"], fields=FIELDS)
+@pytest.fixture(scope="module", params=["compared", "indexed"])
+def items(request: pytest.FixtureRequest) -> Items:
+    items = Items(["w", "x", "y", "z"], ids=[*"abcd"], fields=FIELDS)
+    return items.index_fields(*FIELDS) if request.param == "indexed" else items
 
 
 def found(items: Items, condition: Any) -> list[int]:
@@ -180,3 +181,32 @@ def test_integers_compare_as_python_does(values: list[int | None], operand: floa
     items = Items(["x"] * len(values), fields={"f": values})
     expected = [row for row, value in enumerate(values) if value is not None and COMPARE[name](value, operand)]
     assert found(items, {"f": {name: operand}}) == expected
+    assert found(items.index_fields("f"), {"f": {name: operand}}) == expected
+
+
+TEXTS = st.text(alphabet="aAé🧊\0", max_size=3)
+
+
+@given(
+    values=st.lists(st.none() | TEXTS, min_size=1, max_size=20),
+    lists=st.lists(st.none() | st.lists(TEXTS, max_size=3), min_size=20, max_size=20),
+    operand=TEXTS,
+    name=st.sampled_from(sorted(COMPARE)),
+)
+def test_an_indexed_field_finds_what_comparing_finds(
+    values: list[str | None], lists: list[list[str] | None], operand: str, name: str
+) -> None:
+    items = Items(["x"] * len(values), fields={"f": [*values], "tags": lists[: len(values)]})
+    indexed = items.index_fields("f", "tags")
+    assert found(indexed, {"f": {name: operand}}) == found(items, {"f": {name: operand}})
+    if items.fields["tags"] == "list of strings":
+        assert found(indexed, {"tags": [operand, "a"]}) == found(items, {"tags": [operand, "a"]})
+
+
+def test_items_that_are_taken_and_added_keep_their_indexes() -> None:
+    items = Items(["x", "y"], fields={"f": [2, 1], "g": ["a", "b"]}).index_fields("f").index_fields("g")
+    more = items.take([1]).extend(Items(["z"], fields={"f": [1]}, ids=["of more"]))
+    assert items.take([1]).indexed_fields == more.indexed_fields == ("f", "g")
+    assert found(more, {"f": 1}) == [0, 1] and found(more, {"g": "a"}) == []
+    with pytest.raises(InputError, match="no field 'h'. Their fields: 'f', 'g'"):
+        items.index_fields("h")
