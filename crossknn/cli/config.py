@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -17,7 +18,7 @@ from typer import Context, Option
 from crossknn.errors import InputError
 
 FILE_NAME: Final = "crossknn.toml"
-MAX_BYTES: Final = 1 << 20
+MAX_BYTES: Final = 1 << 14  # dotted keys take time that grows with the square of their length
 PATHS: Final = ("scorer", "encoder", "cache")  # keys that may name a file or folder
 SECRET: Final = re.compile(r"key|token|secret|passw|credential|authorization|headers?$", re.IGNORECASE)
 SERVER_URL: Final = re.compile(r"https?://", re.IGNORECASE)
@@ -93,7 +94,7 @@ class Config:
             if name != "corpus" and not isinstance(value, dict):
                 raise InputError(f"{path}: {name} must be a table, [{name}].")
         corpus = content.pop("corpus", None)
-        if corpus is not None and not isinstance(corpus, str):
+        if corpus is not None and (not isinstance(corpus, str) or "\0" in corpus):
             raise InputError(f"{path}: corpus must be the path of an index or of items, in quotes.")
         options = {table: _read_table(path, table, values) for table, values in content.items()}
         return cls(path, None if corpus is None else path.parent / corpus, options)
@@ -217,12 +218,13 @@ def _parse(path: Path) -> dict[str, Any]:
     try:
         with open_regular(path) as file:
             content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise InputError(f"{path}: has more than {MAX_BYTES:,} bytes.")
-        return tomllib.loads(content.decode())
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file. Give a TOML file with --config.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    if len(content) > MAX_BYTES:
+        raise InputError(f"{path}: has more than {MAX_BYTES:,} bytes.")
+    try:
+        return tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, or of a number of thousands of digits
         raise InputError(f"{path}: is no TOML file ({error}).") from None
 
 
@@ -246,6 +248,10 @@ def _read_value(path: Path, name: str, value: Any) -> Any:
         return names
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise InputError(f"{path}: {name} must be a text or a number, got {type(value).__name__}.")
+    if isinstance(value, int) and abs(value) > sys.maxsize:
+        raise InputError(f"{path}: {name} must be a number of at most 64 bits.")
+    if isinstance(value, str) and "\0" in value:
+        raise InputError(f"{path}: {name} must not contain a zero character.")
     if table == "models" and key in PATHS and isinstance(value, str):
         return _resolve(path, name, value)
     return str(value)

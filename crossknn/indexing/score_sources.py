@@ -19,6 +19,7 @@ from crossknn.indexing.teaching.teach import KnownList
 from crossknn.items.items import Items
 from crossknn.scorers.cached import SIGNATURE, read_cached_lists
 from crossknn.storage.atomic import digest, disk_errors, write_atomic
+from crossknn.storage.regular_files import open_regular, read_regular
 from crossknn.storage.score_log import LOG_FILE, Chunk, Hashes, ScoreLog, hash_texts
 from crossknn.storage.search_log import FACTS, LoggedSearch, parse_search, read_searches, to_line
 
@@ -99,7 +100,7 @@ def open_scored_lists(
 
 def read_kept_lists(path: Path) -> list[bytes] | None:
     """The lines of a file of lists; None if it is damaged."""
-    *lines, end = path.read_bytes().splitlines(keepends=True) or [b""]
+    *lines, end = read_regular(path).splitlines(keepends=True) or [b""]
     return lines if end == _end_of(lines) else None
 
 
@@ -172,5 +173,5 @@ def _places(texts: Sequence[str], hashes: Hashes) -> NDArray[np.int64]:
 def _begins_with(path: Path, start: bytes) -> bool:
     if not path.is_file():
         return False
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(len(start)) == start

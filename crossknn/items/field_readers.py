@@ -94,8 +94,8 @@ class RecordFields(FieldCollector):
     def __init__(self, source: Source, names: Sequence[str] | None, used: Iterable[str]) -> None:
         self._source, self._named, self._used = source, names is not None, {*used, ""}
         self._columns: dict[str, _Parts] = {name: _Parts(0) for name in names or ()}
-        self._layout: tuple[Any, ...] = ()  # all names in records, in the order in which they came
-        self._seen: set[Any] = set()  # the same
+        self._layout: tuple[Any, ...] = ()  # names in records, in the order in which they came, without those not kept
+        self._seen: set[Any] = set()  # all names in records
         self._values: list[tuple[Any, ...]] = []  # of these names, one for each record
         self._places: list[int] = []
         self._rows = 0  # before these records
@@ -108,7 +108,7 @@ class RecordFields(FieldCollector):
             self._values.append(tuple(record.values()))
         else:
             if not self._seen.issuperset(names):
-                self._add_columns(names, place)
+                self._add_columns([name for name in names if name not in self._seen], place)
             self._values.append(tuple(map(record.get, self._layout)))
         self._places.append(place)
         if len(self._values) == BLOCK_STRINGS or read - self._flushed > BLOCK_BYTES:
@@ -124,23 +124,23 @@ class RecordFields(FieldCollector):
         _log_left_out(self._source, [name for name, parts in self._columns.items() if parts.kind == OTHER])
         return {name: parts.finish() for name, parts in self._columns.items() if parts.kind != OTHER}
 
-    def _add_columns(self, names: tuple[Any, ...], place: int) -> None:
-        self._flush()
-        new = [name for name in names if name not in self._seen]
-        self._layout += tuple(new)
+    def _add_columns(self, new: list[Any], place: int) -> None:
         self._seen.update(new)
-        if self._named:
-            for name in self._columns.keys() & new:
-                self._columns[name] = _Parts(self._rows)
-            return
-        for name in new:
-            if isinstance(name, str) and name not in self._used:
-                _check_name(name)
-                self._columns[name] = _Parts(self._rows)
+        kept = dict.fromkeys(name for name in new if self._is_kept(name))
+        if not kept and not self._used.intersection(new):
+            return  # files may have any number of names that are not kept
+        self._flush()
+        self._layout += tuple(name for name in new if name in kept or name in self._used)
+        for name in kept:
+            _check_name(name)
+            self._columns[name] = _Parts(self._rows)
         if len(self._columns) > MAX_FIELDS:
             raise self._source.error(
                 place, f"there are more than {MAX_FIELDS} fields. Name those to keep with `fields`."
             )
+
+    def _is_kept(self, name: Any) -> bool:
+        return name in self._columns if self._named else isinstance(name, str) and name not in self._used
 
     def _flush(self) -> None:
         for at, name in enumerate(self._layout) if self._values else ():
@@ -224,7 +224,7 @@ class TableFields(FieldCollector):
         if not self._parts:
             return
         self._waiting.append(batch.select(list(self._parts)))
-        self._waiting_bytes += self._waiting[-1].nbytes
+        self._waiting_bytes += decoded_bytes(self._waiting[-1])
         if sum(map(len, self._waiting)) >= BLOCK_STRINGS or self._waiting_bytes > BLOCK_BYTES:
             self._flush()
 
@@ -441,6 +441,17 @@ def field_kind(type_: pa.DataType) -> str:
     if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
         return LIST if _is_string(type_.value_type) or types.is_null(type_.value_type) else OTHER
     return OTHER
+
+
+def decoded_bytes(batch: pa.RecordBatch) -> int:
+    """The size of a batch without dictionaries, which have once what may stand in many rows."""
+    import pyarrow.compute as pc
+
+    total = int(batch.nbytes)
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type) and _is_string(column.type.value_type):
+            total += pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0
+    return total
 
 
 def _is_string(type_: pa.DataType) -> bool:

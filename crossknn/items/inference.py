@@ -24,7 +24,7 @@ from crossknn.items.fields import (
 )
 
 WHOLE: Final = re.compile(r"-?\d+")
-NUMBER: Final = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+NUMBER: Final = re.compile(r"-?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 DAY: Final = re.compile(r"\d{4}-\d\d-\d\d")
 TIME: Final = re.compile(rf"{DAY.pattern}[T ]\d\d:\d\d(:\d\d(\.\d{{1,6}})?)?(?P<zone>Z|[+-]\d\d:?\d\d)?")
 

@@ -32,6 +32,7 @@ from crossknn.items.field_readers import (
     RecordFields,
     TableFields,
     TextFields,
+    decoded_bytes,
 )
 from crossknn.items.string_column import BLOCK_STRINGS
 
@@ -595,7 +596,7 @@ class Parquet(Table):
         largest = max(_chunk_bytes(file.metadata, names), default=1)
         rows = max(1, min(rows, PARQUET_BATCH_BYTES // max(1, largest)))
         for batch in file.iter_batches(rows, columns=names, use_threads=False) if names else ():
-            self._unpacked_bytes += batch.nbytes  # a value may be stored once and stand in many rows
+            self._unpacked_bytes += decoded_bytes(batch)  # a value may be stored once and stand in many rows
             self._unpacked.check(self._unpacked_bytes, packed=self.total, records=file.metadata.num_rows)
             yield batch
 

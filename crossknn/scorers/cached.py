@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -21,6 +21,7 @@ from crossknn._checks import check_positive
 from crossknn.errors import InputError, PartialScores
 from crossknn.models.fingerprints import is_unnamed
 from crossknn.scorers.base import RankMixin, check_pairs, score_pairs
+from crossknn.storage.regular_files import check_regular
 from crossknn.storage.score_log import HASH_DTYPE, Chunk, hash_texts
 from crossknn.types import Scorer, Scores
 
@@ -299,6 +300,8 @@ def _open(path: Path, *, private: bool = False) -> sqlite3.Connection:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    with suppress(FileNotFoundError):
+        check_regular(path, path.stat())
     connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
     connection.create_function("crossknn_checksum", -1, _checksum, deterministic=True)
     return connection

@@ -211,7 +211,7 @@ def _saved_pooling(folder: Path) -> Pooling | None:
         fields = json.loads(file.read_text(encoding="utf-8"))
         tokens = fields.get("mention_tokens")
         return Pooling(**{**fields, "mention_tokens": None if tokens is None else tuple(tokens)})
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{file} does not describe a pooling: {error}") from error
 
 

@@ -13,6 +13,7 @@ from crossknn._checks import check_number, check_range
 from crossknn.errors import InputError
 from crossknn.scorers.base import check_pairs
 from crossknn.storage.atomic import disk_errors, write_atomic
+from crossknn.storage.regular_files import read_regular
 from crossknn.types import Scorer, Scores
 
 WARM_UP_PAIRS = 32
@@ -117,8 +118,8 @@ def save_speed(path: Path, speed: Speed, *, scorer: str, machine: str) -> None:
 def load_speed(path: Path, *, scorer: str, machine: str) -> Speed | None:
     """The speed stored for this scorer on this machine; None if it is missing or damaged, to be measured anew."""
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = json.loads(read_regular(path))
         matches = (stored.pop("scorer"), stored.pop("machine")) == (scorer, machine)
         return Speed(**stored) if matches else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, InputError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, InputError):
         return None

@@ -15,6 +15,7 @@ from crossknn._checks import check_number, invalid, is_finite
 from crossknn.errors import InputError
 from crossknn.storage.atomic import disk_errors, write_atomic
 from crossknn.storage.json_values import parse_json, read_as
+from crossknn.storage.regular_files import open_regular
 
 FORMAT, VERSION = "crossknn score calibration", 1
 MIN_JUDGED: Final = 10  # relevant items, and as many others
@@ -75,7 +76,8 @@ class ScoreCalibration:
 
     def probabilities(self, scores: NDArray[Any]) -> Array:
         """Of being relevant, for items with these scores."""
-        log_odds = self.slope * np.asarray(scores, np.float64) + self.intercept
+        with np.errstate(over="ignore"):  # of a steep slope: the probability is 0 or 1
+            log_odds = self.slope * np.asarray(scores, np.float64) + self.intercept
         chances: Array = 0.5 + 0.5 * np.tanh(log_odds / 2)
         return chances
 
@@ -92,7 +94,7 @@ class ScoreCalibration:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """The calibration in a file."""
-        with disk_errors(Path(path), "the calibration cannot be read"), Path(path).open("rb") as file:
+        with disk_errors(Path(path), "the calibration cannot be read"), open_regular(Path(path)) as file:
             data = file.read(MAX_FILE_BYTES + 1)
         try:
             if len(data) > MAX_FILE_BYTES:

@@ -46,7 +46,7 @@ class Selection:
         """Which scores are high enough."""
         reaches = np.ones(len(scores), np.bool_)
         if self.min_score is not None:
-            reaches &= scores >= self.min_score
+            reaches &= scores.astype(np.float64) >= self.min_score
         if self.min_probability is not None and self.calibration is not None:
             reaches &= self.calibration.probabilities(scores) >= self.min_probability
         return reaches

@@ -13,7 +13,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
-from pydantic import Field, JsonValue
+from pydantic import Field, FiniteFloat, JsonValue
 from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict  # pydantic accepts typing's only from Python 3.12
 
@@ -28,13 +28,13 @@ T = TypeVar("T")
 READ_ONLY: Final = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 
 Query = Annotated[str, Field(min_length=1, description="What to find, in natural language.")]
-Ids = Annotated[list[str], Field(min_length=1, description="Ids of items, as `search` returns them.")]
+Ids = Annotated[list[str], Field(min_length=1, fail_fast=True, description="Ids of items, as `search` returns them.")]
 K = Annotated[int | None, Field(ge=1, description="Number of hits; 10 by default.")]
 Budget = Annotated[
     int | None,
     Field(ge=1, description="Items that the cross-encoder may score; 100 by default. More find more and take longer."),
 ]
-Deadline = Annotated[float | None, Field(gt=0, description="Seconds, after which the best hits so far return.")]
+Deadline = Annotated[FiniteFloat | None, Field(gt=0, description="Seconds, after which the best hits so far return.")]
 Filter = Annotated[FilterChoice | None, Field(description="Only these items are found: by field, or by id.")]
 
 

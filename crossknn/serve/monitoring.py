@@ -44,14 +44,14 @@ def error_location(error: BaseException) -> str:
 
 
 def log_to_stderr() -> None:
-    """Write the logs of the service, its HTTP server and their event loop to standard error."""
+    """Write the log of the service, and warnings of everything else in the process, to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
-    levels = {"crossknn.serve": logging.INFO, "uvicorn.error": logging.WARNING, "asyncio": logging.WARNING}
-    for name, level in levels.items():
+    for name, level in {"crossknn.serve": logging.INFO, "uvicorn.error": logging.WARNING, "": logging.WARNING}.items():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
+    logging.captureWarnings(True)
 
 
 class LoopErrors:

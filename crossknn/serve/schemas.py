@@ -91,7 +91,7 @@ class RequestModel(BaseModel, strict=True, json_schema_extra=_require_one_group)
 class StrategyWithSettings(RequestModel, extra="allow"):
     """A strategy and its settings, as /info lists them."""
 
-    __pydantic_extra__: dict[str, JsonValue]
+    __pydantic_extra__: dict[str, Any]  # JSON, which needs no second check of its type
 
     name: StrategyName
 
@@ -112,7 +112,7 @@ class IdFilter(RequestModel, extra="forbid"):
 
 
 FieldConditions = Annotated[
-    dict[str, JsonValue],
+    dict[str, Any],
     Field(
         description="Only items whose fields meet all conditions are found: a value, a list of values, or operators "
         "(eq, ne, in, not_in, lt, le, gt, ge) for each field; and, or and not combine conditions. Fields named ids or "

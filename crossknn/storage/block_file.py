@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from crossknn.errors import InputError
 from crossknn.storage.atomic import digest, disk_errors, exclusive_lock, flush, sync, write_atomic
+from crossknn.storage.regular_files import open_handle, open_regular, read_regular
 
 FORMAT = 2
 
@@ -52,15 +53,15 @@ class BlockFile:
     def stored(cls, path: Path) -> Self:
         """The file as its sidecar describes it, whatever it was computed from."""
         sidecar = path.with_name(f"{path.name}.json")
-        with disk_errors(sidecar, "this file cannot be read"), sidecar.open("rb") as file:
-            first = file.readline()
+        with disk_errors(sidecar, "this file cannot be read"):
+            first = read_regular(sidecar).partition(b"\n")[0]
         try:
             facts = dict(json.loads(first))
             rows, width, dtype = int(facts["rows"]), int(facts["width"]), np.dtype(facts["dtype"])
             if min(rows, width) < 1 or dtype.kind != "f":
                 raise ValueError("no array of numbers")
             inputs = {key: facts[key] for key in facts.keys() - {"format", "rows", "width", "dtype"}}
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise InputError(f"{sidecar}: damaged ({error!r}). Delete it to start over.") from error
         return cls(path, inputs, rows=rows, width=lambda: width, dtype=dtype)
 
@@ -132,14 +133,14 @@ class BlockFile:
         """Store blocks by their first row; their bytes are on disk before the sidecar lists them."""
         written = {}
         with self._disk_errors():
-            with self._partial.open("r+b") as file:
+            with os.fdopen(open_handle(self._partial, os.O_RDWR), "r+b") as file:
                 for start, block in blocks.items():
                     data = block.astype(self._dtype, copy=False).tobytes()
                     file.seek(self._offset(start))
                     file.write(data)
                     written[start] = (start + len(block), digest(data))
                 flush(file)
-            with self._sidecar.open("ab") as file:
+            with os.fdopen(open_handle(self._sidecar, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
                 file.write(_block_lines(written))
                 flush(file)
         self._blocks.update(written)
@@ -159,9 +160,12 @@ class BlockFile:
         listed = self._read_sidecar()
         source = self.path if self.path.exists() else self._partial
         if listed and source.exists():
-            with source.open("rb") as file:
+            with open_regular(source) as file:
+                size = os.fstat(file.fileno()).st_size
                 if file.read(len(self._header)) == self._header:
                     for start, (end, expected) in listed.items():
+                        if self._offset(end) > size:  # cut short, or of rows that are wider than the file
+                            continue
                         file.seek(self._offset(start))
                         if digest(file.read(self._offset(end) - self._offset(start))) == expected:
                             self._blocks[start] = (end, expected)
@@ -173,11 +177,11 @@ class BlockFile:
             if self.path.exists():
                 raise InputError(f"{self.path}: its description {self._sidecar.name} is missing. {self._start_over()}")
             return {}
-        first, *lines = self._sidecar.read_bytes().split(b"\n")
+        first, *lines = read_regular(self._sidecar).split(b"\n")
         try:
             description = dict(json.loads(first))
             self._width = int(description.pop("width"))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise InputError(
                 f"{self._sidecar}: not the description of an array in format {FORMAT} ({error!r}). {self._start_over()}"
             ) from error
@@ -199,7 +203,7 @@ class BlockFile:
             logger.warning("%s: %d damaged or missing blocks are computed again", self.path, damaged)
         if self.path.exists():
             self.path.replace(self._partial)
-        with os.fdopen(os.open(self._partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+        with os.fdopen(open_handle(self._partial, os.O_RDWR | os.O_CREAT), "r+b") as file:
             file.write(self._header)
             file.truncate(self._offset(self._rows))
             flush(file)
@@ -248,7 +252,7 @@ def _parse_blocks(lines: list[bytes], rows: int) -> dict[int, tuple[int, str]]:
             start, end, checksum = json.loads(line)
             if not 0 <= start < end <= rows:
                 break
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             break
         blocks[start] = (end, checksum)
     return blocks

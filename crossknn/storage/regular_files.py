@@ -34,6 +34,12 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(handle, "rb")
 
 
+def read_regular(path: Path) -> bytes:
+    """The bytes of a regular file, or the errors of `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def map_bytes(path: Path) -> NDArray[np.uint8]:
     """The bytes of a regular file, memory-mapped and read-only."""
     import numpy as np  # here, for the command line starts without it
@@ -44,10 +50,10 @@ def map_bytes(path: Path) -> NDArray[np.uint8]:
         return np.memmap(file, np.uint8, mode="r")
 
 
-def open_handle(path: Path, flags: int) -> int:
+def open_handle(path: Path, flags: int, *, mode: int = 0o666) -> int:
     """`os.open` of a regular file, with the errors of `open_regular`; an `OSError` where it cannot be written."""
     try:
-        handle = os.open(path, flags | FLAGS, 0o666)
+        handle = os.open(path, flags | FLAGS, mode)
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:

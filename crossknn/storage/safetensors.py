@@ -22,13 +22,13 @@ from crossknn._checks import invalid
 from crossknn.errors import InputError
 from crossknn.storage.atomic import disk_errors, replace_file
 from crossknn.storage.json_values import parse_json, read_as
-from crossknn.storage.regular_files import open_regular
+from crossknn.storage.regular_files import map_bytes, open_regular
 
 DTYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64, "U8": np.uint8}
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 BFLOAT16 = "BF16"  # unknown to numpy: stored as the upper halves of float32
 BLOCK_BYTES = 1 << 24  # written at a time: an array may be larger than memory
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_HEADER_BYTES = 1 << 24  # far more than any model's
 MAX_DIMENSIONS = 8
 ALIGNMENT = 64  # of the first tensor
 DIGEST = "digest"  # the name of the array that holds it
@@ -78,8 +78,9 @@ def _write_blocks(file: IO[bytes], array: NDArray[Any]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """All arrays of the file, as `map_tensor` returns them."""
-    return {name: map_tensor(path, name, tensor) for name, tensor in read_header(path).items()}
+    """All arrays of the file, as `map_tensor` returns them, in one mapping: each one keeps a file open."""
+    tensors, content = read_header(path), map_bytes(path)
+    return {name: _open_tensor(path, name, tensor, content) for name, tensor in tensors.items()}
 
 
 def write_checked(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -113,7 +114,8 @@ def read_header(path: Path) -> dict[str, Tensor]:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-            raise _damaged(path, "its header does not end within the file")
+            limit = f"{MAX_HEADER_BYTES:,} bytes"
+            raise _damaged(path, f"its header does not end within the file, or has more than {limit}")
         try:
             header = parse_json(file.read(length))
         except ValueError as error:
@@ -126,24 +128,25 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 def map_tensor(path: Path, name: str, tensor: Tensor) -> NDArray[Any]:
     """One tensor of `read_header`, memory-mapped and read-only; bfloat16 is widened to float32, in memory."""
+    return _open_tensor(path, name, tensor, map_bytes(path))
+
+
+def _open_tensor(path: Path, name: str, tensor: Tensor, content: NDArray[np.uint8]) -> NDArray[Any]:
+    """The tensor in the bytes of its file."""
     if tensor.dtype != BFLOAT16 and tensor.dtype not in DTYPES:
         raise InputError(f"{path}: {name!r} has the dtype {tensor.dtype}; {', '.join(DTYPES)} and {BFLOAT16} are read.")
     widen = tensor.dtype == BFLOAT16
     dtype = np.dtype(np.uint16 if widen else DTYPES[tensor.dtype])
     if tensor.nbytes != math.prod(tensor.shape) * dtype.itemsize:
         raise _damaged(path, f"{name!r} does not have the size of its shape {tensor.shape}")
+    found = content[tensor.offset : tensor.offset + tensor.nbytes]
     try:
-        if not tensor.nbytes:
-            return np.empty(tensor.shape, np.float32 if widen else dtype)  # an empty range cannot be mapped
-        with open_regular(path) as file:
-            mapped: NDArray[Any] = np.memmap(file, dtype, mode="r", offset=tensor.offset, shape=tensor.shape)
-    except InputError:
-        raise
+        array: NDArray[Any] = found.view(dtype).reshape(tensor.shape)
     except ValueError as error:  # lengths whose product is too large, or a file that was cut meanwhile
         raise _damaged(path, f"{name!r} cannot be mapped ({error})") from error
     if not widen:
-        return mapped
-    wide = mapped.astype(np.uint32)
+        return array
+    wide = array.astype(np.uint32)
     wide <<= 16
     return wide.view(np.float32)
 

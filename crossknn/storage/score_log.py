@@ -20,12 +20,15 @@ from numpy.typing import NDArray
 
 from crossknn.errors import InputError
 from crossknn.storage.atomic import TEMPORARY_SUFFIX, digest, disk_errors, temporary_path, write_atomic
+from crossknn.storage.regular_files import read_regular
 from crossknn.types import Scores
 
 FORMAT = 1
 LOG_FILE = "log.json"
 CHUNK_NAME = re.compile(r"([0-9a-f]{16})-([0-9]{6,})-([0-9a-f]{16})\.parquet")  # plan, number, digest
 PLAN_NAME = re.compile(r"plan-([0-9a-f]{16})-([0-9]{3,})\.json")  # hash of the pairs, generation
+COLUMNS = ("query", "item", "score")
+MAX_ROWS = 1 << 20  # of a chunk of few bytes
 TEMPORARY_SECONDS = 24 * 3600.0  # older temporary files were left by killed writers
 CANNOT_USE = "the score log cannot be used"  # before what the file system says
 KEPT = "Finished chunks are kept."
@@ -174,13 +177,13 @@ class ScoreLog:
         path = self.folder / name
         plan, number, expected = self._parse_name(name)
         with disk_errors(path, CANNOT_USE):
-            data = path.read_bytes()
+            data = read_regular(path)
         if digest(data) != expected:
             raise InputError(
                 f"{path}: damaged: its {len(data)} bytes have the digest {digest(data)}, not {expected}. {DELETE_CHUNK}"
             )
         try:
-            table = pq.read_table(pa.BufferReader(data), use_threads=False)
+            table = _read_table(data)
             chunk = Chunk(_from_arrow(table["query"]), _from_arrow(table["item"]), table["score"].to_numpy())
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             raise InputError(f"{path}: not a chunk of scores ({error}). {DELETE_CHUNK}") from error
@@ -237,14 +240,26 @@ class ScoreLog:
                         path.unlink()
 
 
+def _read_table(data: bytes) -> pa.Table:
+    """The columns of a chunk, which a small file could make any number of rows of, or other columns."""
+    with pq.ParquetFile(pa.BufferReader(data)) as file:
+        schema, rows = file.schema_arrow, file.metadata.num_rows
+        types = [schema.field(name).type for name in COLUMNS]
+        if types != [pa.binary(HASH_DTYPE.itemsize), pa.binary(HASH_DTYPE.itemsize), pa.float32()]:
+            raise ValueError(f"its columns are of other types: {', '.join(map(str, types))}")
+        if rows > max(MAX_ROWS, len(data)):
+            raise ValueError(f"its {len(data):,} bytes unpack to {rows:,} rows")
+        return file.read([*COLUMNS], use_threads=False)
+
+
 def _to_arrow(hashes: Hashes) -> pa.Array:
     data = pa.py_buffer(np.ascontiguousarray(hashes))
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(HASH_DTYPE.itemsize), len(hashes), [None, data])
 
 
 def _from_arrow(column: pa.ChunkedArray) -> Hashes:
-    if column.type != pa.binary(HASH_DTYPE.itemsize) or column.null_count:
-        raise ValueError(f"a column of {column.type} with {column.null_count} nulls")
+    if column.null_count:
+        raise ValueError(f"a column with {column.null_count} nulls")
     parts = [np.frombuffer(part.buffers()[1], HASH_DTYPE)[part.offset :][: len(part)] for part in column.chunks]
     return np.concatenate([np.empty(0, HASH_DTYPE), *parts])
 
@@ -258,10 +273,10 @@ def _write_json(path: Path, **content: Any) -> None:
 def _read_json(path: Path, advice: str) -> dict[str, Any]:
     """The object in a file of the log; an error, with this advice, if it is damaged or of a newer format."""
     with disk_errors(path, CANNOT_USE):
-        data = path.read_bytes()
+        data = read_regular(path)
     try:
         content = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: damaged: not JSON ({error}). {advice}") from error
     number = content.get("format") if isinstance(content, dict) else None
     if not isinstance(number, int):

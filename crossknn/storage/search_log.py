@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from crossknn._checks import check_positive
 from crossknn.errors import InputError
 from crossknn.storage.atomic import digest, disk_errors, write_atomic
+from crossknn.storage.regular_files import open_handle, open_regular, read_regular
 from crossknn.types import Scores
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class SearchLog:
         with self._lock:
             try:
                 self._write(line)
-            except OSError as error:
+            except (OSError, InputError) as error:
                 if not self._failed:
                     logger.warning("%s: searches are not logged: %s", self.folder, error)
                 self._failed = True
@@ -90,7 +91,7 @@ class SearchLog:
             for _, old in _files(self.folder)[: 1 - FILES]:
                 old.unlink(missing_ok=True)
         path = self.folder / f"searches-{self._number:06d}.jsonl"
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        handle = open_handle(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode=0o600)
         try:
             written = os.write(handle, line)
         finally:
@@ -114,7 +115,7 @@ def read_searches(folder: str | Path, *, scorer: str) -> Iterator[LoggedSearch]:
     _check_scorer(path, facts, scorer)
     for _, file in _files(path):
         skipped = 0
-        with disk_errors(file, "the log of searches cannot be read"), file.open("rb") as lines:
+        with disk_errors(file, "the log of searches cannot be read"), open_regular(file) as lines:
             for line in lines:
                 search = parse_search(line, checked=facts["format"] != WITHOUT_DIGESTS)
                 if search is not None:
@@ -160,7 +161,7 @@ def _read_facts(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        facts = json.loads(path.read_bytes())
+        facts = json.loads(read_regular(path))
         if facts["format"] in (FORMAT, WITHOUT_DIGESTS) and isinstance(facts["scorer"], str):
             return dict(facts)
     except (ValueError, KeyError, TypeError, RecursionError):

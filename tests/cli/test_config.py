@@ -140,9 +140,14 @@ def test_a_server_is_called_and_mentioned_if_the_user_names_its_file(folder, mon
         ("[fields]\ntext = [1]", "fields.text must be the name of a field"),
         ("[models]\nscorer = ['a']", "models.scorer must be a text or a number"),
         ("[models", "is no TOML file"),
-        ("x = " + "[" * 100_000, "is no TOML file"),
+        ("x = " + "[" * 10_000, "is no TOML file"),
         ("\udcff", "is no TOML file"),
         ("#" * (config.MAX_BYTES + 1), "more than"),
+        ("a." * 65_536 + "a = 1", "more than"),  # for which the reader of TOML needs gigabytes
+        ("[search]\nk = " + "9" * 5_000, "is no TOML file"),
+        ("[search]\nk = 0x" + "f" * 5_000, "search.k must be a number of at most 64 bits"),
+        ('corpus = "\\u0000"', "corpus must be the path"),
+        ('[models]\nscorer = "\\u0000"', "models.scorer must not contain a zero character"),
     ],
     ids=lambda text: text[:40],
 )

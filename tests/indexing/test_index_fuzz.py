@@ -11,6 +11,8 @@ import math
 import os
 import shutil
 import sys
+from dataclasses import replace
+from datetime import UTC, date, datetime
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -18,29 +20,74 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crossknn.encoders.adapter import Adapter
 from crossknn.errors import CrossKnnError, InputError
 from crossknn.indexing.index import Index
+from crossknn.indexing.remembered_models import RememberedModels
 from crossknn.indexing.teaching.stored_encoder import StoredEncoder
+from crossknn.items.items import Items
+from crossknn.models.specs import ModelSpec
+from crossknn.search.calibration import ScoreCalibration
 from crossknn.storage.atomic_dir import MANIFEST, read_folder
 from crossknn.strategies.axn import Axn
+from crossknn.strategies.posterior.calibration import RecallCalibration
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
-from tests.indexing.test_index import Setup
+from tests.indexing.test_index import DIM, Setup
 
 SETUP = Setup(items=60, queries=14)
 QUERIES = SETUP.new_queries[:2]
 STRATEGIES = [Rerank(12, "bm25"), Axn(12, rounds=2, mix=0.5, first="dense"), Posterior(12, rounds=2)]
+CONDITIONS = [{"size": {"lt": 50}, "tags": "even"}, {"when": {"gt": "2000-01-01"}}, {"not": {"ok": True, "by": "me"}}]
+FIELDS = {
+    "size": [*range(59), None],
+    "weight": [row / 7 for row in range(60)],
+    "by": ["me", "you", None] * 20,
+    "ok": [True, False, None] * 20,
+    "tags": [["even", "ice"], None, []] * 20,
+    "day": [date(2020, 1, 1 + row % 28) for row in range(60)],
+    "when": [datetime(1990 + row, 1, 1, 12) for row in range(60)],
+    "zoned": [datetime(1990 + row, 1, 1, 12, tzinfo=UTC) for row in range(60)],
+}
 NUMBERS = [0, -1, 2**70, 1e308, math.nan, -math.inf]
 VALUES = [*NUMBERS, None, True, "", "none", [], {}, [None], [[[]]], {"a": 1}, ["dense"] * 3]
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """An index with all kinds of files: fitted vectors, a prior, BM25, and an encoder, which no search opens."""
-    folder = tmp_path_factory.mktemp("fuzz") / "index"
-    index = SETUP.build(prior=True, calibrate=False)
+def built():
+    """An index with everything: fields of all kinds, fitted vectors, a prior, a calibration, BM25, models by name."""
+    index = SETUP.build(items=Items(SETUP.texts, ids=SETUP.items.ids, fields=FIELDS), prior=True, calibrate=False)
+    scorer = ModelSpec("CrossEncoder", "some/reranker", {"max_length": 128, "true_token": "yes"})
+    encoder = ModelSpec("SentenceEncoder", "some/encoder", {"normalize": True})
+    calibration = RecallCalibration(intercept=0.5, slope=1.5)
+    return replace(index, recall_calibration=calibration, scorer_spec=scorer, encoder_spec=encoder)
+
+
+@pytest.fixture(scope="module")
+def saved(built, tmp_path_factory):
+    """The index with an encoder of its own, which no search opens."""
     weights = {"model.safetensors": np.arange(64, dtype=np.uint8)}
-    index._taught = StoredEncoder(weights, {"config.json": b"{}", "a.model": b"\xff"}, normalize=True, base="other")
+    taught = StoredEncoder(weights, {"config.json": b"{}", "a.model": b"\xff"}, normalize=True, base="other")
+    return save(replace(built, _taught=taught), tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def adapted(built, tmp_path_factory):
+    """The index with an adapter of its encoder, which searches use."""
+    rng = np.random.default_rng(3)
+    shapes = {"w1": (3, DIM), "b1": (3,), "w2": (DIM, 3), "b2": (DIM,)}
+    network = {name: rng.normal(size=shape).astype(np.float32) / 9 for name, shape in shapes.items()}
+    adapter = Adapter(network, None, normalize=True, base=built.encoder)
+    return save(replace(built, _taught=adapter, encoder=adapter.fingerprint), tmp_path_factory)
+
+
+@pytest.fixture(params=["saved", "adapted"])
+def any_saved(request):
+    return request.getfixturevalue(request.param)
+
+
+def save(index, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fuzz") / "index"
     index.save(folder)
     return folder
 
@@ -48,8 +95,12 @@ def saved(tmp_path_factory):
 def search(index):
     """The ids, scores and fields of all searches."""
     searcher = SETUP.searcher(index)
-    found = [hits for one in STRATEGIES for hits in searcher.search_many(QUERIES, k=5, strategy=one)]
-    return [[(hit.id, hit.score, hit.fields) for hit in hits] for hits in found]
+    found = [
+        hits
+        for strategy, condition in zip(STRATEGIES, CONDITIONS, strict=True)
+        for hits in searcher.search_many(QUERIES, k=5, strategy=strategy, filter=condition)
+    ]
+    return [[(hit.id, hit.score, repr(hit.fields)) for hit in hits] for hits in found]
 
 
 def damage_bytes(content, rng):
@@ -90,6 +141,7 @@ def assert_refused_or_usable(folder):
         assert_one_sentence(error, folder)
         return "refused"
     str(index.report)
+    RememberedModels.of(index)
     try:
         found = search(index)
     except CrossKnnError:
@@ -103,19 +155,19 @@ def assert_one_sentence(error, folder):
     assert "\n" not in str(error)
 
 
-def test_random_bytes(saved, tmp_path):
+def test_random_bytes(any_saved, tmp_path):
     rng, folder = np.random.default_rng(0), tmp_path / "index"
-    shutil.copytree(saved, folder)
+    shutil.copytree(any_saved, folder)
     expected = search(Index.load(folder))
     paths = sorted(path for path in folder.iterdir() if path.stat().st_size)
     outcomes = []
-    for _ in range(300):
+    for _ in range(150):
         path = paths[rng.integers(len(paths))]
         content = path.read_bytes()
         path.write_bytes(damage_bytes(content, rng))
         outcomes.append(assert_refused_or_same(folder, expected))
         path.write_bytes(content)
-    assert outcomes.count("refused") > 250
+    assert outcomes.count("refused") > 125
     assert assert_refused_or_same(folder, expected) == "same"
 
 
@@ -173,19 +225,19 @@ def sign(folder, facts=None):
     (folder / MANIFEST).write_text(json.dumps(content))
 
 
-def test_random_bytes_with_new_checksums(saved, tmp_path):
+def test_random_bytes_with_new_checksums(any_saved, tmp_path):
     rng, folder = np.random.default_rng(1), tmp_path / "index"
-    shutil.copytree(saved, folder)
+    shutil.copytree(any_saved, folder)
     paths = sorted(read_folder(folder).files.values())
     outcomes = []
-    for _ in range(100):
+    for _ in range(50):
         path = paths[rng.integers(len(paths))]
         content = path.read_bytes()
         path.write_bytes(damage_bytes(content, rng))
         sign(folder)
         outcomes.append(assert_refused_or_usable(folder))
         path.write_bytes(content)
-    assert outcomes.count("refused") > 30
+    assert outcomes.count("refused") > 15
 
 
 def places_of(value, path=()):
@@ -195,13 +247,13 @@ def places_of(value, path=()):
     return [path, *inside] if path else inside
 
 
-def test_other_values_in_the_manifest_with_new_checksums(saved, tmp_path):
+def test_other_values_in_the_manifest_with_new_checksums(any_saved, tmp_path):
     rng, folder = np.random.default_rng(2), tmp_path / "index"
-    shutil.copytree(saved, folder)
+    shutil.copytree(any_saved, folder)
     facts = read_folder(folder).facts
     places = places_of(facts)
     outcomes = []
-    for _ in range(150):
+    for _ in range(75):
         changed = copy.deepcopy(facts)
         *path, last = places[rng.integers(len(places))]
         part = changed
@@ -210,4 +262,24 @@ def test_other_values_in_the_manifest_with_new_checksums(saved, tmp_path):
         part[last] = VALUES[rng.integers(len(VALUES))]
         sign(folder, changed)
         outcomes.append(assert_refused_or_usable(folder))
-    assert outcomes.count("refused") > 50
+    assert outcomes.count("refused") > 25
+
+
+def test_a_calibration_is_refused_or_one_that_gives_probabilities(tmp_path):
+    rng, path = np.random.default_rng(4), tmp_path / "calibration.json"
+    ScoreCalibration(slope=1.5, intercept=-0.25, scorer="true", relevant=20, irrelevant=30).save(path)
+    content, facts = path.read_bytes(), json.loads(path.read_bytes())
+    damaged = [damage_bytes(content, rng) for _ in range(200)]
+    crafted = [json.dumps({**facts, name: value}).encode() for name in facts for value in VALUES]
+    refused = 0
+    for changed in (*damaged, *crafted):
+        path.write_bytes(changed)
+        try:
+            calibration = ScoreCalibration.load(path)
+        except InputError as error:
+            assert_one_sentence(error, path)
+            refused += 1
+        else:
+            found = calibration.probabilities(np.array([-1e30, 0.0, 1e30]))
+            assert ((found >= 0) & (found <= 1)).all()
+    assert refused > 150

@@ -548,3 +548,31 @@ class TestCraftedFiles:
                 with suppress(InputError):
                     read()
         return "read"
+
+
+def test_names_that_are_not_kept_cost_nothing():
+    """A file may have another name in every record."""
+
+    class Record(dict):
+        gets = 0
+
+        def get(self, *given):
+            Record.gets += 1
+            return super().get(*given)
+
+    records = [Record({"_id": str(row), "text": "a", "size": row, f"name {row}": 1}) for row in range(200)]
+    items = Items.from_records(records, fields=["size"])
+    assert items.field("size")[:] == list(range(200))
+    assert Record.gets < 200 * 5
+
+
+def test_a_kept_field_may_come_late_and_among_others():
+    records = [{"_id": "1", "text": "a"}, {"_id": "2", "other": 1, "text": "b", "size": 2}, {"size": 3, "_id": "3"}]
+    items = Items.from_records([*records[:2], {**records[2], "text": "c"}], fields=["size", "_id"])
+    assert items.fields_of([0, 1, 2]) == [{"size": size, "_id": id_} for size, id_ in ((None, "1"), (2, "2"), (3, "3"))]
+
+
+def test_the_type_of_a_column_is_inferred_in_one_pass(tmp_path):
+    """Digits that end in a letter would be tried at each digit."""
+    (tmp_path / "c.csv").write_text(f"_id,text,code\n1,a,{'1' * 300_000}x\n")
+    assert Items.from_csv(tmp_path / "c.csv").fields == {"code": "string"}

@@ -825,6 +825,16 @@ class TestUnpackedLimit:
         monkeypatch.setattr(readers, "UNPACKED_RATIO", 3_000_000 // path.stat().st_size + 20)
         assert len(Items.from_path(path)) == 10
 
+    @pytest.mark.parametrize("name", ["text", "section"])
+    def test_a_string_that_stands_in_many_rows_counts_in_each(self, tmp_path: Path, name: str) -> None:
+        """Such a column is read as it is stored: one string, and a number for each row."""
+        once = pa.DictionaryArray.from_arrays(pa.array([0] * 1_000, pa.int32()), pa.array(["x" * 2_000]))
+        columns = {"_id": [str(row) for row in range(1_000)], "text": ["a"] * 1_000, name: once}
+        pq.write_table(pa.table(columns), tmp_path / "c.parquet")
+        message = refusal(Items.from_path, tmp_path / "c.parquet", max_unpacked_bytes=1_000_000)
+        assert message.startswith("c.parquet: it unpacks to more than 1,000,000 bytes")
+        assert len(Items.from_path(tmp_path / "c.parquet", max_unpacked_bytes=3_000_000)) == 1_000
+
     def test_many_short_records_count_too(self, tmp_path: Path) -> None:
         path = tmp_path / "c.txt.gz"
         path.write_bytes(gzip.compress(b"a\n" * 10_000))

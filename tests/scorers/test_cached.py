@@ -184,7 +184,7 @@ def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match="cannot be used"):
         Cached(scorer, tmp_path / "file" / "scores.db")
-    with pytest.raises(InputError, match="cannot be opened"):
+    with pytest.raises(InputError, match="must be a regular file, and is a folder"):
         Cached(scorer, tmp_path)
     cache = Cached(scorer, tmp_path / "full.db")
     cache._connection().execute("PRAGMA max_page_count = 2")

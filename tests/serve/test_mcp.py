@@ -13,6 +13,7 @@ from mcp import Client, StdioServerParameters
 from crossknn.items.fields import fields_as_json
 from crossknn.serve.mcp import make_mcp_server
 from tests.scorers import tiny
+from tests.serve.processes import slow_server
 from tests.serve.servers import ITEMS, QUERIES, opened, serving
 
 QUERY = "river ice"
@@ -112,6 +113,9 @@ def test_get_returns_texts(service):
         ("explain", {"query": QUERY, "ids": ["nowhere"]}, "'nowhere'"),
         ("explain", {"query": QUERY, "ids": []}, "at least 1 item"),
         ("get", {"ids": ["r0"] * 2_000}, "at most 1,000 ids"),
+        ("get", {"ids": [{}] * 10_000}, "1 validation error"),
+        ("search", {"query": QUERY, "filter": {"or": [{}] * 100}}, "at most 64 conditions"),
+        ("search", {"query": QUERY, "deadline": -1.0}, "greater than 0"),
     ],
 )
 def test_errors_are_sentences_for_the_agent(service, tool, arguments, said):
@@ -119,6 +123,7 @@ def test_errors_are_sentences_for_the_agent(service, tool, arguments, said):
     assert isinstance(answer, str)
     assert said in answer
     assert "Traceback" not in answer
+    assert len(answer) < 1_000
 
 
 def test_many_agents_over_http_get_their_own_answers(searcher):
@@ -127,6 +132,28 @@ def test_many_agents_over_http_get_their_own_answers(searcher):
         answers = call_all(f"{url}/mcp", calls)
     for query, answer in zip(QUERIES, answers, strict=False):
         assert [hit["id"] for hit in answer["hits"]] == searcher.search(query, k=3, budget=20).ids
+
+
+def test_a_hostile_message_gets_an_error_and_one_line_in_the_log():
+    """The log stays that of the service: JSON, without tracebacks."""
+    import httpx
+
+    def tool(arguments):
+        call = f'{{"name": "search", "arguments": {{"query": "a", {arguments}}}}}'
+        return f'{{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {call}}}'
+
+    messages = [
+        tool('"deadline": 1e999'), tool('"deadline": NaN'), tool('"k": 1' + "0" * 400),
+        tool('"filter": ' + '{"not":' * 10_000 + "{}" + "}" * 10_000), "[" * 100_000, "{", "",
+    ]  # fmt: skip
+    with slow_server(mcp=True) as server:
+        for message in messages:
+            answer = httpx.post(f"{server.url}/mcp", content=message, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 400 or answer.json()["result"]["isError"]
+            assert len(answer.content) < 1_000
+            assert not answer.content.endswith(b'"Error executing tool search"}],"isError":true}}')
+        lines = server.stop()
+    assert [line["event"] for line in lines] == ["request"] * len(messages)
 
 
 def test_http_needs_the_key_and_the_flag(client_error):

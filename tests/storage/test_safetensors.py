@@ -1,6 +1,7 @@
 """Arrays in safetensors files: what was written is read back, also by safetensors itself, and damage is named."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,3 +158,13 @@ def test_a_checked_file_that_cannot_be_written_leaves_nothing(tmp_path):
     with pytest.raises(InputError, match=f"{path}: this file cannot be written"):
         write_checked(path, WORLD)
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="needs a list of open files")
+def test_thousands_of_arrays_need_one_open_file(tmp_path):
+    path = tmp_path / "many.safetensors"
+    write_arrays(path, {f"a{place}": np.full(2, place, np.float32) for place in range(3_000)})
+    before = len(list(Path("/dev/fd").iterdir()))
+    arrays = read_arrays(path)
+    assert len(list(Path("/dev/fd").iterdir())) <= before + 1
+    assert all(array.tolist() == [place, place] for place, array in enumerate(arrays.values()))

@@ -1,6 +1,8 @@
 """The log of searches: what was appended is read back, torn lines are skipped, its size is bounded."""
 
 import json
+import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -113,3 +115,21 @@ def test_another_scorer_and_other_folders_are_refused(tmp_path):
         SearchLog(tmp_path / "file", scorer="s")
     with pytest.raises(InputError, match="`max_bytes`"):
         SearchLog(tmp_path / "new", scorer="s", max_bytes=0)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs named pipes")
+@pytest.mark.parametrize("name", ["searches.json", "searches-000001.jsonl"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()])
+def test_nothing_but_files_is_read_or_written(tmp_path, name, make):
+    log = SearchLog(tmp_path, scorer="s")
+    log.append("one", ["a"], [1.0])
+    (tmp_path / name).unlink()
+    make(tmp_path / name)
+    assert log.append("two", ["a"], [1.0]) is (name == "searches.json")
+    with pytest.raises(InputError, match=name):
+        searches(tmp_path)
+
+
+def test_only_the_owner_reads_queries(tmp_path):
+    SearchLog(tmp_path, scorer="s").append("one", ["a"], [1.0])
+    assert (tmp_path / "searches-000001.jsonl").stat().st_mode & 0o077 == 0

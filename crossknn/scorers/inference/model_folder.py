@@ -192,7 +192,7 @@ def _read_json(path: Path, kind: type[Any] = dict) -> Any:
         return kind()
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: invalid JSON ({error}).") from error
     if not isinstance(found, kind):
         raise InputError(f"{path}: must be a JSON {'object' if kind is dict else 'list'}, got {type(found).__name__}.")
