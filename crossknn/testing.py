@@ -5,16 +5,17 @@ Each `check_*` raises `AssertionError` with a sentence that names the violated r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import count, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from crossknn.errors import InputError
 from crossknn.types import (
+    AugmentableSearch,
     CandidateSearch,
     Encoder,
     Engine,
@@ -25,11 +26,23 @@ from crossknn.types import (
     Rows,
     Scorer,
     Scores,
+    Store,
     Vectors,
     VectorSearch,
 )
 
-__all__ = ["MatrixScorer", "check_encoder", "check_engine", "check_retriever", "check_scorer", "check_vector_search"]
+if TYPE_CHECKING:
+    from crossknn.items.items import Items
+
+__all__ = [
+    "MatrixScorer",
+    "check_encoder",
+    "check_engine",
+    "check_retriever",
+    "check_scorer",
+    "check_store",
+    "check_vector_search",
+]
 
 
 class MatrixScorer:
@@ -197,6 +210,59 @@ def _check_candidates(
         _check_close(own, expected[rows], tolerance, "products must be those of the candidates, in their order")
         left = np.setdiff1d(np.flatnonzero(allowed), np.concatenate([rows, exclude[0]]))
         _check(sorted(proposal.rows) == list(left), "candidates must not be found, and all other rows must")
+
+
+def check_store(
+    store: VectorSearch,
+    items: Items,
+    vectors: NDArray[Any],
+    *,
+    filters: Sequence[Mapping[str, Any]] = (),
+    tolerance: float = 1e-3,
+) -> None:
+    """Check the contract of a store that holds these items with `vectors` (items, dim) and searches them exactly.
+
+    The store may have them in another order. It may also be a `VectorSearch` without items, such as `FaissSearch`: then
+    `items` are those that are kept beside it.
+
+    Args:
+        filters: Conditions on the items' fields, which every search of the store must obey.
+    """
+    own = store.items if isinstance(store, Store) else items
+    _check(sorted(own.ids) == sorted(items.ids), "the store must have the items, and no others")
+    order = items.rows_of(own.ids)
+    vectors = np.asarray(vectors, np.float32)[order]
+    check_vector_search(store, vectors, tolerance=tolerance)
+    rows = np.array([len(own) - 1, 0, len(own) // 2, 0])
+    _check(own.texts_of(rows) == items.texts_of(order[rows]), "texts must be those of their rows, in the order given")
+    for got, expected in zip(own.fields_of(rows), items.fields_of(order[rows]), strict=True):
+        _check(got == expected, f"fields must be those of their rows: {got} instead of {expected}")
+    truth = vectors @ vectors[0]
+    for condition in filters:
+        allowed = own.mask(condition)
+        _check(np.array_equal(allowed, items.mask(condition)[order]), f"{condition} must hold for the same items")
+        best = int(np.argmax(np.where(allowed, truth, -np.inf)))
+        for hidden in ([], [best]):
+            left = np.setdiff1d(np.flatnonzero(allowed), hidden)
+            for n in (min(3, len(own)), len(own)):
+                excluded = [np.array(hidden, np.int64)]
+                found = store.search(vectors[:1], n, exclude=excluded, allowed=allowed)[0]
+                expected = np.sort(truth[left])[::-1][:n]
+                _check(bool(np.isin(found.rows, left).all()), f"only rows that meet {condition} may be found")
+                _check_close(found.estimates, expected, tolerance, f"the best rows that meet {condition} must be found")
+    if isinstance(store, AugmentableSearch):
+        columns = np.linspace(-1, 1, 2 * len(own), dtype=np.float32).reshape(-1, 2)
+        _check_columns(store.with_columns(columns), np.concatenate([vectors, columns], axis=1), tolerance)
+
+
+def _check_columns(augmented: VectorSearch, vectors: Vectors, tolerance: float) -> None:
+    """A store that cannot hold columns may miss rows, so that all are asked for."""
+    _check(augmented.dim == vectors.shape[1], "with_columns must add dimensions")
+    _check_close(augmented.take(np.array([2, 1])), vectors[[2, 1]], tolerance, "columns must come behind the vectors")
+    found = augmented.search(vectors[:2], len(vectors))
+    for proposal, products in zip(found, vectors[:2] @ vectors.T, strict=True):
+        _check(len(proposal) == len(vectors), "with columns all rows must be found")
+        _check_close(products[proposal.rows], proposal.estimates, tolerance, "columns must count in inner products")
 
 
 def check_engine(engine: Engine, scorer: Scorer, queries: Sequence[str], items: Sequence[str]) -> None:

@@ -154,6 +154,20 @@ class AugmentableSearch(VectorSearch, Protocol):
         """The same search with columns, each (items, width), appended to every vector."""
 
 
+@runtime_checkable
+class Store(VectorSearch, Protocol):
+    """A collection of items with vectors in a database. `crossknn.testing.check_store` checks an implementation.
+
+    Its rows are those of `items`, and stay the same whatever is added to the collection. `items.mask(filter)` gives a
+    `ConditionMask`, which holds the conditions on fields: a store applies them itself where it can express them.
+    Where it cannot hold further columns (`AugmentableSearch`), the posterior mean orders the rows that it proposes.
+    """
+
+    @property
+    def items(self) -> Items:
+        """The ids of the rows, with texts and fields, which may be read when they are needed."""
+
+
 Job = tuple[int, tuple[Any, ...]]
 """A job's number, and the arguments of its function after the model."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any, Final
 
@@ -54,6 +55,80 @@ OPERANDS: Final = {
 }
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """A checked comparison of one field with values of its kind.
+
+    `operator` is "in", "not_in" or one of `RANGES`, which have one value. Items whose field is null meet none.
+    """
+
+    field: str
+    kind: str
+    operator: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Logic:
+    """Conditions that hold all ("and"), or one of which holds ("or"), or all of which do not hold together ("not")."""
+
+    operator: str
+    parts: tuple[Comparison | Logic, ...]
+
+
+class ConditionMask(np.ndarray[Any, np.dtype[np.bool_]]):
+    """A mask that knows the conditions it was made of, and of whose fields, for stores that apply them themselves."""
+
+    condition: Logic | None
+    items: object
+
+    def __array_finalize__(self, source: object) -> None:
+        self.condition, self.items = None, None  # a mask derived from this one is that of other conditions
+
+
+def parse_filter(condition: Mapping[str, Any], kinds: Mapping[str, str], *, depth: int = 0) -> Logic:
+    """Conditions on fields of these kinds, checked, as a tree."""
+    if depth > MAX_DEPTH:
+        raise InputError(f"`filter` must be nested at most {MAX_DEPTH} deep.")
+    parts: list[Comparison | Logic] = []
+    for name, wanted in condition.items():
+        if name in LOGIC:
+            inner = [wanted] if name == "not" else wanted
+            if not isinstance(inner, list | tuple) or not inner:
+                raise InputError(f"`filter` must have a list of conditions for {name!r}, got {describe(inner)}.")
+            checked = (_check_condition(name, part) for part in inner)
+            parts.append(Logic(name, tuple(parse_filter(part, kinds, depth=depth + 1) for part in checked)))
+        else:
+            kind = _kind_of(name, kinds)
+            parts += [_comparison(name, kind, *operation) for operation in _operations(name, wanted)]
+    return Logic("and", tuple(parts))
+
+
+def _comparison(name: str, kind: str, operator: str, operand: Any) -> Comparison:
+    if operator in RANGES:
+        if kind in (BOOL, LIST):
+            raise _wrong_operator(name, kind, operator)
+        bound = _convert(name, kind, operand)
+        if kind == INT and isinstance(bound, float):
+            operator, bound = _whole_bound(operator, bound)
+        return Comparison(name, kind, operator, (bound,))
+    wanted = [operand] if operator in ("eq", "ne") else _check_operands(name, operand)
+    if name != ID:  # ids that are no strings are those of no item, or numbers
+        wanted = [_convert(name, kind, value) for value in wanted]
+        wanted = [value for value in wanted if not (kind == INT and isinstance(value, float))]  # equal to no integer
+    return Comparison(name, kind, "not_in" if operator in ("ne", "not_in") else "in", tuple(wanted))
+
+
+def _kind_of(name: object, kinds: Mapping[str, str]) -> str:
+    if name == ID:
+        return STRING
+    if not isinstance(name, str) or name not in kinds:
+        known = ", ".join(f"{name!r} ({kind})" for name, kind in kinds.items())
+        known = f"Their fields: {known}." if known else "They have none: read them with their columns."
+        raise InputError(f"`filter` names the field {name!r:.80}, which the items do not have. {known}")
+    return kinds[name]
+
+
 class FieldFilter:
     """Finds the items that meet a condition on their fields.
 
@@ -68,76 +143,57 @@ class FieldFilter:
         self,
         fields: Mapping[str, FieldColumn],
         ids: pa.LargeStringArray,
-        rows_of: Callable[[Iterable[str]], Rows],
+        rows_of: Callable[[Iterable[Any]], Rows],
         *,
         orders: Mapping[str, FieldOrder] | None = None,
     ) -> None:
         self._fields, self._ids, self._rows_of, self._orders = fields, ids, rows_of, orders or {}
 
-    def mask(self, condition: Mapping[str, Any], *, depth: int = 0) -> Mask:
+    def mask(self, condition: Mapping[str, Any]) -> ConditionMask:
         """(items,) True where all parts of the condition hold."""
-        if depth > MAX_DEPTH:
-            raise InputError(f"`filter` must be nested at most {MAX_DEPTH} deep.")
-        found = np.ones(len(self._ids), np.bool_)
-        for name, wanted in condition.items():
-            if name in LOGIC:
-                found &= self._combine(name, wanted, depth + 1)
-                continue
-            for operator, operand in _operations(name, wanted):
-                found &= self._compare(name, operator, operand)
-        return found
+        parsed = parse_filter(condition, {name: column.kind for name, column in self._fields.items()})
+        mask = self._evaluate(parsed).view(ConditionMask)
+        mask.condition = parsed
+        mask.flags.writeable = False
+        return mask
 
-    def _combine(self, name: str, parts: Any, depth: int) -> Mask:
-        if name == "not":
-            return ~self.mask(_check_condition(name, parts), depth=depth)
-        if not isinstance(parts, list | tuple) or not parts:
-            raise InputError(f"`filter` must have a list of conditions for {name!r}, got {describe(parts)}.")
-        masks = (self.mask(_check_condition(name, part), depth=depth) for part in parts)
-        found = next(masks)
-        for mask in masks:
-            found = found & mask if name == "and" else found | mask
-        return found
+    def _evaluate(self, condition: Comparison | Logic) -> Mask:
+        if isinstance(condition, Comparison):
+            return self._compare_ids(condition) if condition.field == ID else self._compare(condition)
+        found = np.full(len(self._ids), condition.operator != "or", np.bool_)
+        for part in condition.parts:
+            mask = self._evaluate(part)
+            found = found | mask if condition.operator == "or" else found & mask
+        return ~found if condition.operator == "not" else found
 
-    def _compare(self, name: str, operator: str, operand: Any) -> Mask:
-        if name == ID:
-            return self._compare_ids(operator, operand)
-        column, order = self._column(name), self._orders.get(name)
+    def _compare(self, comparison: Comparison) -> Mask:
+        array, kind, operator = self._fields[comparison.field].array, comparison.kind, comparison.operator
+        values = make_array(STRING if kind == LIST else kind, comparison.values)
+        order = self._orders.get(comparison.field)
         if operator in RANGES:
-            if column.kind in (BOOL, LIST):
-                raise _wrong_operator(name, column.kind, operator)
-            operator, bound = _range(column.kind, operator, _convert(name, column.kind, operand))
             if order is not None:
-                return self._mask_of(order.rows_in(operator, bound))
-            return _to_mask(RANGES[operator](column.array, bound[0]))
-        wanted = [operand] if operator in ("eq", "ne") else _check_operands(name, operand)
-        values = _value_set(name, STRING if column.kind == LIST else column.kind, wanted)
+                return self._mask_of(order.rows_in(operator, values))
+            return _to_mask(RANGES[operator](array, values[0]))
         if order is not None:
             found = self._mask_of(order.rows_of(values))
         else:
-            found = (_contains_any if column.kind == LIST else _any_of)(column.array, values)
-        inverse = operator in ("ne", "not_in")
-        valid = valid_of(column.array) if inverse or column.kind == LIST else None
+            found = (_contains_any if kind == LIST else _any_of)(array, values)
+        inverse = operator == "not_in"
+        valid = valid_of(array) if inverse or kind == LIST else None
         found = ~found if inverse else found
         return found if valid is None else found & valid
 
-    def _compare_ids(self, operator: str, operand: Any) -> Mask:
-        if operator in RANGES:
-            return _to_mask(RANGES[operator](self._ids, make_array(STRING, [_convert(ID, STRING, operand)])[0]))
-        wanted = [operand] if operator in ("eq", "ne") else _check_operands(ID, operand)
-        found = self._mask_of(self._rows_of(wanted))
-        return ~found if operator in ("ne", "not_in") else found
+    def _compare_ids(self, comparison: Comparison) -> Mask:
+        if comparison.operator in RANGES:
+            bound = make_array(STRING, comparison.values)[0]
+            return _to_mask(RANGES[comparison.operator](self._ids, bound))
+        found = self._mask_of(self._rows_of(comparison.values))
+        return ~found if comparison.operator == "not_in" else found
 
     def _mask_of(self, rows: Rows) -> Mask:
         found = np.zeros(len(self._ids), np.bool_)
         found[rows] = True
         return found
-
-    def _column(self, name: object) -> FieldColumn:
-        if not isinstance(name, str) or name not in self._fields:
-            known = ", ".join(f"{name!r} ({column.kind})" for name, column in self._fields.items())
-            known = f"Their fields: {known}." if known else "They have none: read them with their columns."
-            raise InputError(f"`filter` names the field {name!r:.80}, which the items do not have. {known}")
-        return self._fields[name]
 
 
 def _operations(name: str, wanted: Any) -> list[tuple[str, Any]]:
@@ -199,19 +255,6 @@ def _convert(name: str, kind: str, operand: Any) -> Any:
         pass
     hint = " Values that are null match no comparison." if operand is None else ""
     raise InputError(f"`filter` must compare {name!r} ({kind}) with {OPERANDS[kind]}, got {describe(operand)}.{hint}")
-
-
-def _value_set(name: str, kind: str, operands: Iterable[Any]) -> pa.Array:
-    """Operands of equality; no integer equals a number that is none."""
-    values = [_convert(name, kind, operand) for operand in operands]
-    return make_array(kind, [value for value in values if not (kind == INT and isinstance(value, float))])
-
-
-def _range(kind: str, operator: str, bound: Any) -> tuple[str, pa.Array]:
-    """The operator of a range, and its bound as the only value of an array."""
-    if kind == INT and isinstance(bound, float):
-        operator, bound = _whole_bound(operator, bound)
-    return operator, make_array(kind, [bound])
 
 
 def _whole_bound(operator: str, bound: float) -> tuple[str, int]:

@@ -475,7 +475,9 @@ class Items:
             from crossknn.items.filters import FieldFilter
 
             rows_of = partial(self.rows_of, missing="skip")
-            return FieldFilter(self._fields, self._ids.array, rows_of, orders=self._orders).mask(filter)
+            mask = FieldFilter(self._fields, self._ids.array, rows_of, orders=self._orders).mask(filter)
+            mask.items = self
+            return mask
         if isinstance(filter, Collection) and not isinstance(filter, str | bytes):
             allowed = np.zeros(len(self), np.bool_)
             allowed[self.rows_of(filter, missing="skip")] = True

@@ -31,7 +31,7 @@ from crossknn.search.round_scorer import RoundScorer
 from crossknn.strategies.base import RoundScores, Strategy, drive
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.strategy import Posterior
-from crossknn.types import Encoder, Filter, Mask, Progress, Retriever, Rows, Scorer, SharedScorer, VectorSearch
+from crossknn.types import Encoder, Filter, Mask, Progress, Retriever, Rows, Scorer, SharedScorer, Store, VectorSearch
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,8 @@ class Searcher:
     It may be used from several threads; the scorer is called by one at a time, unless it is a `SharedScorer`.
 
     Args:
-        items: An `Index`, which brings vectors, α and β, and maybe a prior; or `Items`.
+        items: An `Index`, which brings vectors, α and β, and maybe a prior; `Items`; or a `Store`, which has items and
+            vectors.
         scorer: Any `Scorer`; called once per round for all queries of a search.
         encoder: Any `Encoder`. An index with a taught encoder uses that in place of none, and of the one that was
             taught. Without any there are no query vectors and no "dense" retriever.
@@ -73,7 +74,7 @@ class Searcher:
 
     def __init__(
         self,
-        items: Items | Index,
+        items: Items | Index | Store,
         *,
         scorer: Scorer,
         encoder: Encoder | None = None,
@@ -95,8 +96,10 @@ class Searcher:
             normalization = normalization or items.normalization
             encoder = items.choose_encoder(encoder, device=device)
             items = items.items
+        elif isinstance(items, Store):
+            vectors, items = items if vectors is None else vectors, items.items
         if not isinstance(items, Items):
-            raise invalid("items", "an Index or Items, as from Items.from_path(…)", items)
+            raise invalid("items", "an Index, a store, or Items, as from Items.from_path(…)", items)
         self.items = items
         self.scorer = scorer
         self.encoder = encoder

@@ -382,7 +382,7 @@ def test_parts_that_do_not_fit_are_rejected():
     setup = Setup()
     with pytest.raises(InputError, match=r"one vector per item \(120\), got 7"):
         Searcher(setup.items, scorer=setup.scorer, vectors=np.ones((7, 3), np.float32))
-    with pytest.raises(InputError, match="`items` must be an Index or Items"):
+    with pytest.raises(InputError, match="`items` must be an Index, a store, or Items"):
         Searcher(["a", "b"], scorer=setup.scorer)
     with pytest.raises(InputError, match="the dense retriever needs an encoder"):
         Searcher(setup.items, scorer=setup.scorer).search("query 0", strategy=Rerank(retriever="dense"))
