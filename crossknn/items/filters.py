@@ -86,6 +86,18 @@ class ConditionMask(np.ndarray[Any, np.dtype[np.bool_]]):
         self.condition, self.items = None, None  # a mask derived from this one is that of other conditions
 
 
+def condition_of(allowed: Mask, items: object) -> Logic | None:
+    """The conditions that a mask was made of, if they are on the fields of these items."""
+    return allowed.condition if isinstance(allowed, ConditionMask) and allowed.items is items else None
+
+
+def fields_of(condition: Comparison | Logic) -> set[str]:
+    """The names of the fields that a condition compares."""
+    if isinstance(condition, Comparison):
+        return {condition.field}
+    return set().union(*map(fields_of, condition.parts))
+
+
 def parse_filter(condition: Mapping[str, Any], kinds: Mapping[str, str], *, depth: int = 0) -> Logic:
     """Conditions on fields of these kinds, checked, as a tree."""
     if depth > MAX_DEPTH:
