@@ -92,7 +92,7 @@ import json, sys, time
 from benchmarks.memory import anonymous, peak_resident
 from crossknn.items.items import Items
 before, start = anonymous(), time.process_time()
-items = Items.from_path(sys.argv[1], id="id", text="text")
+items = Items.from_path(sys.argv[1], id="_id" if sys.argv[1].endswith(".parquet") else "id", text="text")
 print(json.dumps({"seconds": time.process_time() - start, "own_mb": anonymous() - before, "peak_mb": peak_resident()}))
 """
 

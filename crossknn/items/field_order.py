@@ -77,8 +77,8 @@ class FieldOrder:
 
     def _bounds(self, key: Any) -> tuple[int, int]:
         """Where the values that are equal begin and end in the order."""
-        start = bisect_left(self.places, key, key=self._value_at)  # type: ignore[arg-type]
-        return start, bisect_right(self.places, key, start, key=self._value_at)  # type: ignore[arg-type]
+        start = bisect_left(self.places, key, key=self._value_at)
+        return start, bisect_right(self.places, key, start, key=self._value_at)
 
     def _value_at(self, place: Any) -> Any:
         return self._values[int(place)].as_py() if self._numbers is None else self._numbers[place]

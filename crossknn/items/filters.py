@@ -86,6 +86,18 @@ class ConditionMask(np.ndarray[Any, np.dtype[np.bool_]]):
         self.condition, self.items = None, None  # a mask derived from this one is that of other conditions
 
 
+def condition_of(allowed: Mask, items: object) -> Logic | None:
+    """The conditions that a mask was made of, if they are on the fields of these items."""
+    return allowed.condition if isinstance(allowed, ConditionMask) and allowed.items is items else None
+
+
+def fields_of(condition: Comparison | Logic) -> set[str]:
+    """The names of the fields that a condition compares."""
+    if isinstance(condition, Comparison):
+        return {condition.field}
+    return set().union(*map(fields_of, condition.parts))
+
+
 def parse_filter(condition: Mapping[str, Any], kinds: Mapping[str, str], *, depth: int = 0) -> Logic:
     """Conditions on fields of these kinds, checked, as a tree."""
     if depth > MAX_DEPTH:
@@ -167,24 +179,26 @@ class FieldFilter:
         return ~found if condition.operator == "not" else found
 
     def _compare(self, comparison: Comparison) -> Mask:
-        column, order = self._fields[comparison.field], self._orders.get(comparison.field)
-        kind, values = column.kind, make_array(STRING if column.kind == LIST else column.kind, comparison.values)
-        if comparison.operator in RANGES:
+        array, kind, operator = self._fields[comparison.field].array, comparison.kind, comparison.operator
+        values = make_array(STRING if kind == LIST else kind, comparison.values)
+        order = self._orders.get(comparison.field)
+        if operator in RANGES:
             if order is not None:
-                return self._mask_of(order.rows_in(comparison.operator, values))
-            return _to_mask(RANGES[comparison.operator](column.array, values[0]))
+                return self._mask_of(order.rows_in(operator, values))
+            return _to_mask(RANGES[operator](array, values[0]))
         if order is not None:
             found = self._mask_of(order.rows_of(values))
         else:
-            found = (_contains_any if kind == LIST else _any_of)(column.array, values)
-        inverse = comparison.operator == "not_in"
-        valid = valid_of(column.array) if inverse or kind == LIST else None
+            found = (_contains_any if kind == LIST else _any_of)(array, values)
+        inverse = operator == "not_in"
+        valid = valid_of(array) if inverse or kind == LIST else None
         found = ~found if inverse else found
         return found if valid is None else found & valid
 
     def _compare_ids(self, comparison: Comparison) -> Mask:
         if comparison.operator in RANGES:
-            return _to_mask(RANGES[comparison.operator](self._ids, make_array(STRING, comparison.values)[0]))
+            bound = make_array(STRING, comparison.values)[0]
+            return _to_mask(RANGES[comparison.operator](self._ids, bound))
         found = self._mask_of(self._rows_of(comparison.values))
         return ~found if comparison.operator == "not_in" else found
 

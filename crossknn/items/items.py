@@ -372,7 +372,7 @@ class Items:
     def index_fields(self, *names: str) -> Self:
         """The same items with an index on these fields, by which filters find few of many items faster.
 
-        An index is the order of a field's values, 4 bytes per item. `Index.save` stores it; `take` and `extend` keep it.
+        An index is the order of a field's values, 4 bytes per item. `Index.save`, `take` and `extend` keep it.
         """
         items = copy(self)
         items._orders = self._orders | {name: FieldOrder.of(self.field(name)) for name in names}
@@ -550,7 +550,7 @@ def _read_columns(
     n_empty = len(empty_places) if empty == "keep" else 0
     fields = _without_rows(source.collector.finish(), skipped)
     pa.default_memory_pool().release_unused()  # what blocks were read into
-    of_rows = (np.frombuffer(numbers, np.int64) for numbers in (hashes, places))
+    of_rows = np.frombuffer(hashes, np.int64), np.frombuffer(places, np.int64)
     return ids.finish(), texts.finish(), fields, *of_rows, n_empty
 
 

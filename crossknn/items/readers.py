@@ -169,7 +169,7 @@ class Fields:
 
 
 _END: Final = object()
-_SCAN_JSON: Final = json.JSONDecoder().scan_once
+_SCAN_JSON: Final = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 class TextsAndIds(Source):

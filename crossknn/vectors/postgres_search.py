@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from copy import copy
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -16,9 +17,12 @@ from numpy.typing import ArrayLike, NDArray
 from crossknn._checks import invalid
 from crossknn._imports import import_extra
 from crossknn.errors import InputError, StoreError
+from crossknn.items.fields import LIST, STRING
+from crossknn.items.filters import condition_of, fields_of
 from crossknn.items.items import Items
 from crossknn.types import EMPTY_PROPOSAL, Mask, Proposal, Rows, Scores, Vectors
 from crossknn.vectors.base import BaseSearch, Found, RowLists
+from crossknn.vectors.postgres_filter import to_sql
 from crossknn.vectors.ranking import order_rows
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
+ID, TEXT = "crossknn id", "crossknn text"  # names of what is no metadata in records of items
 FETCH_RECORDS: Final = 65_536  # records read from a cursor at once
 MAX_EF_SEARCH: Final = 1_000  # pgvector's limit
 HNSW_OVERSAMPLING: Final = 2  # candidates of the HNSW index that are rescored for each row to find
@@ -68,6 +73,7 @@ class PgVectorSearch(BaseSearch):
         self._stored_dim = self.dim = dim
         self._columns: Vectors = np.empty((0, 0), np.float32)  # appended to the vectors,
         self._columns_table: str | None = None  # and the table they are in
+        self._mixed: set[str] = set()  # fields whose values in JSON are of several types, known once items are read
         self._numbers = connections.read(self._read_numbers)
 
     def __len__(self) -> int:
@@ -75,13 +81,17 @@ class PgVectorSearch(BaseSearch):
 
     @cached_property
     def items(self) -> Items:
-        """The items of the rows, read on first use."""
-        statement = "SELECT number, id, text FROM {table} WHERE number <= %(last)s ORDER BY 1"
+        """The items of the rows, read on first use; their fields are those of `metadata`."""
+        statement = "SELECT number, id, text, metadata FROM {table} WHERE number <= %(last)s ORDER BY 1"
         records = self._connections.read(lambda connection: [*chain(*self._stream(connection, statement, {}))])
-        rows = self._rows_of([number for number, _, _ in records])
+        rows = self._rows_of([record[0] for record in records])
         known = [record for record, row in zip(records, rows, strict=True) if row >= 0]
         self._check_all(len(known), len(self))
-        return Items((text for _, _, text in known), ids=(id_ for _, id_, _ in known))
+        items = Items.from_records(
+            ({**metadata, TEXT: text, ID: id_} for _, id_, text, metadata in known), id=ID, text=TEXT
+        )
+        self._mixed = _mixed_fields(items.fields, [metadata for *_, metadata in known])
+        return items
 
     def filtered(self, condition: str, **values: Any) -> PgVectorSearch:
         """The same search among the items that meet an SQL condition: `"metadata->>'lang' = %(lang)s", lang="de"`.
@@ -150,12 +160,21 @@ class PgVectorSearch(BaseSearch):
         if len(exclude):
             values["excluded"] = self._numbers[exclude].tolist()
         if allowed is not None:
-            values["allowed"] = self._numbers[np.asarray(allowed, np.bool_)].tolist()
+            values |= self._filter_values(allowed)
         if self._ef_search is not None and not self._columns_table:
             near = self._connections.read(lambda connection: self._search_hnsw(connection, query, values))
             if len(near) == n:
-                return self._propose(near)
-        return self._propose(self._read(EXACT, values))
+                return self._propose(near, allowed)
+        return self._propose(self._read(EXACT, values), allowed)
+
+    def _filter_values(self, allowed: Mask) -> Values:
+        """What restricts a statement to these rows: their conditions in SQL, or their numbers."""
+        condition = condition_of(allowed, self.__dict__.get("items"))
+        if condition is not None and not fields_of(condition) & self._mixed:
+            values: Values = {}
+            if (expression := to_sql(condition, values)) is not None:
+                return {"meets": expression, **values}
+        return {"allowed": self._numbers[np.asarray(allowed, np.bool_)].tolist()}
 
     def _search_hnsw(self, connection: Connection, query: Scores, values: Values) -> Records:
         """Candidates of pgvector's index, with exact products."""
@@ -186,8 +205,13 @@ class PgVectorSearch(BaseSearch):
         self._check_all(int(np.isfinite(result).sum()), len(result))
         return result
 
-    def _propose(self, records: Records) -> Proposal:
-        return order_rows(*self._read_products(records)) if records else EMPTY_PROPOSAL
+    def _propose(self, records: Records, allowed: Mask | None) -> Proposal:
+        if not records:
+            return EMPTY_PROPOSAL
+        rows, products = self._read_products(records)
+        if allowed is not None:  # metadata may have changed since the table was opened
+            rows, products = rows[allowed[rows]], products[allowed[rows]]
+        return order_rows(rows, products)
 
     def _read_products(self, records: Records) -> tuple[Rows, Scores]:
         """The rows and the products of nonempty records, without items that were added since."""
@@ -237,7 +261,7 @@ class PgVectorSearch(BaseSearch):
                 yield records
 
     def _prepare(self, statement: str, values: Values) -> tuple[Any, Values]:
-        """A statement about this table, restricted by the `excluded` and `allowed` of `values`, and all its values."""
+        """A statement about this table, restricted by `excluded`, `allowed` and `meets` of `values`, and its values."""
         from psycopg import sql
 
         source, product = "{table}", "-(vector::vector <#> %(query)s)"
@@ -247,6 +271,8 @@ class PgVectorSearch(BaseSearch):
         where = "NOT removed AND number <= %(last)s"
         where += " AND number <> ALL(%(excluded)s::bigint[])" * ("excluded" in values)
         where += " AND number = ANY(%(allowed)s::bigint[])" * ("allowed" in values)
+        if "meets" in values:
+            where += f" AND {values['meets']}"
         condition = sql.SQL(f"{where} AND {self._condition}")
         statement = statement.replace("{source}", source).replace("{product}", product)
         last = int(self._numbers[-1]) if len(self) else 0
@@ -258,6 +284,15 @@ class PgVectorSearch(BaseSearch):
             raise StoreError(
                 f"{expected - found} items of {self._table!r} were purged since it was opened. Open it again."
             )
+
+
+def _mixed_fields(kinds: Mapping[str, str], metadata: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The fields of strings, or of lists of them, that hold other values, which items have as strings."""
+    own = {STRING: (str, NoneType), LIST: (str, list, NoneType)}
+    types = {name: own[kind] for name, kind in kinds.items() if kind in own}
+    return {
+        name for record in metadata for name in record.keys() & types.keys() if type(record[name]) not in types[name]
+    }
 
 
 class StaleConnection(StoreError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from crossknn._checks import check_choice, check_positive, invalid
 from crossknn.errors import InputError
+from crossknn.items.fields import fields_as_json
 from crossknn.items.items import Items
 from crossknn.vectors.postgres_search import MAX_EF_SEARCH, Connections, PgVectorSearch, format_sql, quoted
 
@@ -87,7 +87,7 @@ class PgTable:
         Args:
             items: The first items; `add` adds more.
             vectors: (items, dim) of a floating-point type.
-            metadata: One mapping per item, for filters.
+            metadata: One mapping per item, for filters; by default the items' fields.
             storage: "float32" or "float16". Default: float32 up to 2,000 dimensions, else float16.
 
         Raises:
@@ -194,7 +194,7 @@ def _copy(
 
     if metadata is not None and len(metadata) != len(items):
         raise InputError(f"`metadata` must hold one mapping per item ({len(items)}), got {len(metadata)}.")
-    values = map(Jsonb, repeat({}) if metadata is None else map(dict, metadata))
+    values = map(Jsonb, _read_fields(items) if metadata is None else map(dict, metadata))
     try:
         with connection.cursor().copy(format_sql(COPY, table=table)) as copy:
             copy.set_types(["text", "text", "jsonb", kind])
@@ -202,6 +202,13 @@ def _copy(
                 copy.write_row(row)
     except DataError as error:
         raise InputError(f"PostgreSQL rejected an item: {error}") from error
+
+
+def _read_fields(items: Items) -> Iterator[dict[str, Any]]:
+    """The fields of each item that it has, as JSON."""
+    for start in range(0, len(items), SEND_VECTORS):
+        for fields in items.fields_of(range(start, min(start + SEND_VECTORS, len(items)))):
+            yield fields_as_json({name: value for name, value in fields.items() if value is not None})
 
 
 def _convert(vectors: NDArray[Any], kind: str) -> Iterator[Any]:

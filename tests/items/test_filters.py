@@ -207,6 +207,7 @@ def test_items_that_are_taken_and_added_keep_their_indexes() -> None:
     items = Items(["x", "y"], fields={"f": [2, 1], "g": ["a", "b"]}).index_fields("f").index_fields("g")
     more = items.take([1]).extend(Items(["z"], fields={"f": [1]}, ids=["of more"]))
     assert items.take([1]).indexed_fields == more.indexed_fields == ("f", "g")
-    assert found(more, {"f": 1}) == [0, 1] and found(more, {"g": "a"}) == []
-    with pytest.raises(InputError, match="no field 'h'. Their fields: 'f', 'g'"):
+    assert found(more, {"f": 1}) == [0, 1]
+    assert found(more, {"g": "a"}) == []
+    with pytest.raises(InputError, match=r"no field 'h'\. Their fields: 'f', 'g'"):
         items.index_fields("h")

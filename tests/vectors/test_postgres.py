@@ -15,12 +15,14 @@ from crossknn.scorers.base import function_scorer
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.posterior.strategy import Posterior
-from crossknn.testing import check_vector_search
+from crossknn.testing import check_store, check_vector_search
 from crossknn.vectors.base import recall_against_exact
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.postgres_search import BY_HNSW
 from crossknn.vectors.postgres_table import PgTable
+from tests.stores import world as store_world
 
+QUERIES_OF_STORE = store_world.QUERIES
 ROWS, DIM = 300, 8
 NUMBERS = count()
 RNG = np.random.default_rng(0)
@@ -144,6 +146,73 @@ def test_a_filter_holds_in_every_round_of_a_search(table):
         for hits in searcher.search_many(names, k=40, strategy=strategy, filter=german):
             assert len(hits) == 40
             assert set(hits.ids) <= set(german)
+
+
+@pytest.fixture(scope="module")
+def stored(postgres):
+    """The items of `tests.stores.world`, with their fields as metadata."""
+    table = PgTable.create(postgres.url, "stored", store_world.ITEMS, store_world.VECTORS)
+    yield table
+    postgres.start()
+    table.close()
+    table.drop()
+
+
+def test_a_table_is_a_store(stored):
+    check_store(stored.open(), store_world.ITEMS, store_world.VECTORS, filters=store_world.FILTERS)
+
+
+def test_conditions_on_fields_are_sent_instead_of_rows(stored, postgres):
+    sent = []
+
+    class Recorder(psycopg.Cursor):
+        def execute(self, query, params=None, **options):
+            sent.append(params or {})
+            return super().execute(query, params, **options)
+
+    def connect():
+        connection = psycopg.connect(postgres.url)
+        connection.cursor_factory = Recorder
+        return connection
+
+    def longest_list(allowed):
+        del sent[:]
+        search.search(QUERIES_OF_STORE[:1], 3, allowed=allowed)
+        return max(len(value) for params in sent for value in params.values() if isinstance(value, list))
+
+    search = PgTable(connect, stored.name).open()
+    assert max(longest_list(search.items.mask(condition)) for condition in store_world.FILTERS) == 3
+    german = search.items.mask({"lang": "de"})
+    others = [german.copy(), store_world.ITEMS.mask({"lang": "de"}), search.items.mask({"lang": ["de", "a\0"]})]
+    assert [longest_list(mask) for mask in others] == [60] * 3  # of no known conditions, or of none in SQL
+
+
+def test_a_filter_by_field_holds_in_every_round(stored):
+    searcher = store_world.searcher(stored.open())
+    condition = {"lang": "de", "size": {"gt": 0}}
+    for strategy in (Posterior(20, 4), Axn(20, 4)):
+        for hits in searcher.search_many(store_world.NAMES, k=20, strategy=strategy, filter=condition):
+            assert len(hits) == 20
+            assert all(hit.fields["lang"] == "de" and hit.fields["size"] > 0 for hit in hits)
+
+
+def test_metadata_of_several_types_are_filtered_as_items_have_them(postgres):
+    metadata = [{"f": 3.0}, {"f": "3"}, {"f": "x", "g": {"in": "objects"}}, {}]
+    table = PgTable.create(postgres.url, "mixed", some_items(0, 4), VECTORS[:4], metadata=metadata)
+    search = table.open()
+    assert search.items.fields == {"f": "string"}
+    assert sorted(search.search(QUERIES[:1], 4, allowed=search.items.mask({"f": "3"}))[0].rows) == [0, 1]
+    table.drop()
+
+
+def test_metadata_that_changed_since_do_not_let_others_in(postgres):
+    table = PgTable.create(postgres.url, "changed", some_items(0, 3), VECTORS[:3], metadata=[{"f": 1}, {"f": 2}, {}])
+    search = table.open()
+    mask = search.items.mask({"f": 1})
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute("""UPDATE changed SET metadata = '{"f": 1}'""")
+    assert rows_of(search.search(QUERIES[:1], 3, allowed=mask)) == [[0]]
+    table.drop()
 
 
 def test_hnsw_of_the_database(table):
