@@ -1,4 +1,5 @@
 from crossknn.stores.base import ProposedRowsSearch as ProposedRowsSearch
 from crossknn.stores.base import StoreSearch as StoreSearch
+from crossknn.stores.elastic import ElasticStore as ElasticStore
 from crossknn.stores.lance import LanceStore as LanceStore
 from crossknn.stores.qdrant import QdrantStore as QdrantStore

@@ -75,13 +75,14 @@ class PgVectorSearch(BaseSearch):
 
     @cached_property
     def items(self) -> Items:
-        """The items of the rows, read on first use."""
-        statement = "SELECT number, id, text FROM {table} WHERE number <= %(last)s ORDER BY 1"
+        """The items of the rows, with their metadata as fields, read on first use."""
+        statement = "SELECT number, id, text, metadata FROM {table} WHERE number <= %(last)s ORDER BY 1"
         records = self._connections.read(lambda connection: [*chain(*self._stream(connection, statement, {}))])
-        rows = self._rows_of([number for number, _, _ in records])
+        rows = self._rows_of([number for number, *_ in records])
         known = [record for record, row in zip(records, rows, strict=True) if row >= 0]
         self._check_all(len(known), len(self))
-        return Items((text for _, _, text in known), ids=(id_ for _, id_, _ in known))
+        named = ({**metadata, "_id": id_, "text": text} for _, id_, text, metadata in known)
+        return Items.from_records(named, id="_id", text="text")
 
     def filtered(self, condition: str, **values: Any) -> PgVectorSearch:
         """The same search among the items that meet an SQL condition: `"metadata->>'lang' = %(lang)s", lang="de"`.
