@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from crossknn.errors import CrossKnnError, StoreError
 from crossknn.items.filters import ConditionMask, Logic
-from crossknn.items.items import Items
+from crossknn.stores.items import StoreItems
 from crossknn.types import EMPTY_PROPOSAL, Mask, Proposal, Rows, Scores, Vectors, VectorSearch
 from crossknn.vectors.base import BaseSearch, Found, RowLists, candidate_products
 from crossknn.vectors.ranking import order_rows, top_rows
@@ -33,7 +33,7 @@ class StoreSearch(BaseSearch):
     `CACHE_BYTES`. Subclasses set `items` and `dim`. Several threads may use a search.
     """
 
-    items: Items
+    items: StoreItems
 
     def __init__(self) -> None:
         self._cache: tuple[Rows, Vectors] = NO_VECTORS  # ascending rows, and their vectors
@@ -64,6 +64,10 @@ class StoreSearch(BaseSearch):
             if vectors.nbytes <= CACHE_BYTES:
                 self._cache = known, vectors
         return vectors.reshape(-1, self.dim)[np.searchsorted(known, distinct)][places]
+
+    def read_vectors(self, rows: Rows) -> Vectors:
+        """`take` of distinct rows, of which nothing is kept in memory."""
+        return np.concatenate([np.empty((0, self.dim), np.float32), *self._read_blocks(rows)])
 
     def estimates(self, queries: NDArray[Any]) -> Scores:
         """(queries, items) float32: the inner product with every item; reads all vectors."""

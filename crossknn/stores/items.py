@@ -85,6 +85,12 @@ class StoreItems(Items):
         text = pa.repeat(pa.scalar(PLACEHOLDER, pa.large_string()), len(table))
         return cls.from_dataset(table.append_column(TEXT, text), id=id, text=TEXT)._with_texts(read)
 
+    def without_texts(self) -> Items:
+        """The ids and fields, in memory."""
+        items = Items([PLACEHOLDER] * len(self), ids=self.ids)
+        items._fields = self._fields
+        return items
+
     def _with_texts(self, read: ReadTexts) -> Self:
         self._texts, self._empty_texts = StoredTexts(len(self), read), 0
         return self

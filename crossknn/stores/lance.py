@@ -156,10 +156,8 @@ class LanceStore(StoreSearch):
                     search = search.bypass_vector_index()
                 records = self._run(search, n, [condition, self._without_sql(hidden)], "_distance")
             rows = self._rows_of(records)
-            if approximate:  # an index has compressed vectors
-                products = self.take(rows) @ query
-            else:
-                products = 1 - records["_distance"].to_numpy()
+            # An index has compressed vectors.
+            products = self.take(rows) @ query if approximate else 1 - records["_distance"].to_numpy()
             found.append(Proposal(rows, np.asarray(products, np.float32)))
         return found
 

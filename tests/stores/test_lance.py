@@ -61,7 +61,7 @@ def test_filters_hold_with_columns_too(database, table):
         found = search.search(np.ones((1, DIM + 2)), ROWS, allowed=np.asarray(allowed))[0]
         assert sorted(found.rows) == list(np.flatnonzero(allowed))
         assert search.search(np.ones((1, DIM + 2)), ROWS, allowed=allowed)[0].rows.tolist() == found.rows.tolist()
-    assert len([*database.table_names()]) == 2
+    assert len(database.list_tables().tables) == 2
 
 
 def test_dates_and_times(database):
