@@ -25,6 +25,7 @@ from crossknn.types import Scores
 SEARCH_EXAMPLES: Any = {
     "one query": {"value": {"query": "a machine for making coffee", "k": 3, "budget": 50}},
     "two queries": {"value": {"queries": ["a machine for making coffee", "a large cat"], "k": 3}},
+    "one query, the best so far after each round": {"value": {"query": "a large cat", "stream": True}},
     "a strategy with settings": {
         "value": {"query": "a large cat", "strategy": {"name": "axn", "rounds": 5, "mix": 0.8}, "deadline": 2.0}
     },
@@ -160,10 +161,17 @@ class SearchRequest(RequestModel, extra="forbid"):
     diversity: FiniteFloat = Field(
         0, ge=0, le=1, description="Weight of unlikeness in the order of hits: maximal marginal relevance."
     )
+    stream: bool = Field(False, description="Send the best items so far after each round; one query only.")
     explain: bool = Field(False, description="Also return every scored item, in order of the calls.")
     texts: bool = Field(True, description="Return the items' texts.")
     fields: bool = Field(True, description="Return the items' fields.")
     highlight: bool = Field(False, description="Return where words of the query stand in the texts of hits.")
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> Self:
+        if self.stream and self.query is None:
+            raise ValueError("`stream` needs `query`: one query at a time")
+        return self
 
     @property
     def all_queries(self) -> list[str]:
@@ -341,11 +349,15 @@ class ErrorResponse(TypedDict):
 
 
 def query_response(hits: Hits, searcher: Searcher, request: SearchRequest) -> QueryResponse:
-    """`hits.to_dict()` with what the request wants of it: the texts of all items or of none, and their matches."""
-    response: Any = hits.to_dict(trace=request.explain)
+    """`hits.to_dict()` with what the request wants of it: the texts of all items or of none, and their matches.
+
+    Only a search that is over has a trace.
+    """
+    explain = request.explain and hits.final
+    response: Any = hits.to_dict(trace=explain)
     for call in response.get("trace", ()):
         del call["fields"]
-    if request.texts and request.explain:
+    if request.texts and explain:
         texts = searcher.items.texts_of([hit.row for hit in hits.trace])
         for call, text in zip(response["trace"], texts, strict=True):
             call["text"] = text

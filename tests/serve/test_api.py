@@ -467,7 +467,7 @@ def test_every_example_of_the_schema_works(client):
         for example in content.get("examples", {}).values():
             assert client.post(path, json=example["value"]).status_code == 200
             tried += 1
-    assert tried == 5 + 2 + 3 * 2
+    assert tried == 6 + 2 + 3 * 2
 
 
 def test_the_docs_page_shows_routes_and_examples_without_external_resources(client):
