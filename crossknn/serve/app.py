@@ -167,13 +167,27 @@ def _add_scores(app: FastAPI, service: Service) -> None:
             request, *body.queries_and_items, lambda scores, id_: {"scores": scores.tolist(), "request_id": id_}
         )
 
+    @app.post("/v1/score", response_model=schemas.VllmScores, responses=ERRORS)
+    async def vllm_score(
+        request: Request,
+        body: Annotated[schemas.VllmScoreRequest, Body(openapi_examples=schemas.VLLM_SCORE_EXAMPLES)],
+    ) -> Response:
+        """Score pairs, in vLLM's format: one query with each item, or as many queries as items."""
+        model = service.scorer.fingerprint
+        return await score_pairs(
+            request, *body.queries_and_items, lambda scores, id_: body.response(scores, request_id=id_, model=model)
+        )
+
     async def rerank(
         request: Request, body: Annotated[schemas.RerankRequest, Body(openapi_examples=schemas.RERANK_EXAMPLES)]
     ) -> Response:
-        """Rank texts by score, in the formats of text-embeddings-inference, Jina, Cohere and vLLM."""
-        queries, model = [body.query] * len(body.items), service.scorer.fingerprint
+        """Rank texts by score, in the formats of text-embeddings-inference, Jina, Cohere, vLLM and infinity."""
+        about = {"model": service.scorer.fingerprint, "api_version": "1" if "/v1/" in request.url.path else "2"}
         return await score_pairs(
-            request, queries, body.items, lambda scores, id_: body.response(scores, request_id=id_, model=model)
+            request,
+            [body.query] * len(body.items),
+            body.items,
+            lambda scores, id_: body.response(scores, request_id=id_, **about),
         )
 
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
