@@ -63,13 +63,14 @@ class Selection:
 
 
 class StrategyRun(NamedTuple):
-    """What a strategy found for the queries of one search, and the time spent in the scorer and in learning."""
+    """What a strategy has found for the queries of one search, and the time spent in the scorer and in learning."""
 
     queries: Sequence[str]
     items: Items
     results: list[QueryResult]
     candidates: CandidateCache
     traced: bool  # every scored item; otherwise only the hits
+    final: bool  # whether the search is over
     score_seconds: float
     solve_seconds: float
 
@@ -95,6 +96,7 @@ class StrategyRun(NamedTuple):
             expected_recall=result.expected_recall,
             estimates=result.all_estimates,
             trace=trace,
+            final=self.final,
         )
 
     def _trace(self, query: int, calls: Rows) -> Trace:

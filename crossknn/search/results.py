@@ -143,6 +143,7 @@ class Hits(Sequence[Hit]):
             deadline, the last known value. None where it is unknown.
         estimates: (items,) estimated scores of all items, where the strategy was asked for them.
         trace: Every scored item in the order of the calls; of exact search only the hits.
+        final: Whether the search is over; False for those that `stream` gives before its last round.
     """
 
     query: str
@@ -156,6 +157,7 @@ class Hits(Sequence[Hit]):
     expected_recall: float | None = None
     estimates: Scores | None = field(default=None, compare=False)
     trace: Sequence[Hit] = field(default=(), compare=False)
+    final: bool = True
 
     def scored(self) -> tuple[list[str], list[float]]:
         """Ids and scores of every scored item, in the order of the calls; of exact search those of the hits."""
@@ -166,7 +168,7 @@ class Hits(Sequence[Hit]):
     @property
     def complete(self) -> bool:
         """Whether the search ran to its end."""
-        return self.stopped is None
+        return self.final and self.stopped is None
 
     @property
     def ids(self) -> list[str]:

@@ -1,12 +1,17 @@
-"""Scoring of a strategy's rounds: rows to texts, one scorer call per round, within the deadline."""
+"""Scoring of a strategy's rounds: rows to texts, one scorer call per round, within the deadline.
+
+What is scored next is decided by generators that never call the scorer: `run_sync` and `run_async` do.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,8 +21,21 @@ from crossknn.scorers.base import score_pairs
 from crossknn.strategies.base import RoundScores
 from crossknn.types import Progress, Rows, Scorer, Scores, SharedScorer
 
+T = TypeVar("T")
+
 MAX_PAIRS = 65_536  # pairs whose texts are in memory at once; a larger round takes several scorer calls
 FIRST_SLICE = 16  # pairs scored under a deadline before the scorer's speed is known
+
+
+class PairBatch(NamedTuple):
+    """The pairs of one scorer call."""
+
+    queries: list[str]
+    items: list[str]
+
+
+Scoring = Generator[PairBatch, Scores | None, T]
+"""Yields batches and is sent their scores, or None where they came too late; it returns what becomes of them."""
 
 
 @dataclass(slots=True)
@@ -46,17 +64,46 @@ class RoundScorer:
             self.scorer, self.lock = self.scorer.for_caller(self.cancelled, self.ends), nullcontext()
 
     def __call__(self, proposed: list[Rows]) -> RoundScores:
+        """The scores of a round."""
+        return self.run_sync(self.score_round(proposed))
+
+    def run_sync(self, scoring: Scoring[T]) -> T:
+        """The outcome of `scoring`, whose batches are scored in this thread."""
+        step = _advance(scoring, None)
+        while isinstance(step, PairBatch):
+            step = _advance(scoring, self._score(step))
+        return step.value
+
+    async def run_async(self, scoring: Scoring[T]) -> T:
+        """The outcome of `scoring`, whose batches are scored in threads."""
+        step = await asyncio.to_thread(_advance, scoring, None)
+        while isinstance(step, PairBatch):
+            scores = await asyncio.to_thread(self._score, step)
+            step = await asyncio.to_thread(_advance, scoring, scores)
+        return step.value
+
+    def _score(self, batch: PairBatch) -> Scores | None:
+        with self.lock, suppress(TooLate):
+            return score_pairs(self.scorer, batch.queries, batch.items)
+        return None
+
+    def score_round(self, proposed: list[Rows]) -> Scoring[RoundScores]:
+        """Score the proposed rows of each query, the best rows of all queries first."""
         scores = [np.empty(len(rows), np.float32) for rows in proposed]
         counts = np.zeros(len(proposed), np.int64)  # scored rows of each query
         width = max(1, MAX_PAIRS // max(1, len(proposed)))  # ranks scored together
         stopped = None
         for first in range(0, max(1, *map(len, proposed)), width):
-            stopped = self._stop_reason() or self._score_ranks(proposed, slice(first, first + width), scores, counts)
+            stopped = self._stop_reason()
+            if not stopped:
+                stopped = yield from self._score_ranks(proposed, slice(first, first + width), scores, counts)
             if stopped:
                 break
         return RoundScores([values[:count] for values, count in zip(scores, counts, strict=True)], stopped)
 
-    def _score_ranks(self, proposed: list[Rows], ranks: slice, scores: list[Scores], counts: Rows) -> str | None:
+    def _score_ranks(
+        self, proposed: list[Rows], ranks: slice, scores: list[Scores], counts: Rows
+    ) -> Scoring[str | None]:
         """Score these ranks of every proposal; the reason for stopping early, if any."""
         parts = [rows[ranks] for rows in proposed]
         sizes = [len(part) for part in parts]
@@ -68,11 +115,14 @@ class RoundScorer:
         done, stopped = 0, None
         while done < len(rows) and stopped is None:
             part = order[done : done + self._slice_size()]
-            try:
-                found[part] = self._score(queries[part], rows[part])
-            except TooLate:
+            start = time.monotonic()
+            batch = PairBatch([self.queries[query] for query in queries[part]], self.items.texts_of(rows[part]))
+            values = yield batch
+            if values is None:
                 stopped = "deadline"
             else:
+                self._count(len(part), time.monotonic() - start)
+                found[part] = values
                 done += len(part)
                 stopped = self._stop_reason() if done < len(rows) else None
         for query_scores, values in zip(scores, np.split(found, np.cumsum(sizes)[:-1]), strict=True):
@@ -80,19 +130,15 @@ class RoundScorer:
         counts += np.bincount(queries[order[:done]], minlength=len(proposed))
         return stopped
 
-    def _score(self, queries: Rows, rows: Rows) -> Scores:
-        start = time.monotonic()
-        with self.lock:
-            scores = score_pairs(self.scorer, [self.queries[q] for q in queries], self.items.texts_of(rows))
-        took = time.monotonic() - start
-        self.seconds += took
-        self._scored += len(rows)
+    def _count(self, pairs: int, seconds: float) -> None:
+        """Report progress, and size the next slice."""
+        self.seconds += seconds
+        self._scored += pairs
         if self.progress:
             self.progress("scoring", self._scored, max(self.total_calls, self._scored))
         if self.ends is not None:  # at most twice the last slice, and what fits into the time left at its speed
             left = self.ends - time.monotonic()
-            self._slice = min(max(2 * len(rows), FIRST_SLICE), int(left * len(rows) / max(took, 1e-6)))
-        return scores
+            self._slice = min(max(2 * pairs, FIRST_SLICE), int(left * pairs / max(seconds, 1e-6)))
 
     def _slice_size(self) -> int:
         return MAX_PAIRS if self.ends is None else min(max(self._slice, 1), MAX_PAIRS)
@@ -103,3 +149,15 @@ class RoundScorer:
         if self.ends is not None and (self._slice < 1 or time.monotonic() >= self.ends):
             return "deadline"
         return None
+
+
+class _Outcome(NamedTuple, Generic[T]):
+    value: T
+
+
+def _advance(scoring: Scoring[T], scores: Scores | None) -> PairBatch | _Outcome[T]:
+    """The next batch, or the outcome."""
+    try:
+        return scoring.send(scores)
+    except StopIteration as end:
+        return _Outcome(end.value)

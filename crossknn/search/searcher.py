@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,12 @@ from crossknn.retrievers.cache import CandidateCache
 from crossknn.retrievers.simple import Random
 from crossknn.search.calibration import Judgments, ScoreCalibration, check_judged, group_judgments
 from crossknn.search.fusion import SCORE, ScoreFusion, check_weights, equal_weights, find_relevant, fit_weights
-from crossknn.search.hit_selection import Selection, StrategyRun
+from crossknn.search.hit_selection import Selection
 from crossknn.search.options import SearchOptions, choose_k, default_strategy
 from crossknn.search.resources import SearchResources
 from crossknn.search.results import Hits
 from crossknn.search.round_scorer import RoundScorer
+from crossknn.search.search_run import SearchRun
 from crossknn.strategies.base import RoundScores, SearchContext, Strategy, drive
 from crossknn.strategies.normalization import Normalization
 from crossknn.strategies.posterior.strategy import Posterior
@@ -214,17 +216,98 @@ class Searcher:
         diversity: float = 0.0,
     ) -> Hits:
         """`search` without blocking the event loop. Cancelling the task ends the search after the call in flight."""
-        cancelled = threading.Event()
+        options = SearchOptions(
+            k, budget, strategy, filter, deadline, rank_by, stop_at, min_score, min_probability, diversity
+        )
+        async for hits in self._astream(query, options):
+            found = hits
+        return found
+
+    def stream(
+        self,
+        query: str,
+        *,
+        k: int | None = None,
+        budget: int | None = None,
+        strategy: Strategy | None = None,
+        filter: Filter | None = None,
+        deadline: float | None = None,
+        rank_by: str = SCORE,
+        stop_at: float | None = None,
+        min_score: float | None = None,
+        min_probability: float | None = None,
+        diversity: float = 0.0,
+        cancelled: threading.Event | None = None,
+    ) -> Iterator[Hits]:
+        """The best items so far after each round; the last, which are `final`, are what `search` returns.
+
+        Their `expected_recall` is known after every round with `stop_at`, and else of the last. Invalid arguments raise
+        before the first round. A caller that has seen enough closes the iterator, or leaves its loop: the search
+        is over then.
+        """
         options = SearchOptions(
             k, budget, strategy, filter, deadline, rank_by, stop_at, min_score, min_probability, diversity, cancelled
         )
-        try:
-            return (await asyncio.to_thread(self._search, [query], options))[0]
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
+        run, hits = self._open_search([query], options)
+        return self._stream(run, hits)
+
+    def astream(
+        self,
+        query: str,
+        *,
+        k: int | None = None,
+        budget: int | None = None,
+        strategy: Strategy | None = None,
+        filter: Filter | None = None,
+        deadline: float | None = None,
+        rank_by: str = SCORE,
+        stop_at: float | None = None,
+        min_score: float | None = None,
+        min_probability: float | None = None,
+        diversity: float = 0.0,
+    ) -> AsyncGenerator[Hits, None]:
+        """`stream` for `async for`, without blocking the event loop."""
+        options = SearchOptions(
+            k, budget, strategy, filter, deadline, rank_by, stop_at, min_score, min_probability, diversity
+        )
+        return self._astream(query, options)
 
     def _search(self, queries: Sequence[str], options: SearchOptions) -> list[Hits]:
+        run, hits = self._open_search(queries, options)
+        self._run_to_end(run)
+        return hits()
+
+    def _run_to_end(self, run: SearchRun) -> None:
+        try:
+            while run.run_round():
+                pass
+        finally:
+            end_progress(self._progress)
+
+    def _stream(self, run: SearchRun, hits: Callable[[], list[Hits]]) -> Iterator[Hits]:
+        try:
+            while run.run_round():
+                yield hits()[0]
+        finally:
+            end_progress(self._progress)
+        yield hits()[0]
+
+    async def _astream(self, query: str, options: SearchOptions) -> AsyncGenerator[Hits, None]:
+        cancelled = threading.Event()
+        try:
+            run, hits = await asyncio.to_thread(self._open_search, [query], replace(options, cancelled=cancelled))
+            unfinished = True
+            while unfinished:
+                unfinished = await run.arun_round()
+                yield (await asyncio.to_thread(hits))[0]
+        finally:
+            cancelled.set()  # a scorer call in flight is the last one
+            end_progress(self._progress)
+
+    def _open_search(
+        self, queries: Sequence[str], options: SearchOptions
+    ) -> tuple[SearchRun, Callable[[], list[Hits]]]:
+        """A search before its first round, and what gives its hits so far."""
         start = time.monotonic()
         queries = check_queries(queries)
         strategy = self._choose_strategy(options)
@@ -234,9 +317,9 @@ class Searcher:
         candidates = CandidateCache(queries, self._resources.retriever, allowed)
         if options.rank_by != SCORE:
             selection = replace(selection, fusion=ScoreFusion(self._fusion_weights(), candidates))
-        run = self._run(queries, strategy, candidates, allowed, k=selection.k, ends=ends, cancelled=options.cancelled)
-        seconds = time.monotonic() - start
-        return [run.hits(number, selection, seconds) for number in range(len(queries))]
+        limits = {"ends": ends, "cancelled": options.cancelled}
+        run = self._open_run(queries, strategy, candidates, allowed, k=selection.k, **limits)
+        return run, partial(run.hits, selection, start)
 
     def _selection(self, k: int, options: SearchOptions) -> Selection:
         """Which of the scored items become hits; an error before any call where something for it is missing."""
@@ -251,7 +334,7 @@ class Searcher:
             calibration=self.calibration,
         )
 
-    def _run(
+    def _open_run(
         self,
         queries: Sequence[str],
         strategy: Strategy,
@@ -260,16 +343,11 @@ class Searcher:
         *,
         k: int | None = None,
         **limits: Any,
-    ) -> StrategyRun:
+    ) -> SearchRun:
         context = self._resources.context(queries, candidates, allowed, normalization=self.normalization, k=k)
         calls = len(queries) * min(strategy.budget or context.reachable, context.reachable)
         scorer = self._round_scorer(queries, total_calls=calls, **limits)
-        try:
-            results = drive(strategy, context, scorer)
-        finally:
-            end_progress(self._progress)
-        traced = strategy.budget is not None
-        return StrategyRun(queries, self.items, results, candidates, traced, scorer.seconds, context.solving.seconds)
+        return SearchRun(strategy, context, scorer, candidates)
 
     def context(
         self, queries: Sequence[str], *, own_rows: Rows | None = None, allowed: Mask | None = None
@@ -393,7 +471,9 @@ class Searcher:
             batch = queries[start : start + FIT_BATCH]
             candidates = CandidateCache(batch, self._resources.retriever, None)
             fusion = ScoreFusion(weights, candidates)
-            judged += fusion.judge(self._run(batch, chosen, candidates).results, rows[start : start + FIT_BATCH])
+            run = self._open_run(batch, chosen, candidates)
+            self._run_to_end(run)
+            judged += fusion.judge(run.results, rows[start : start + FIT_BATCH])
         self.rank_weights = dict(zip(weights, fit_weights(judged).tolist(), strict=True))
         return self.rank_weights
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from html import escape
 from pathlib import Path
 from threading import Event
@@ -19,6 +20,7 @@ from starlette.routing import Route
 
 from crossknn import __version__
 from crossknn.serve import schemas
+from crossknn.serve.event_stream import EVENT_STREAM, Emit, EventStream
 from crossknn.serve.http_errors import HttpError, encode_json
 from crossknn.serve.middleware import Exchange, RequestMiddleware
 from crossknn.serve.service import Service
@@ -43,6 +45,11 @@ ERRORS: Final[dict[int | str, dict[str, Any]]] = {
         500: "The scorer failed on this request.",
         503: "Not ready. Retry after Retry-After seconds.",
     }.items()
+}
+SEARCH_STREAM: Final = {
+    "description": "The best items; with `stream`, an event `hits` after each round, and `done` with the whole answer "
+    "(or `error`), each with such an object as its data.",
+    "content": {EVENT_STREAM: {"schema": {"type": "string"}}},
 }
 DOCS_PAGE: Final = """<!doctype html>
 <html lang="en">
@@ -107,21 +114,33 @@ async def _raise_to_middleware(_: Request, error: Exception) -> Response:
 
 
 def _add_search(app: FastAPI, service: Service) -> None:
-    @app.post("/search", response_model=schemas.SearchResponse, responses=ERRORS)
+    @app.post("/search", response_model=schemas.SearchResponse, responses={**ERRORS, 200: SEARCH_STREAM})
     async def search(
         request: Request, body: Annotated[schemas.SearchRequest, Body(openapi_examples=schemas.SEARCH_EXAMPLES)]
     ) -> Response:
-        """Find the items of highest cross-encoder score for each query, within a budget of calls."""
+        """Find the items of highest cross-encoder score for each query, within a budget of calls.
+
+        With `stream`, the best items so far are sent after each round, as server-sent events.
+        """
         start = time.monotonic()
         exchange: Exchange = request.scope["exchange"]
         exchange.private_log_fields["queries"] = body.all_queries
 
-        def work(cancelled: Event) -> schemas.SearchResponse:
-            response = service.search(body, request_id=exchange.request_id, start=start, cancelled=cancelled)
+        def log(response: schemas.SearchResponse) -> schemas.SearchResponse:
             exchange.log_fields["calls"] = sum(result["calls"] for result in response["results"])
             exchange.log_fields["stopped"] = response["results"][0]["stopped"]
             return response
 
+        def work(cancelled: Event) -> schemas.SearchResponse:
+            return log(service.search(body, request_id=exchange.request_id, start=start, cancelled=cancelled))
+
+        def emit_rounds(cancelled: Event, emit: Emit) -> None:
+            rounds = service.stream(body, request_id=exchange.request_id, start=start, cancelled=cancelled)
+            for final, response in rounds:
+                emit("done" if final else "hits", log(response))
+
+        if body.stream:
+            return _respond_events(service, request, emit_rounds)
         return await _respond(service, request, work)
 
 
@@ -148,13 +167,27 @@ def _add_scores(app: FastAPI, service: Service) -> None:
             request, *body.queries_and_items, lambda scores, id_: {"scores": scores.tolist(), "request_id": id_}
         )
 
+    @app.post("/v1/score", response_model=schemas.VllmScores, responses=ERRORS)
+    async def vllm_score(
+        request: Request,
+        body: Annotated[schemas.VllmScoreRequest, Body(openapi_examples=schemas.VLLM_SCORE_EXAMPLES)],
+    ) -> Response:
+        """Score pairs, in vLLM's format: one query with each item, or as many queries as items."""
+        model = service.scorer.fingerprint
+        return await score_pairs(
+            request, *body.queries_and_items, lambda scores, id_: body.response(scores, request_id=id_, model=model)
+        )
+
     async def rerank(
         request: Request, body: Annotated[schemas.RerankRequest, Body(openapi_examples=schemas.RERANK_EXAMPLES)]
     ) -> Response:
-        """Rank texts by score, in the formats of text-embeddings-inference, Jina, Cohere and vLLM."""
-        queries, model = [body.query] * len(body.items), service.scorer.fingerprint
+        """Rank texts by score, in the formats of text-embeddings-inference, Jina, Cohere, vLLM and infinity."""
+        about = {"model": service.scorer.fingerprint, "api_version": "1" if "/v1/" in request.url.path else "2"}
         return await score_pairs(
-            request, queries, body.items, lambda scores, id_: body.response(scores, request_id=id_, model=model)
+            request,
+            [body.query] * len(body.items),
+            body.items,
+            lambda scores, id_: body.response(scores, request_id=id_, **about),
         )
 
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
@@ -205,14 +238,27 @@ async def _respond(service: Service, request: Request, work: Callable[[Event], A
     """Run `work` from the queue and respond with its result as JSON; it is cancelled if the client disconnects."""
     service.check_ready()
 
-    async def disconnected() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
     def write(cancelled: Event) -> bytes:
         return encode_json(work(cancelled))
 
-    return Response(await service.queue.run(write, disconnected), media_type="application/json")
+    content = await service.queue.run(write, partial(_disconnected, request))
+    return Response(content, media_type="application/json")
+
+
+def _respond_events(service: Service, request: Request, work: Callable[[Event, Emit], None]) -> Response:
+    """Run `work` from the queue and respond with the events that it emits; it is cancelled as any other."""
+    service.check_ready()
+
+    def run(work: Callable[[Event], None]) -> Awaitable[None]:
+        return service.queue.run(work, partial(_disconnected, request))
+
+    return EventStream(run, work, request_id=request.scope["exchange"].request_id)
+
+
+async def _disconnected(request: Request) -> None:
+    """Return when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def docs_html(schema: Mapping[str, Any]) -> str:

@@ -67,8 +67,13 @@ def encode_json(value: object) -> bytes:
     return text.encode(errors="replace")
 
 
+def error_content(error: HttpError, request_id: str) -> dict[str, dict[str, str]]:
+    """What a client gets to read of an error."""
+    return {"error": {"message": error.detail, "type": error.type, "request_id": request_id}}
+
+
 def error_response(error: HttpError, request_id: str) -> Response:
-    content = encode_json({"error": {"message": error.detail, "type": error.type, "request_id": request_id}})
+    content = encode_json(error_content(error, request_id))
     return Response(content, error.status_code, error.headers, media_type="application/json")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self
 
 import numpy as np
@@ -17,6 +18,7 @@ from pydantic import (
 )
 from typing_extensions import TypedDict  # pydantic accepts typing's only from Python 3.12
 
+from crossknn.errors import InputError
 from crossknn.search.results import Hits
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.registry import STRATEGIES
@@ -25,6 +27,7 @@ from crossknn.types import Scores
 SEARCH_EXAMPLES: Any = {
     "one query": {"value": {"query": "a machine for making coffee", "k": 3, "budget": 50}},
     "two queries": {"value": {"queries": ["a machine for making coffee", "a large cat"], "k": 3}},
+    "one query, the best so far after each round": {"value": {"query": "a large cat", "stream": True}},
     "a strategy with settings": {
         "value": {"query": "a large cat", "strategy": {"name": "axn", "rounds": 5, "mix": 0.8}, "deadline": 2.0}
     },
@@ -43,6 +46,12 @@ RERANK_EXAMPLES: Any = {
         "value": {"model": "any", "query": "a large cat", "documents": ["tiger", {"text": "mouse"}], "top_n": 1}
     },
 }
+VLLM_SCORE_EXAMPLES: Any = {
+    "a query and items": {"value": {"queries": "a large cat", "documents": ["tiger", "espresso maker"]}},
+    "pairs": {
+        "value": {"text_1": ["a large cat", "a drink"], "text_2": ["tiger", "espresso"], "use_activation": False}
+    },
+}
 
 
 def _check_strategy_name(name: str) -> str:
@@ -59,7 +68,10 @@ StrategyName = Annotated[str, AfterValidator(_check_strategy_name), Field(json_s
 Text = Annotated[str, Field(min_length=1)]
 # Lists stop at their first error: a request may have millions of them.
 Texts = Annotated[list[Text], Field(min_length=1, fail_fast=True)]
+# Rerank servers take empty texts: a passage of a document may be empty, and the list keeps its places.
+MaybeEmptyTexts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 Pair = Annotated[list[Text], Field(min_length=2, max_length=2, fail_fast=True)]
+DOCUMENTS_PER_SEARCH_UNIT = 100  # what Cohere bills as one
 MAX_FIELDS = 100  # of an object; clients of other servers send some that are ignored
 
 
@@ -82,7 +94,8 @@ class RequestModel(BaseModel, strict=True, json_schema_extra=_require_one_group)
 
     @model_validator(mode="after")
     def _check_one_of(self) -> Self:
-        given = tuple(name for group in self.one_of for name in group if getattr(self, name) is not None)
+        names = dict.fromkeys(name for group in self.one_of for name in group)
+        given = tuple(name for name in names if getattr(self, name) is not None)
         if self.one_of and given not in self.one_of:
             raise ValueError(f"must have either {' or '.join(' and '.join(group) for group in self.one_of)}")
         return self
@@ -160,10 +173,17 @@ class SearchRequest(RequestModel, extra="forbid"):
     diversity: FiniteFloat = Field(
         0, ge=0, le=1, description="Weight of unlikeness in the order of hits: maximal marginal relevance."
     )
+    stream: bool = Field(False, description="Send the best items so far after each round; one query only.")
     explain: bool = Field(False, description="Also return every scored item, in order of the calls.")
     texts: bool = Field(True, description="Return the items' texts.")
     fields: bool = Field(True, description="Return the items' fields.")
     highlight: bool = Field(False, description="Return where words of the query stand in the texts of hits.")
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> Self:
+        if self.stream and self.query is None:
+            raise ValueError("`stream` needs `query`: one query at a time")
+        return self
 
     @property
     def all_queries(self) -> list[str]:
@@ -194,23 +214,65 @@ class ScoreRequest(RequestModel, extra="forbid"):
         return [self.query or ""] * len(items), items
 
 
+class VllmScoreRequest(RequestModel):
+    """A query with each of several items, or as many queries as items, under any of vLLM's names for the two.
+
+    Unknown fields are ignored, so that existing clients work.
+    """
+
+    one_of = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2"))
+
+    queries: str | MaybeEmptyTexts | None = None
+    documents: str | MaybeEmptyTexts | None = None
+    items: str | MaybeEmptyTexts | None = None
+    text_1: str | MaybeEmptyTexts | None = None
+    text_2: str | MaybeEmptyTexts | None = None
+    data_1: str | MaybeEmptyTexts | None = None
+    data_2: str | MaybeEmptyTexts | None = None
+    use_activation: bool | None = Field(None, description="False returns logits instead of probabilities.")
+    model: str | None = Field(None, description="Ignored: the server has one model.")
+
+    @property
+    def queries_and_items(self) -> tuple[list[str], list[str]]:
+        """As many queries as items."""
+        names = next(group for group in self.one_of if all(getattr(self, name) is not None for name in group))
+        queries, items = ([value] if isinstance(value, str) else value for value in (getattr(self, n) for n in names))
+        if len(queries) not in (1, len(items)):
+            raise InputError(
+                f"`{names[0]}` must be one text or as many as `{names[1]}` ({len(items)}), got {len(queries)}."
+            )
+        return queries * (len(items) // len(queries)), items
+
+    def response(self, scores: Scores, *, request_id: str, model: str) -> VllmScores:
+        """The scores in the order given."""
+        values = _activate(scores, logits=self.use_activation is False)
+        return {
+            "id": request_id,
+            "object": "list",
+            "created": int(datetime.now(UTC).timestamp()),
+            "model": self.model or model,
+            "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(values)],
+            "usage": _usage(scores),
+        }
+
+
 class RerankDocument(RequestModel):
     """A document with fields; those other than `text` are ignored."""
 
-    text: Text
+    text: str
 
 
 class RerankRequest(RequestModel):
-    """`texts` as in text-embeddings-inference, or `documents` as in Jina, Cohere and vLLM.
+    """`texts` as in text-embeddings-inference, or `documents` as in Jina, Cohere, vLLM and infinity.
 
     Unknown fields are ignored, so that existing clients work.
     """
 
     one_of = (("texts",), ("documents",))
 
-    query: Text
-    texts: Texts | None = None
-    documents: Annotated[list[Text | RerankDocument], Field(min_length=1, fail_fast=True)] | None = None
+    query: str
+    texts: MaybeEmptyTexts | None = None
+    documents: Annotated[list[str | RerankDocument], Field(min_length=1, fail_fast=True)] | None = None
     top_n: int | None = Field(None, ge=1)
     return_text: bool = False
     return_documents: bool = False
@@ -224,11 +286,12 @@ class RerankRequest(RequestModel):
             return self.texts
         return [document if isinstance(document, str) else document.text for document in self.documents or ()]
 
-    def response(self, scores: Scores, *, request_id: str, model: str) -> list[RankedText] | RankedDocuments:
+    def response(
+        self, scores: Scores, *, request_id: str, model: str, api_version: str
+    ) -> list[RankedText] | RankedDocuments:
         """The ranking by score, highest first, in the dialect of the request."""
         order = np.argsort(-scores, kind="stable")[: self.top_n].tolist()
-        logits = self.raw_scores or self.use_activation is False
-        values = (scores if logits else 1 / (1 + np.exp(-scores.astype(np.float64)))).tolist()
+        values = _activate(scores, logits=self.raw_scores or self.use_activation is False)
         items = self.items
         if self.texts is not None:
             texts = [RankedText(index=place, score=values[place]) for place in order]
@@ -238,7 +301,26 @@ class RerankRequest(RequestModel):
         documents = [RankedDocument(index=place, relevance_score=values[place]) for place in order]
         for document in documents if self.return_documents else ():
             document["document"] = {"text": items[document["index"]]}
-        return {"id": request_id, "model": self.model or model, "results": documents, "usage": {"calls": len(scores)}}
+        units = -(-len(scores) // DOCUMENTS_PER_SEARCH_UNIT)
+        return {
+            "id": request_id,
+            "object": "rerank",
+            "model": self.model or model,
+            "results": documents,
+            "usage": _usage(scores),
+            "meta": {"api_version": {"version": api_version}, "billed_units": {"search_units": units}},
+        }
+
+
+def _activate(scores: Scores, *, logits: bool) -> list[float]:
+    """The scores as they are, or as probabilities."""
+    values: list[float] = (scores if logits else 1 / (1 + np.exp(-scores.astype(np.float64)))).tolist()
+    return values
+
+
+def _usage(scores: Scores) -> dict[str, int]:
+    """What clients expect of it; tokens are not counted."""
+    return {"calls": len(scores), "prompt_tokens": 0, "total_tokens": 0}
 
 
 class CallResponse(TypedDict):
@@ -300,11 +382,30 @@ class RankedDocument(TypedDict):
 
 
 class RankedDocuments(TypedDict):
-    """As Jina, Cohere and vLLM respond."""
+    """As Jina, Cohere, vLLM and infinity respond."""
 
     id: str
+    object: Literal["rerank"]
     model: str
     results: list[RankedDocument]
+    usage: dict[str, int]
+    meta: dict[str, dict[str, str | int]]  # Cohere's
+
+
+class VllmScore(TypedDict):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class VllmScores(TypedDict):
+    """As vLLM responds."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[VllmScore]
     usage: dict[str, int]
 
 
@@ -341,11 +442,15 @@ class ErrorResponse(TypedDict):
 
 
 def query_response(hits: Hits, searcher: Searcher, request: SearchRequest) -> QueryResponse:
-    """`hits.to_dict()` with what the request wants of it: the texts of all items or of none, and their matches."""
-    response: Any = hits.to_dict(trace=request.explain)
+    """`hits.to_dict()` with what the request wants of it: the texts of all items or of none, and their matches.
+
+    Only a search that is over has a trace.
+    """
+    explain = request.explain and hits.final
+    response: Any = hits.to_dict(trace=explain)
     for call in response.get("trace", ()):
         del call["fields"]
-    if request.texts and request.explain:
+    if request.texts and explain:
         texts = searcher.items.texts_of([hit.row for hit in hits.trace])
         for call, text in zip(response["trace"], texts, strict=True):
             call["text"] = text

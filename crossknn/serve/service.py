@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,12 @@ from crossknn.items.items import Items
 from crossknn.scorers.cached import Cached
 from crossknn.search.calibration import ScoreCalibration
 from crossknn.search.options import DEFAULT_BUDGET, choose_k
+from crossknn.search.results import Hits
 from crossknn.search.searcher import Searcher
 from crossknn.serve.backpressure import RequestQueue
 from crossknn.serve.dynamic_batching import BatchingScorer
 from crossknn.serve.http_errors import check_size, not_ready
-from crossknn.serve.live_index import IndexWatcher, LiveIndex
+from crossknn.serve.live_index import IndexWatcher, LiveIndex, LoadedIndex
 from crossknn.serve.monitoring import Metrics
 from crossknn.serve.schemas import IdFilter, Info, SearchRequest, SearchResponse, query_response
 from crossknn.serve.settings import Settings
@@ -115,29 +116,44 @@ class Service:
 
     def search(self, request: SearchRequest, *, request_id: str, start: float, cancelled: Event) -> SearchResponse:
         """Search for a request that arrived at `start` (of `time.monotonic`)."""
+        index, options = self._plan(request, start)
+        found = index.searcher.search_many(request.all_queries, **options, cancelled=cancelled)
+        self._record(found)
+        return _response(found, index, request, options["strategy"], request_id)
+
+    def stream(
+        self, request: SearchRequest, *, request_id: str, start: float, cancelled: Event
+    ) -> Iterator[tuple[bool, SearchResponse]]:
+        """Search for a request of one query: after each round whether the search is over, and what it has found."""
+        index, options = self._plan(request, start)
+        for hits in index.searcher.stream(request.all_queries[0], **options, cancelled=cancelled):
+            if hits.final:
+                self._record([hits])
+            yield hits.final, _response([hits], index, request, options["strategy"], request_id)
+
+    def _plan(self, request: SearchRequest, start: float) -> tuple[LoadedIndex, dict[str, Any]]:
+        """The index that a request searches, and the options of the search; an error if they exceed a limit."""
         self._check_limits(request)
         index = self.live_index.current
         strategy = self._strategy(request, index.searcher, request.budget or self._default_budget)
         deadline = request.deadline or self.settings.limits.deadline
-        found = index.searcher.search_many(
-            request.all_queries,
-            k=request.k or self._default_k(strategy.budget),
-            strategy=strategy,
-            filter=_filter_of(request),
-            deadline=max(deadline - (time.monotonic() - start), MIN_DEADLINE),
-            rank_by=request.rank_by,
-            stop_at=request.stop_at,
-            min_score=request.min_score,
-            min_probability=request.min_probability,
-            diversity=request.diversity,
-            cancelled=cancelled,
-        )
+        return index, {
+            "k": request.k or self._default_k(strategy.budget),
+            "strategy": strategy,
+            "filter": _filter_of(request),
+            "deadline": max(deadline - (time.monotonic() - start), MIN_DEADLINE),
+            "rank_by": request.rank_by,
+            "stop_at": request.stop_at,
+            "min_score": request.min_score,
+            "min_probability": request.min_probability,
+            "diversity": request.diversity,
+        }
+
+    def _record(self, found: Sequence[Hits]) -> None:
         self.metrics.count_search(found)
         if self._search_log is not None:
             for hits in found:
                 self._search_log.append(hits.query, *hits.scored())
-        results = [query_response(hits, index.searcher, request) for hits in found]
-        return {"results": results, "strategy": repr(strategy), "index": index.identity, "request_id": request_id}
 
     def score(self, queries: Sequence[str], items: Sequence[str], *, cancelled: Event) -> Scores:
         """The raw scores of pairs."""
@@ -245,6 +261,13 @@ class Service:
         if isinstance(scorer := self.scorer.scorer, Cached):
             total("cache_hits", "Scores read from the cache.", lambda: scorer.hits)
             total("cache_misses", "Scores that the scorer had to compute.", lambda: scorer.misses)
+
+
+def _response(
+    found: Sequence[Hits], index: LoadedIndex, request: SearchRequest, strategy: Strategy, request_id: str
+) -> SearchResponse:
+    results = [query_response(hits, index.searcher, request) for hits in found]
+    return {"results": results, "strategy": repr(strategy), "index": index.identity, "request_id": request_id}
 
 
 def _filter_of(request: SearchRequest) -> Filter | None:

@@ -199,6 +199,60 @@ def join_rounds(rounds: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return np.concatenate(rounds) if rounds else np.empty(0, np.int64)
 
 
+class Driver:
+    """Runs a strategy round by round; its owner has the rows of each round scored, now or later, here or elsewhere.
+
+    Attributes:
+        results: What was scored so far, one entry per query.
+        rows: The rows of each query to score now; None before `start` and at the end.
+    """
+
+    def __init__(self, strategy: Strategy, context: SearchContext) -> None:
+        self.results = [QueryResult() for _ in range(context.queries)]
+        self.rows: list[Rows] | None = None
+        self._budget = strategy.budget
+        self._context = context
+        self._flow = strategy.flow(context)
+        self._scored_rows: list[set[int]] = [set() for _ in self.results]
+
+    def start(self) -> None:
+        """Find the rows of the first round.
+
+        Raises:
+            StrategyError: If a round scores a row twice, leaves the filter, or exceeds the budget.
+        """
+        if self.results:
+            self._take(_advance(self._flow, None))
+
+    def advance(self, scored: RoundScores) -> None:
+        """Record the scores of the round, and find the rows of the next one; raises what `start` does."""
+        step = self._round
+        for result, proposal, scores, name in zip(
+            self.results, step.proposals, scored.scores, step.proposers, strict=True
+        ):
+            result.record(proposal, scores, name)
+            result.stopped = scored.stopped if len(proposal) else None  # a query with no rows was already done
+        if scored.stopped:
+            self.rows = None
+            self._flow.close()
+        else:
+            self._take(_advance(self._flow, scored.scores))
+
+    def _take(self, step: Round | FlowResult | None) -> None:
+        if isinstance(step, Round):
+            _check_round(step, self._scored_rows, self._budget, self._context)
+            _set_expected_recall(self.results, step.expected_recall)
+            self._round, self.rows = step, [proposal.rows for proposal in step.proposals]
+            return
+        self.rows = None
+        if step is None:
+            return
+        _set_expected_recall(self.results, step.expected_recall)
+        if step.estimates is not None:
+            for result, estimates in zip(self.results, step.estimates, strict=True):
+                result.all_estimates = estimates
+
+
 def drive(
     strategy: Strategy, context: SearchContext, score_round: Callable[[list[Rows]], RoundScores]
 ) -> list[QueryResult]:
@@ -207,29 +261,11 @@ def drive(
     Raises:
         StrategyError: If a round scores a row twice, leaves the filter, or exceeds the budget.
     """
-    results = [QueryResult() for _ in range(context.queries)]
-    if not context.queries:
-        return results
-    flow = strategy.flow(context)
-    scored_rows: list[set[int]] = [set() for _ in results]
-    step = _advance(flow, None)
-    while isinstance(step, Round):
-        _check_round(step, scored_rows, strategy.budget, context)
-        _set_expected_recall(results, step.expected_recall)
-        scored = score_round([proposal.rows for proposal in step.proposals])
-        for result, proposal, scores, name in zip(results, step.proposals, scored.scores, step.proposers, strict=True):
-            result.record(proposal, scores, name)
-            result.stopped = scored.stopped if len(proposal) else None  # a query with no rows was already done
-        if scored.stopped:
-            flow.close()
-            return results
-        step = _advance(flow, scored.scores)
-    if step is not None:
-        _set_expected_recall(results, step.expected_recall)
-        if step.estimates is not None:
-            for result, estimates in zip(results, step.estimates, strict=True):
-                result.all_estimates = estimates
-    return results
+    driver = Driver(strategy, context)
+    driver.start()
+    while driver.rows is not None:
+        driver.advance(score_round(driver.rows))
+    return driver.results
 
 
 def _set_expected_recall(results: list[QueryResult], values: list[float] | None) -> None:

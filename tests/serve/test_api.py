@@ -188,14 +188,42 @@ def test_rerank_in_the_dialect_of_jina_cohere_and_vllm(client, path):
     body = {"model": "mine", "query": "river ice", "documents": documents, "top_n": 2, "return_documents": True}
     answer = client.post(path, json=body).json()
     assert answer["model"] == "mine"
-    assert answer["usage"] == {"calls": 3}
+    assert answer["usage"]["calls"] == 3
+    assert answer["object"] == "rerank"
+    version = "1" if path == "/v1/rerank" else "2"
+    assert answer["meta"] == {"api_version": {"version": version}, "billed_units": {"search_units": 1}}
     best = sorted(range(3), key=lambda place: -true_score("river ice", TEXTS[place]))[:2]
     assert [one["index"] for one in answer["results"]] == best
     assert [one["document"]["text"] for one in answer["results"]] == [TEXTS[place] for place in best]
     assert all(0 < one["relevance_score"] < 1 for one in answer["results"])
 
 
-@pytest.mark.parametrize(("path", "dialect"), [("/rerank", "tei"), ("/v1/rerank", "vllm"), ("/v2/rerank", "cohere")])
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank"])
+def test_empty_texts_are_ranked(client, path):
+    ranked = client.post(path, json={"query": "river", "texts": ["", TEXTS[0]], "raw_scores": True}).json()
+    assert {one["index"]: one["score"] for one in ranked}[0] == np.float32(true_score("river", ""))
+    documents = client.post(path, json={"query": "", "documents": ["", {"text": ""}]}).json()
+    assert [one["index"] for one in documents["results"]] == [0, 1]
+
+
+@pytest.mark.parametrize(("first", "second"), [("queries", "documents"), ("text_1", "text_2"), ("data_1", "data_2")])
+def test_scores_in_the_dialect_of_vllm(client, first, second):
+    body = {"model": "mine", first: "river ice", second: TEXTS[:3], "use_activation": False, "other": 1}
+    answer = client.post("/v1/score", json=body).json()
+    expected = [np.float32(true_score("river ice", text)) for text in TEXTS[:3]]
+    assert answer["data"] == [{"index": i, "object": "score", "score": score} for i, score in enumerate(expected)]
+    assert (answer["object"], answer["model"], answer["usage"]["calls"]) == ("list", "mine", 3)
+    pairs = client.post("/v1/score", json={first: ["river ice", "oven"], second: TEXTS[:2]}).json()
+    logits = [true_score("river ice", TEXTS[0]), true_score("oven", TEXTS[1])]
+    assert [one["score"] for one in pairs["data"]] == pytest.approx([1 / (1 + np.exp(-logit)) for logit in logits])
+    one = client.post("/v1/score", json={first: "river", second: TEXTS[0], "use_activation": False}).json()
+    assert [entry["score"] for entry in one["data"]] == [np.float32(true_score("river", TEXTS[0]))]
+
+
+@pytest.mark.parametrize(
+    ("path", "dialect"),
+    [("/rerank", "tei"), ("/v1/rerank", "vllm"), ("/v2/rerank", "cohere"), ("/v1/score", "auto")],
+)
 def test_remote_scorer_reads_back_the_scores(client, path, dialect):
     remote = ck.RemoteScorer(f"{client.base_url}{path}", dialect=dialect, batch_size=5)
     scores = remote.score(["river ice"] * 12, TEXTS[:12])
@@ -268,6 +296,8 @@ def test_invalid_searches_are_rejected_with_a_reason(client, body, status, type_
         ("/score", {"query": "ice", "items": ["x" * 101]}, 413, "item 0 must have at most 100 bytes"),
         ("/rerank", {"query": "ice", "texts": []}, 422, "texts: List should have at least 1 item"),
         ("/rerank", {"query": "ice"}, 422, "either texts or documents"),
+        ("/v1/score", {"queries": ["a", "b"], "documents": ["a", "b", "c"]}, 400, "as many as `documents` (3), got 2"),
+        ("/v1/score", {"queries": "a", "text_2": "b"}, 422, "queries and documents"),
         ("/v1/rerank", {"query": "ice", "documents": ["a"], "top_n": 0}, 422, "top_n: Input should be greater"),
     ],
 )
@@ -467,7 +497,7 @@ def test_every_example_of_the_schema_works(client):
         for example in content.get("examples", {}).values():
             assert client.post(path, json=example["value"]).status_code == 200
             tried += 1
-    assert tried == 5 + 2 + 3 * 2
+    assert tried == 6 + 2 + 2 + 3 * 2
 
 
 def test_the_docs_page_shows_routes_and_examples_without_external_resources(client):

@@ -593,3 +593,29 @@ def test_a_query_that_is_too_long_is_not_sent(browser, address):
         page.locator("#query").fill(QUERY)
         page.locator("#query").press("Enter")
         wait_for(page)
+
+
+def test_hits_are_shown_while_the_search_runs(browser, searcher):
+    class Halting(MatrixScorer):
+        """Waits before its second round until `free` is set."""
+
+        free = threading.Event()
+
+        def score(self, queries, items):
+            if self.calls:
+                self.free.wait(30)
+            return super().score(queries, items)
+
+    scorer = Halting(searcher.scorer.matrix, queries=QUERIES, items=list(searcher.items.texts))
+    with (
+        opened(searcher.items, scorer=scorer, encoder=searcher.encoder) as service,
+        serving(service) as url,
+        visit(browser, search_url(url, QUERY, "axn")) as page,
+    ):
+        expect(page.locator("article small")).to_have_text("after 10 calls …")
+        expect(page.locator("article li")).to_have_count(K)
+        expect(page.locator("#stop")).to_be_visible()
+        scorer.free.set()
+        expect(page.locator("article small")).to_have_count(0)
+        expect(page.locator("#status")).to_contain_text("Results for")
+        expect(page.locator("#summary")).to_contain_text("100")

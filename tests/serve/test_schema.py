@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import (  # noqa: E402
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 PATHS = {
-    "POST": ["/search", "/score", "/rerank", "/v1/rerank", "/v2/rerank"],
+    "POST": ["/search", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"],
     "GET": ["/healthz", "/readyz", "/info", "/metrics"],
 }
 

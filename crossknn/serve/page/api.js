@@ -13,13 +13,46 @@ class RequestError extends Error {
 
 export const getInfo = () => request("info");
 
-/** Search one query with one strategy, with a trace of every call. */
-export async function search({ query, k, budget, filters }, strategy, signal) {
-  const body = { query, k, strategy, explain: true, texts: true, highlight: true };
+/** Search one query with one strategy, with a trace of every call; `onHits` gets the best so far after each round. */
+export async function search({ query, k, budget, filters }, strategy, signal, onHits) {
+  const body = { query, k, strategy, explain: true, texts: true, highlight: true, stream: true };
   if (strategy !== "exact") body.budget = budget;
   if (filters.length) body.filter = filterOf(filters);
-  const response = await request("search", { method: "POST", body: JSON.stringify(body), signal });
-  return { ...response.results[0], filters, index: response.index };
+  const response = await send("search", { method: "POST", body: JSON.stringify(body), signal });
+  if (!response.ok) throw new RequestError(errorMessage(response, await readJson(response)), response.status);
+  for await (const { name, data } of readEvents(response)) {
+    if (name === "error") throw new RequestError(data.error.message);
+    const result = { ...data.results[0], filters, index: data.index };
+    if (name === "done") return result;
+    onHits(result);
+  }
+  throw new RequestError("The server ended the search.");
+}
+
+/** The server-sent events of a response. */
+async function* readEvents(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let received = "";
+  for (;;) {
+    const { done, value } = await readPart(reader);
+    if (done) return;
+    const events = (received + value).split("\n\n");
+    received = events.pop();
+    for (const event of events) {
+      const fields = event.split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)]);
+      const { event: name, data } = Object.fromEntries(fields);
+      yield { name, data: JSON.parse(data) };
+    }
+  }
+}
+
+async function readPart(reader) {
+  try {
+    return await reader.read();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new RequestError("The connection to the server was lost.");
+  }
 }
 
 export const setKey = (key) => sessionStorage.setItem(KEY, key);

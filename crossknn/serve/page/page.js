@@ -16,7 +16,7 @@ const WELCOME =
 const known = new KnownScores();
 let info = null; // of the server
 let current = null; // the current search: {query, k, budget, strategies}
-let answers = []; // one for each strategy: {name, title, result, problem, waiting}
+let answers = []; // one for each strategy: {name, title, result, problem, waiting, live}
 let running = null; // AbortController of the search in progress
 
 async function start() {
@@ -67,7 +67,7 @@ function submit({ replace }) {
   run(form);
 }
 
-/** Search with all strategies at once and show each answer when it arrives; previous results stay, dimmed. */
+/** Search with all strategies at once and show each answer after every round; previous results stay, dimmed. */
 async function run(form) {
   running?.abort();
   const controller = new AbortController();
@@ -81,12 +81,17 @@ async function run(form) {
 }
 
 async function load(answer, signal) {
-  const result = await search(current, answer.name, signal).catch((problem) => ({ problem }));
+  const showRound = (result) => {
+    if (signal.aborted) return;
+    Object.assign(answer, { result, live: true });
+    show();
+  };
+  const result = await search(current, answer.name, signal, showRound).catch((problem) => ({ problem }));
   if (signal.aborted) return;
   const { problem } = result;
   if (problem?.status === 401) showProblem(problem);
   if (!problem) known.add(result);
-  Object.assign(answer, { result: problem ? null : result, problem: problem?.message, waiting: false });
+  Object.assign(answer, { result: problem ? null : result, problem: problem?.message, waiting: false, live: false });
   show();
 }
 
@@ -101,7 +106,7 @@ function stop() {
   running.abort();
   byId("query").focus();
   for (const answer of answers) {
-    if (answer.waiting) Object.assign(answer, { result: null, problem: "Stopped.", waiting: false });
+    if (answer.waiting) Object.assign(answer, { result: null, problem: "Stopped.", waiting: false, live: false });
   }
   finish();
 }

@@ -2,15 +2,16 @@
 
 import { missedBy } from "./comparison.js";
 import { element, hidden, isolated } from "./dom.js";
-import { MISSING, count, score } from "./format.js";
+import { MISSING, count, counted, score } from "./format.js";
 
 const MAX_VALUE = 120; // characters of a field that are shown
 
 /** A column: the strategy's name and its hits, or an error. `others` are the other finished answers. */
 export function column(answer, others) {
-  const { title, result, problem, waiting } = answer;
-  const busy = waiting ? element("small", {}, "searching …") : null;
-  const article = element("article", { "aria-busy": String(waiting) }, element("h3", {}, title, busy));
+  const { title, result, problem, waiting, live } = answer;
+  const progress = live ? `after ${counted(result.calls, "call")} …` : "searching …";
+  const busy = waiting ? element("small", {}, progress) : null;
+  const article = element("article", { "aria-busy": String(waiting && !live) }, element("h3", {}, title, busy));
   if (problem) article.append(element("p", { class: "problem", role: "alert" }, problem));
   else if (result?.hits.length) article.append(element("ol", {}, result.hits.map((hit) => hitItem(hit, others))));
   else if (result) article.append(element("p", { class: "quiet" }, "No results."));
