@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 DEFAULT_BUDGET: Final = 20  # calls per record, on average
-ROUNDS: Final = 10
+MIN_ROUNDS, MAX_ROUNDS, PAIRS_PER_ROUND = 2, 10, 5
 MOST_PER_BUDGET: Final = 10  # calls of one record at most, as a multiple of the mean
 BATCH: Final = 256  # records searched together
 SAMPLE_SHARE, MAX_SAMPLE = 0.05, 1_000  # of the calls, for the estimate of recall
@@ -246,17 +246,18 @@ class _MatchRun:
         context = self._context(records)
         if not context.reachable or calls < self._pairs.calls_per_pair:
             return
-        mean = -(-calls // len(records))
-        most = (self._options.max_per_record or MOST_PER_BUDGET * mean) // self._pairs.calls_per_pair
+        per_pair = self._pairs.calls_per_pair
+        mean = -(-calls // (per_pair * len(records)))  # pairs
+        most = (self._options.max_per_record or per_pair * MOST_PER_BUDGET * mean) // per_pair
         most = min(max(1, most), context.reachable)
         if not self._searcher.has_query_vectors:
-            _, proposals = context.propose(None, min(most, -(-mean // self._pairs.calls_per_pair)))
+            _, proposals = context.propose(None, min(most, mean))
             self._pairs.ask(records, [one.rows for one in proposals])
             return
         budget = min(2 * most, context.reachable)
         strategy = MatchSearch(
             budget,
-            min(ROUNDS, budget),
+            min(max(MIN_ROUNDS, min(MAX_ROUNDS, mean // PAIRS_PER_ROUND)), budget),
             scorer=self._pairs,
             records=records,
             threshold=self._threshold,

@@ -87,7 +87,7 @@ def test_two_tables_are_matched_with_the_left_record_as_the_query(table):
     rows = np.arange(10)
     left, models = table.items.take(rows), table.models
     matches = ck.match(left, table_of(table), threshold=THRESHOLD, budget=len(table.items), **models)
-    assert pairs_of(matches) == set(zip(*map(np.ndarray.tolist, np.nonzero(table.matrix[rows] >= THRESHOLD))))
+    assert pairs_of(matches) == set(map(tuple, np.argwhere(table.matrix[rows] >= THRESHOLD).tolist()))
     assert {one.left for one in matches} == {f"id-{row}" for row in rows}
     assert {one.right[:6] for one in matches} == {"other-"}
     assert {query for query, _ in models["scorer"].pairs} == set(rows.tolist())
