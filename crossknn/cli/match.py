@@ -48,7 +48,7 @@ def match(
         int | None,
         Option(
             min=0,
-            help="Calls, of the total, that estimate the share of pairs found. Default: 5%, at most 1,000; 0 with -k.",
+            help="Calls, of the total, that estimate the share of pairs found. Default: 10%, at most 2,000; 0 with -k.",
         ),
     ] = None,
     deadline: Annotated[float | None, Option(help="Seconds; then write the pairs found so far.")] = None,

@@ -35,7 +35,7 @@ DEFAULT_BUDGET: Final = 20  # calls per record, on average
 MIN_ROUNDS, MAX_ROUNDS, PAIRS_PER_ROUND = 2, 10, 5
 MOST_PER_BUDGET: Final = 10  # calls of one record at most, as a multiple of the mean
 BATCH: Final = 256  # records searched together
-SAMPLE_SHARE, MAX_SAMPLE = 0.05, 1_000  # of the calls, for the estimate of recall
+SAMPLE_SHARE, MAX_SAMPLE = 0.1, 2_000  # of the calls, for the estimate of recall
 CACHED_TOGETHER: Final = 1024  # pairs, the most that a kill can lose
 
 
@@ -134,7 +134,7 @@ def match(
         max_per_record: Calls in the search of one record at most, by default ten times the average.
         symmetric: Score both directions of a pair, two calls, and take their mean.
         sample: Calls, of the total, for an estimate of the share of matching pairs found (`matches.recall`): by default
-            5% of the calls and at most 1,000, and none with `k`.
+            10% of the calls and at most 2,000, and none with `k`.
         calibration: Gives pairs their `probability`; as of `Searcher`.
         vectors: Vectors of the records searched, `other` or else `items`; as of `Searcher`.
         retrievers: As of `Searcher`.
