@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -92,7 +93,7 @@ def match(
     }
     MatchOptions(**settings)  # an error now, before models are loaded
     cache = opened.cache or (None if output is None else output.with_name(f"{output.name}.scores.db"))
-    with resumable(), ProgressBars() as progress:
+    with nullcontext() if cache is None else resumable(), ProgressBars() as progress:
         source = options.read_source(other or corpus, opened, progress)
         left = options.read_source(corpus, opened, progress) if other is not None else source
         arguments = replace(opened, cache=cache).arguments(source, progress)

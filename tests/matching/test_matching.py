@@ -185,11 +185,11 @@ def test_a_killed_run_is_resumed_with_an_equal_result_and_pays_for_no_stored_pai
 
     def run(cache, calls=None):
         models = table.models | {"scorer": DyingScorer(table, log, calls)}
-        return ck.match(table.items, threshold=THRESHOLD, budget=8, cache=cache, **models)
+        return ck.match(table.items, threshold=THRESHOLD, budget=20, cache=cache, **models)
 
     child = os.fork()
     if not child:
-        run(cache, calls=5)
+        run(cache, calls=2)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     before = log.read_text().splitlines()
