@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from crossknn.evaluate.tasks import read_matrix
 from crossknn.scorers.base import score_pairs
 from crossknn.types import Encoder, Retriever, Rows, Scorer
 
-MEAN_CALLS = (5, 10, 20, 50)  # per record
+MEAN_CALLS = (10, 20, 50)  # per record
 MATCHES_PER_RECORD = (1, 5, 20)  # that the cross-encoder's own thresholds leave, on average
 SHOWN_CHARACTERS = 120  # of long descriptions, by which packages of one software are known
 LARGEST_GROUP = 8
@@ -55,16 +56,18 @@ class Setting:
 
 def main() -> None:
     options = read_options()
-    settings = [package_setting(options)] if options.packages else []
-    settings += [matrix_setting(folder) for folder in options.matrix]
-    report = {"sets": [measure(setting) for setting in settings], **surroundings(options)}
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    report: dict[str, Any] = {"sets": [], **surroundings(options)}
+    makers: list[Callable[[], Setting]] = [partial(matrix_setting, folder) for folder in options.matrix]
+    makers += [partial(package_setting, options)] if options.packages else []
+    for make in makers:
+        report["sets"].append(measure(make()))
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", type=Path)
-    parser.add_argument("--records", type=int, default=512)
+    parser.add_argument("--records", type=int, default=320)
     parser.add_argument("--scorer", default="embedded")
     parser.add_argument("--dtype", default="int8")
     parser.add_argument("--encoder", default="embedded")

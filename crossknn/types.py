@@ -46,6 +46,13 @@ class Proposal:
         """The best `n` rows."""
         return Proposal(self.rows[:n], self.estimates[:n], None if self.deviations is None else self.deviations[:n])
 
+    def without(self, row: int) -> Proposal:
+        """The proposal without one row."""
+        kept = self.rows != row
+        return Proposal(
+            self.rows[kept], self.estimates[kept], None if self.deviations is None else self.deviations[kept]
+        )
+
 
 EMPTY_PROPOSAL = Proposal(np.empty(0, np.int64), np.empty(0, np.float32))
 

@@ -16,7 +16,7 @@ from typing import Annotated
 from rich.logging import RichHandler
 from typer import Exit, Option, Typer
 
-from crossknn.cli import bench, demo, index, mcp, search, serve, store
+from crossknn.cli import bench, demo, index, match, mcp, search, serve, store
 from crossknn.cli.console import Command, err, fail, out
 from crossknn.errors import CrossKnnError, InputError, MissingExtra, ModelNotFound
 from crossknn.storage.atomic import explain_os_error
@@ -55,6 +55,7 @@ for command in (
     index.plan,
     search.search,
     search.score,
+    match.match,
     serve.serve,
     mcp.mcp,
     index.info,

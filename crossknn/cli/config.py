@@ -56,11 +56,13 @@ TABLES: Final = {  # by command, what it takes
     "add": ("models", "fields"),
     "learn": ("models",),
     "score": ("models",),
+    "match": ("models", "fields"),
     "search": ("models", "fields", "search"),
     "serve": ("models", "fields", "limits"),
     "mcp": ("models", "fields"),
 }
 CORPUS: Final = {
+    "match": "corpus",
     "search": "corpus",
     "serve": "corpus",
     "mcp": "corpus",

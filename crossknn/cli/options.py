@@ -400,6 +400,13 @@ def is_index(corpus: Path) -> bool:
     return os.path.lexists(corpus / "index.json")
 
 
+def read_source(path: Path, opened: SourceOptions, progress: Progress) -> Index | Items:
+    """The index in a folder, or the items of a file."""
+    from crossknn.indexing.index import Index
+
+    return Index.load(path) if is_index(path) else opened.read(path, progress)
+
+
 def models_of(source: Path | Index | Items) -> RememberedModels | None:
     """The models of an index, or of one in a folder; None for items."""
     from crossknn.indexing.remembered_models import RememberedModels

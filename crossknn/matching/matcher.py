@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     import torch
 
 DEFAULT_BUDGET: Final = 20  # calls per record, on average
-ROUNDS: Final = 10
+MIN_ROUNDS, MAX_ROUNDS, PAIRS_PER_ROUND = 2, 10, 5
 MOST_PER_BUDGET: Final = 10  # calls of one record at most, as a multiple of the mean
 BATCH: Final = 256  # records searched together
-SAMPLE_SHARE, MAX_SAMPLE = 0.05, 1_000  # of the calls, for the estimate of recall
+SAMPLE_SHARE, MAX_SAMPLE = 0.1, 2_000  # of the calls, for the estimate of recall
 CACHED_TOGETHER: Final = 1024  # pairs, the most that a kill can lose
 
 
@@ -134,7 +134,7 @@ def match(
         max_per_record: Calls in the search of one record at most, by default ten times the average.
         symmetric: Score both directions of a pair, two calls, and take their mean.
         sample: Calls, of the total, for an estimate of the share of matching pairs found (`matches.recall`): by default
-            5% of the calls and at most 1,000, and none with `k`.
+            10% of the calls and at most 2,000, and none with `k`.
         calibration: Gives pairs their `probability`; as of `Searcher`.
         vectors: Vectors of the records searched, `other` or else `items`; as of `Searcher`.
         retrievers: As of `Searcher`.
@@ -246,17 +246,18 @@ class _MatchRun:
         context = self._context(records)
         if not context.reachable or calls < self._pairs.calls_per_pair:
             return
-        mean = -(-calls // len(records))
-        most = (self._options.max_per_record or MOST_PER_BUDGET * mean) // self._pairs.calls_per_pair
+        per_pair = self._pairs.calls_per_pair
+        mean = -(-calls // (per_pair * len(records)))  # pairs
+        most = (self._options.max_per_record or per_pair * MOST_PER_BUDGET * mean) // per_pair
         most = min(max(1, most), context.reachable)
         if not self._searcher.has_query_vectors:
-            _, proposals = context.propose(None, min(most, -(-mean // self._pairs.calls_per_pair)))
+            _, proposals = context.propose(None, min(most, mean))
             self._pairs.ask(records, [one.rows for one in proposals])
             return
         budget = min(2 * most, context.reachable)
         strategy = MatchSearch(
             budget,
-            min(ROUNDS, budget),
+            min(max(MIN_ROUNDS, min(MAX_ROUNDS, mean // PAIRS_PER_ROUND)), budget),
             scorer=self._pairs,
             records=records,
             threshold=self._threshold,

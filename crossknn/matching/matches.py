@@ -151,7 +151,7 @@ class Matches(Sequence[Match]):
         return "right", self.right.id(node - shift)
 
     def write_clusters(self, path: str | Path, method: ClusterMethod = "components", *, seed: int = 0) -> None:
-        """Write one row per clustered record to a .jsonl, .csv or .parquet file: cluster, id, and side of two tables."""
+        """Write a row per clustered record to a .jsonl, .csv or .parquet file: cluster, id, and side of two tables."""
         path = Path(path)
         check_suffix("path", path)
         rows = [

@@ -1,11 +1,10 @@
-"""Estimate of the share of matching pairs that a search has found, from a stratified sample of unscored pairs."""
+"""Estimate of the share of matching pairs that were found, by logistic regression on a sample of unscored pairs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from math import sqrt
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,48 +15,29 @@ from crossknn.types import Proposal, Rows
 
 EDGES: Final = (0, 10, 30, 100, 300, 1_000)  # of the strata, by rank in the first stage's list of a record
 SAMPLED_RECORDS: Final = 1_000  # whose lists the strata are made of
-ENUMERATED: Final = 100_000  # pairs in no list that are all looked up, if there are no more
 BATCH: Final = 256  # records whose lists are retrieved together
-Z: Final = 1.96  # of a 95% interval
+# Of log-odds = intercept + slope · log(rank): normal priors, which matter where few sampled pairs match.
+PRIOR_MEAN: Final = np.array([-3.0, -1.0])
+PRIOR_STD: Final = np.array([3.0, 0.5])
+STEPS, TOLERANCE = 50, 1e-8
+DRAWS: Final = 1_000  # of the posterior, for the interval
+INTERVAL: Final = (2.5, 97.5)  # percentiles
 
 Propose = Callable[[Rows, int], list[Proposal]]
-
-
-@dataclass(frozen=True)
-class Stratum:
-    """Unscored pairs whose ranks in the first stage's lists are alike, and the sample of them.
-
-    Attributes:
-        first_rank, last_rank: From 1; None for pairs that the lists do not hold.
-        pairs: Unscored pairs in the stratum, in a self-join estimated from both records' lists.
-        sampled: Pairs scored at random.
-        matches: Those that match.
-        missed: Estimated matches among its pairs.
-        variance: Of that estimate.
-    """
-
-    first_rank: int
-    last_rank: int | None
-    pairs: float
-    sampled: int
-    matches: int
-    missed: float
-    variance: float
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class RecallEstimate:
-    """The share of all matching pairs that are among the pairs found, estimated by stratified sampling.
-
-    Strata without a match in their sample add nothing to the estimate or its interval: `strata` says how many of how
-    many pairs were looked at.
+    """The share of all matching pairs that are among the pairs found.
 
     Attributes:
-        recall: The estimate; the pairs that the sample found count as found.
-        low, high: 95% interval by the normal approximation.
+        recall: The estimate.
+        low, high: Its 95% interval.
         missed: Estimated number of matching pairs that were not found.
         calls: What the sample cost.
-        strata: By rank in the first stage's lists.
+        sampled: Unscored pairs that were scored at random.
+        matches: Those that match; they count as found.
     """
 
     recall: float
@@ -65,139 +45,171 @@ class RecallEstimate:
     high: float
     missed: float
     calls: int
-    strata: tuple[Stratum, ...]
+    sampled: int
+    matches: int
 
     def __str__(self) -> str:
-        sampled = sum(one.sampled for one in self.strata)
-        return f"{self.recall:.1%} of all matching pairs found ({self.low:.1%} to {self.high:.1%}, {sampled:,} sampled)"
+        return f"{self.recall:.0%} of all matching pairs found (95% interval {self.low:.0%} to {self.high:.0%})"
 
 
 def estimate_recall(
     scorer: PairScorer, propose: Propose, threshold: float, *, sample: int, seed: int = 0
 ) -> RecallEstimate | None:
-    """Score `sample` random unscored pairs of distinct texts, as many per stratum, and estimate the matches missed.
+    """Score `sample` random unscored pairs, as many per stratum of ranks, and estimate the matching pairs missed.
 
+    A Bayesian logistic regression of matching on the log of the rank, in the first stage's list of a record, predicts
+    how many of the other unscored pairs match. Pairs in no list have the ranks behind it. Equal texts count as one.
     None where the limits of `scorer` cut the sample.
     """
-    left, right, scores = scorer.scored_pairs()
-    found = int(((scores >= threshold) & ~(scorer.self_join & (left == right))).sum())
-    before = scorer.calls
-    rng = np.random.default_rng(seed)
-    pools = _Pools.draw(scorer, propose, rng)
-    drawn = [pools.sample(stratum, count, rng) for stratum, count in enumerate(_spread(sample, pools.sizes))]
-    scorer.score(*(np.concatenate(parts) for parts in zip(*drawn, strict=True)))
-    strata: list[Stratum] = []
-    extra: set[tuple[int, int]] = set()
-    for stratum, (records, rows) in enumerate(drawn):
-        values = scorer.known(records, rows)
-        if np.isnan(values).any():
-            return None
-        matches = values >= threshold
-        found_now = zip(records[matches].tolist(), rows[matches].tolist(), strict=True)
-        extra |= {_unordered(pair, scorer.self_join) for pair in found_now}
-        ranks = EDGES[stratum] + 1, EDGES[stratum + 1] if stratum + 1 < len(EDGES) else None
-        strata.append(_estimate(*ranks, pools.sizes[stratum], pools.weight, matches))
-    missed = max(0.0, sum(one.missed for one in strata) - len(extra))
-    error = Z * sqrt(sum(one.variance for one in strata))
-    bounds = [_share(found + len(extra), max(0.0, missed + shift)) for shift in (error, -error)]
+    before, rng = scorer.calls, np.random.default_rng(seed)
+    unscored = _Unscored.read(scorer, propose, rng)
+    drawn = unscored.sample(sample, rng)
+    scorer.score(drawn.records, drawn.rows)
+    scores = scorer.known(drawn.records, drawn.rows)
+    if np.isnan(scores).any():
+        return None
+    matches = scores >= threshold
+    model = _LogisticRegression.fit(np.log(drawn.ranks), matches)
+    counts = np.maximum(0, unscored.counts - np.bincount(drawn.ranks, minlength=len(unscored.counts)))
+    ranks = np.flatnonzero(counts)
+    chances = model.chances(np.log(ranks), rng)  # (draws + 1, ranks), the first at the mode
+    expected = unscored.weight * chances @ counts[ranks]
+    missed, drawn_missed = float(expected[0]), rng.poisson(expected[1:])
+    left, right, values = scorer.scored_pairs()
+    found = int(((values >= threshold) & ~(scorer.self_join & (left == right))).sum())
+    high, low = np.percentile(drawn_missed, INTERVAL)
     return RecallEstimate(
-        _share(found + len(extra), missed), *bounds, missed=missed, calls=scorer.calls - before, strata=tuple(strata)
+        *(_share(found, number) for number in (missed, low, high)),
+        missed=missed,
+        calls=scorer.calls - before,
+        sampled=len(matches),
+        matches=int(matches.sum()),
     )
 
 
-def _estimate(first: int, last: int | None, size: int, weight: float, matches: NDArray[np.bool_]) -> Stratum:
-    sampled, chance = len(matches), float(matches.mean()) if len(matches) else 0.0
-    variance = (size * weight) ** 2 * chance * (1 - chance) / sampled * (1 - sampled / size) if sampled else 0.0
-    return Stratum(first, last, size * weight, sampled, int(matches.sum()), size * weight * chance, variance)
+class _Sample(NamedTuple):
+    records: Rows
+    rows: Rows
+    ranks: Rows  # from 1
 
 
-class _Pools(NamedTuple):
-    """The unscored pairs of some records by stratum; those in no list are counted, and found only as they are drawn.
+class _Unscored(NamedTuple):
+    """The unscored pairs of some records with their ranks.
 
     Attributes:
-        weight: Pairs that each of these stands for: of other records, and in a self-join half, since both records of a
-            pair have it.
+        listed: By stratum, those in the records' lists.
+        counts: Pairs by rank; those in no list are spread over the ranks behind it.
+        weight: Pairs that each of these stands for: those of other records, and in a self-join half, since both records
+            of a pair have it.
     """
 
     scorer: PairScorer
-    listed: list[tuple[Rows, Rows]]  # by stratum: records and rows
     records: Rows
     lists: list[Rows]
-    others: NDArray[np.int64]  # (records,) unscored pairs in no list
+    listed: list[_Sample]
+    unlisted: NDArray[np.int64]  # (records,)
+    counts: Array
     weight: float
 
     @classmethod
-    def draw(cls, scorer: PairScorer, propose: Propose, rng: np.random.Generator) -> _Pools:
+    def read(cls, scorer: PairScorer, propose: Propose, rng: np.random.Generator) -> _Unscored:
+        """Of at most `SAMPLED_RECORDS` random records."""
         every = scorer.left.representatives
         records = np.sort(rng.permutation(every)[:SAMPLED_RECORDS])
-        lists = [
-            one.rows
-            for start in range(0, len(records), BATCH)
-            for one in propose(records[start : start + BATCH], EDGES[-1])
-        ]
-        listed = [_unscored(scorer, records, [rows[low:high] for rows in lists]) for low, high in _ranges()]
+        parts = [propose(records[start : start + BATCH], EDGES[-1]) for start in range(0, len(records), BATCH)]
+        lists = [one.rows for part in parts for one in part]
+        listed = [_find_unscored(scorer, records, lists, low, high) for low, high in pairwise(EDGES)]
+        reachable = len(scorer.right) - scorer.self_join
+        counts = np.bincount(np.concatenate([one.ranks for one in listed]), minlength=reachable + 1).astype(np.float64)
+        size = len(scorer.left.items)
         left, right, _ = scorer.scored_pairs()
-        distinct = left != right if scorer.self_join else np.ones(len(left), np.bool_)
-        ends = np.concatenate([left, right])[np.tile(distinct, 2)] if scorer.self_join else left
-        scored = np.bincount(ends, minlength=len(scorer.left.items))[records]
-        in_lists = sum(np.bincount(rows, minlength=len(scorer.left.items))[records] for rows, _ in listed)
-        others = len(scorer.right) - scorer.self_join - scored - in_lists
+        distinct = (left != right) | (not scorer.self_join)
+        ends = np.concatenate([left[distinct], right[distinct]]) if scorer.self_join else left
+        in_lists = sum(np.bincount(one.records, minlength=size) for one in listed)
+        unlisted = (reachable - np.bincount(ends, minlength=size) - in_lists)[records]
+        behind = np.arange(min(EDGES[-1], reachable) + 1, reachable + 1)
+        counts[behind] += unlisted.sum() / max(1, len(behind))
         weight = len(every) / max(1, len(records)) / (1 + scorer.self_join)
-        return cls(scorer, listed, records, lists, others, weight)
+        return cls(scorer, records, lists, listed, unlisted, counts, weight)
 
-    @property
-    def sizes(self) -> list[int]:
-        return [*(len(rows) for _, rows in self.listed), int(self.others.sum())]
+    def sample(self, size: int, rng: np.random.Generator) -> _Sample:
+        """Distinct random pairs, as many of each stratum, as far as it has them."""
+        strata = [len(one.rows) for one in self.listed] + [int(self.unlisted.sum())]
+        counts = _spread(size, strata)
+        parts = [self._draw_unlisted(counts[-1], rng)]
+        for one, count in zip(self.listed, counts, strict=False):
+            chosen = rng.permutation(len(one.rows))[:count]
+            parts.append(_Sample(*(column[chosen] for column in one)))
+        return _Sample(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
-    def sample(self, stratum: int, count: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
-        """Distinct random pairs of a stratum."""
-        if stratum < len(self.listed):
-            records, rows = self.listed[stratum]
-            chosen = rng.permutation(len(rows))[:count]
-            return records[chosen], rows[chosen]
-        if self.others.sum() <= ENUMERATED:
-            unlisted = [self._unlisted(place) for place in range(len(self.records))]
-            chosen = rng.permutation(sum(map(len, unlisted)))[:count]
-            return np.repeat(self.records, list(map(len, unlisted)))[chosen], np.concatenate(unlisted)[chosen]
-        pairs: dict[tuple[int, int], None] = {}
-        chances = self.others / self.others.sum()
-        while len(pairs) < count:
-            place = int(rng.choice(len(self.records), p=chances))
-            pairs[int(self.records[place]), int(rng.choice(self._unlisted(place)))] = None
-        drawn = np.array(list(pairs), np.int64).reshape(-1, 2)
-        return drawn[:, 0], drawn[:, 1]
+    def _draw_unlisted(self, count: int, rng: np.random.Generator) -> _Sample:
+        """Pairs in no list, with replacement; each has the rank that it would have in a random order."""
+        if not count:
+            return _Sample(*(np.empty(0, np.int64) for _ in range(3)))
+        places = rng.choice(len(self.records), count, p=self.unlisted / self.unlisted.sum())
+        rows, ranks = [], []
+        for place in places.tolist():
+            rows.append(int(rng.choice(self._unlisted_rows(place))))
+            ranks.append(int(rng.integers(len(self.lists[place]), len(self.counts) - 1)) + 1)
+        return _Sample(self.records[places], np.array(rows), np.array(ranks))
 
-    def _unlisted(self, place: int) -> Rows:
-        """The unscored rows of a record that its list does not hold."""
+    def _unlisted_rows(self, place: int) -> Rows:
+        record = self.records[place]
         rows = np.setdiff1d(self.scorer.right.representatives, self.lists[place])
-        if self.scorer.self_join:
-            rows = rows[rows != self.records[place]]
-        return rows[np.isnan(self.scorer.known(np.full(len(rows), self.records[place]), rows))]
+        rows = rows[rows != record] if self.scorer.self_join else rows
+        return rows[np.isnan(self.scorer.known(np.full(len(rows), record), rows))]
 
 
-def _ranges() -> list[tuple[int, int]]:
-    return list(pairwise(EDGES))
-
-
-def _unscored(scorer: PairScorer, records: Rows, lists: list[Rows]) -> tuple[Rows, Rows]:
-    queries = np.repeat(records, [len(rows) for rows in lists])
-    rows = np.concatenate([np.empty(0, np.int64), *lists])
+def _find_unscored(scorer: PairScorer, records: Rows, lists: list[Rows], low: int, high: int) -> _Sample:
+    parts = [rows[low:high] for rows in lists]
+    queries = np.repeat(records, [len(rows) for rows in parts])
+    rows = np.concatenate([np.empty(0, np.int64), *parts])
+    ranks = np.concatenate([np.empty(0, np.int64), *(np.arange(low, low + len(rows)) + 1 for rows in parts)])
     missing = np.isnan(scorer.known(queries, rows))
-    return queries[missing], rows[missing]
+    return _Sample(queries[missing], rows[missing], ranks[missing])
 
 
-def _spread(sample: int, sizes: list[int]) -> list[int]:
-    """The sample over the strata: even, but no more than each holds."""
+class _LogisticRegression(NamedTuple):
+    """Normal approximation to the posterior of intercept and slope (Laplace)."""
+
+    mean: Array  # (2,)
+    covariance: Array  # (2, 2)
+
+    @classmethod
+    def fit(cls, inputs: Array, matches: NDArray[np.bool_]) -> _LogisticRegression:
+        columns = np.column_stack([np.ones(len(inputs)), inputs])
+        precision = np.diag(PRIOR_STD**-2.0)
+        weights = PRIOR_MEAN
+        for _ in range(STEPS):
+            chances = _sigmoid(columns @ weights)
+            gradient = columns.T @ (matches - chances) - precision @ (weights - PRIOR_MEAN)
+            hessian = (columns * (chances * (1 - chances))[:, None]).T @ columns + precision
+            step = np.linalg.solve(hessian, gradient)
+            step /= max(1.0, float(np.abs(step).max()))
+            weights = weights + step
+            if np.abs(step).max() < TOLERANCE:
+                break
+        return cls(weights, np.linalg.inv(hessian))
+
+    def chances(self, inputs: Array, rng: np.random.Generator) -> Array:
+        """(draws + 1, inputs) at the mode, then at random weights."""
+        weights = np.vstack([self.mean, rng.multivariate_normal(self.mean, self.covariance, DRAWS)])
+        return _sigmoid(weights @ np.vstack([np.ones(len(inputs)), inputs]))
+
+
+def _sigmoid(values: Array) -> Array:
+    chances: Array = 0.5 + 0.5 * np.tanh(values / 2)
+    return chances
+
+
+def _spread(total: int, sizes: list[int]) -> list[int]:
+    """The total over strata: even, but no more than each holds."""
     counts = [0] * len(sizes)
-    rest, places = sample, sorted(range(len(sizes)), key=lambda place: sizes[place])
+    places = sorted(range(len(sizes)), key=lambda place: sizes[place])
     for done, place in enumerate(places):
-        counts[place] = min(sizes[place], rest // (len(places) - done))
-        rest -= counts[place]
+        counts[place] = min(sizes[place], total // (len(places) - done))
+        total -= counts[place]
     return counts
-
-
-def _unordered(pair: tuple[int, int], self_join: bool) -> tuple[int, int]:
-    return (min(pair), max(pair)) if self_join else pair
 
 
 def _share(found: int, missed: float) -> float:

@@ -366,7 +366,7 @@ class Searcher:
 
         def propose(name: str | None, n: int) -> tuple[str, list[Proposal]]:
             name, proposals = candidates(name, n + 1)
-            return name, [without_row(one, own).first(n) for one, own in zip(proposals, own_rows.tolist(), strict=True)]
+            return name, [one.without(own).first(n) for one, own in zip(proposals, own_rows.tolist(), strict=True)]
 
         return replace(context, propose=propose, own_rows=own_rows)
 
@@ -502,13 +502,6 @@ def _load(path: str | Path) -> ScoreCalibration:
     if not isinstance(path, str | Path):
         raise invalid("calibration", "a ScoreCalibration or the path of its file", path)
     return ScoreCalibration.load(path)
-
-
-def without_row(proposal: Proposal, row: int) -> Proposal:
-    """The proposal without a row that must not be found."""
-    kept = proposal.rows != row
-    deviations = None if proposal.deviations is None else proposal.deviations[kept]
-    return Proposal(proposal.rows[kept], proposal.estimates[kept], deviations)
 
 
 def _innermost(scorer: Scorer) -> Scorer:

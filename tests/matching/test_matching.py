@@ -87,7 +87,7 @@ def test_two_tables_are_matched_with_the_left_record_as_the_query(table):
     rows = np.arange(10)
     left, models = table.items.take(rows), table.models
     matches = ck.match(left, table_of(table), threshold=THRESHOLD, budget=len(table.items), **models)
-    assert pairs_of(matches) == set(zip(*map(np.ndarray.tolist, np.nonzero(table.matrix[rows] >= THRESHOLD))))
+    assert pairs_of(matches) == set(map(tuple, np.argwhere(table.matrix[rows] >= THRESHOLD).tolist()))
     assert {one.left for one in matches} == {f"id-{row}" for row in rows}
     assert {one.right[:6] for one in matches} == {"other-"}
     assert {query for query, _ in models["scorer"].pairs} == set(rows.tolist())
@@ -185,11 +185,11 @@ def test_a_killed_run_is_resumed_with_an_equal_result_and_pays_for_no_stored_pai
 
     def run(cache, calls=None):
         models = table.models | {"scorer": DyingScorer(table, log, calls)}
-        return ck.match(table.items, threshold=THRESHOLD, budget=8, cache=cache, **models)
+        return ck.match(table.items, threshold=THRESHOLD, budget=20, cache=cache, **models)
 
     child = os.fork()
     if not child:
-        run(cache, calls=5)
+        run(cache, calls=2)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     before = log.read_text().splitlines()

@@ -1,6 +1,6 @@
 """The driver: hard budgets, rounds checked before they cost a call, and results kept on early stops."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import numpy as np
@@ -15,6 +15,7 @@ from crossknn.strategies.cur import AdaCur, AnnCur
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.gar import Gar
 from crossknn.strategies.normalization import Normalization
+from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.strategies.tour import Tour
 from crossknn.types import Proposal
@@ -138,3 +139,21 @@ def test_one_answer_per_round_for_all_queries():
 
 def test_no_queries_cost_nothing():
     assert World.low_rank().run(Axn(), only=slice(0, 0)) == []
+
+
+def test_a_query_that_is_an_item_does_not_find_itself():
+    world, own = World.low_rank(queries=4, items=30), np.array([3, 0, 29, 7])
+    found = world.run(Posterior(budget=29, rounds=4), context=_without_own(world, own))
+    assert [sorted(all_rows(one)) for one in found] == [[row for row in range(30) if row != mine] for mine in own]
+    with pytest.raises(StrategyError, match="itself"):
+        world.run(Rerank(budget=30), context=replace(world.context(), own_rows=own))
+
+
+def _without_own(world, own):
+    context = world.context()
+
+    def propose(name, n):
+        name, proposals = context.propose(name, n + 1)
+        return name, [one.without(row).first(n) for one, row in zip(proposals, own.tolist(), strict=True)]
+
+    return replace(context, propose=propose, own_rows=own)
