@@ -72,6 +72,7 @@ class StrategyRun(NamedTuple):
     traced: bool  # every scored item; otherwise only the hits
     score_seconds: float
     solve_seconds: float
+    rounds_reason: str | None = None
 
     def hits(self, query: int, selection: Selection, seconds: float) -> Hits:
         """The best items of a query."""
@@ -92,6 +93,7 @@ class StrategyRun(NamedTuple):
             seconds=seconds,
             score_seconds=self.score_seconds,
             solve_seconds=self.solve_seconds,
+            rounds_reason=self.rounds_reason,
             expected_recall=result.expected_recall,
             estimates=result.all_estimates,
             trace=trace,

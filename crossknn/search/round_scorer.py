@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ class RoundScorer:
     progress: Progress | None = None
     total_calls: int = 0  # for `progress`
     seconds: float = field(default=0.0, init=False)  # spent in the scorer
+    shortest: float = field(default=math.inf, init=False)  # seconds of a scorer call
     _scored: int = field(default=0, init=False)
     _slice: int = field(default=FIRST_SLICE, init=False)  # pairs that fit into the next slice under a deadline
 
@@ -86,6 +88,7 @@ class RoundScorer:
             scores = score_pairs(self.scorer, [self.queries[q] for q in queries], self.items.texts_of(rows))
         took = time.monotonic() - start
         self.seconds += took
+        self.shortest = min(self.shortest, took)
         self._scored += len(rows)
         if self.progress:
             self.progress("scoring", self._scored, max(self.total_calls, self._scored))

@@ -27,6 +27,7 @@ from crossknn.search.hit_selection import Selection, StrategyRun
 from crossknn.search.options import SearchOptions, choose_k, default_strategy
 from crossknn.search.resources import SearchResources
 from crossknn.search.results import Hits
+from crossknn.search.round_choice import MIN_ROUND_TRIP, RoundTimes, seconds_between, with_rounds
 from crossknn.search.round_scorer import RoundScorer
 from crossknn.strategies.base import RoundScores, Strategy, drive
 from crossknn.strategies.normalization import Normalization
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import torch
 
 REHEARSED_CALLS, REHEARSED_CHARACTERS = 20, 100  # of the search that `prepare` runs through
+TIMED_CALLS = 3  # of the scorer, which `prepare` times
 FIT_BATCH = 64  # queries searched together to fit rank weights
 
 
@@ -118,6 +120,7 @@ class Searcher:
             progress=self._progress,
         )
         self._scoring = threading.Lock()
+        self._round_times = RoundTimes(remote=getattr(_innermost(scorer), "remote", False))
 
     def search(
         self,
@@ -219,7 +222,9 @@ class Searcher:
         candidates = CandidateCache(queries, self._resources.retriever, allowed)
         if options.rank_by != SCORE:
             selection = replace(selection, fusion=ScoreFusion(self._fusion_weights(), candidates))
+        strategy, reason = with_rounds(strategy, self._round_times, options.deadline)
         run = self._run(queries, strategy, candidates, allowed, k=selection.k, ends=ends, cancelled=options.cancelled)
+        run = run._replace(rounds_reason=reason)
         seconds = time.monotonic() - start
         return [run.hits(number, selection, seconds) for number in range(len(queries))]
 
@@ -253,6 +258,8 @@ class Searcher:
             results = drive(strategy, context, scorer)
         finally:
             end_progress(self._progress)
+        if self._round_times.remote and len(queries) == 1 and scorer.shortest >= MIN_ROUND_TRIP:
+            self._round_times.measured_scoring(scorer.shortest)
         traced = strategy.budget is not None
         return StrategyRun(queries, self.items, results, candidates, traced, scorer.seconds, context.solving.seconds)
 
@@ -274,30 +281,46 @@ class Searcher:
     def prepare(self, *retrievers: str) -> None:
         """Do the work of the first search now: encode the items and fit these retrievers (by default the default).
 
-        A search by the default strategy is run through with made scores, and a model on this machine scores a pair, so
-        that no later search is the first to load or compute anything. Nothing is sent to a server.
+        A search by the default strategy is run through with made scores, twice, and a model on this machine scores a
+        pair, so that no later search is the first to load or compute anything. Nothing is sent to a server. The times
+        that are measured decide the number of rounds of searches that name none.
         """
         for name in retrievers or (None,):
             self._resources.retriever(name)
         if self.encoder:
             self._resources.encoder_vectors()
-        self._rehearse()
+        with suppress(EncoderError):  # of an encoder that knows the vectors of some queries only
+            self._rehearse()
+            self._round_times.measured_outside(self._rehearse())
+        self._rehearse_scorer()
 
-    def _rehearse(self) -> None:
+    def _rehearse(self) -> list[float]:
+        """Search with made scores; the seconds of each round but the first."""
         queries = [self.items.text(0)[:REHEARSED_CHARACTERS].strip() or "none"]
         candidates = CandidateCache(queries, self._resources.retriever, None)
         context = self._resources.context(queries, candidates, None, normalization=self.normalization, k=1)
+        times: list[float] = []
 
         def score(proposed: list[Rows]) -> RoundScores:
+            times.append(time.monotonic())
             return RoundScores([np.linspace(1, 0, len(rows), dtype=np.float32) for rows in proposed])
 
-        with suppress(EncoderError):  # of an encoder that knows the vectors of some queries only
-            drive(self.default_strategy(REHEARSED_CALLS), context, score)
+        drive(self.default_strategy(REHEARSED_CALLS), context, score)
+        return seconds_between(times)
+
+    def _rehearse_scorer(self) -> None:
+        """Let a model on this machine score a pair, and again, to see how long a call takes."""
         model = _innermost(self.scorer)
-        if getattr(model, "device", None) is not None:
-            shared = isinstance(self.scorer, SharedScorer)  # calls the model from a thread of its own
-            with self._scoring, suppress(ScorerError):  # which the first search will report
-                (self.scorer if shared else model).score(queries, queries)
+        if getattr(model, "device", None) is None:
+            return
+        pair = [self.items.text(0)[:REHEARSED_CHARACTERS].strip() or "none"]
+        warmed = self.scorer if isinstance(self.scorer, SharedScorer) else model  # in a thread of its own, or in this
+        with self._scoring, suppress(ScorerError):  # which the first search will report
+            times = [time.monotonic()]
+            for _ in range(1 + TIMED_CALLS):
+                warmed.score(pair, pair)
+                times.append(time.monotonic())
+            self._round_times.measured_scoring(min(seconds_between(times[1:])))
 
     def retriever(self, name: str | None = None) -> Retriever:
         """The retriever of this name, fitted; by default the first stage of a search that names none."""
