@@ -106,7 +106,7 @@ def test_defaults(world):
     for options, (hits, calls) in counts.items():
         answer = ask_python(world, dict(options))
         assert (len(answer["hits"]), answer["calls"]) == (hits, calls)
-    assert (ck.Posterior(5).rounds, ck.Axn(3).rounds, ck.Tour(20).rounds) == (5, 3, 10)
+    assert (ck.Posterior(5).round_count, ck.Axn(3).round_count, ck.Tour(20).round_count) == (5, 3, 10)
 
 
 @pytest.mark.parametrize("options", ERRORS, ids=str)

@@ -47,7 +47,7 @@ def search(
     ] = None,
     budget: Annotated[int | None, Option(min=1, help="Cross-encoder calls per query. Default: 100.")] = None,
     rounds: Annotated[
-        int | None, Option(min=1, help="Rounds of adaptive strategies. Default: 10, or a smaller budget.")
+        int | None, Option(min=1, help="Rounds of adaptive strategies. Default: 10, or fewer where they would be slow.")
     ] = None,
     retriever: Annotated[
         str | None,
@@ -229,6 +229,8 @@ def _print_hits(hits: Hits, *, explained: bool) -> None:
         table.add_row(str(rank), show_score(hit), *origin, Text(hit.id), text)
     out.print(table)
     out.print(summarize(hits))
+    if explained and hits.rounds_reason:
+        out.print(f"rounds: {hits.rounds_reason}", style="dim", highlight=False)
 
 
 def _check_picture(path: Path, queries: Sequence[str], *, exact: bool) -> None:

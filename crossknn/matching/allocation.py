@@ -73,7 +73,7 @@ class MatchSearch(Posterior):
         """Of all records together: an even share of the calls that are left."""
         assert self.scorer is not None
         pairs = self.scorer.calls_left // self.scorer.calls_per_pair
-        return -(-pairs // (self.rounds - number + 1))
+        return -(-pairs // (self.round_count - number + 1))
 
     def _allocate(self, session: PosteriorSession, means: PosteriorMeans, width: int, pairs: int) -> list[int]:
         """How many rows of each record are scored next."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.fused import Fused
 from crossknn.types import Mask, Proposal, Retriever, Rows
 from crossknn.vectors.ranking import ranks_in, reciprocal_rank_fusion
@@ -31,11 +33,30 @@ class CandidateCache:
         self._named[retriever.name] = retriever
         return retriever.name, [proposal.first(n) for proposal in self._retrieve(retriever, n)]
 
+    def retrieve_ahead(self, names: Sequence[str], n: int) -> None:
+        """Let these retrievers work side by side, and keep what they find for the calls to come."""
+        self._side_by_side([self._find(name) for name in names], n)
+
+    def _side_by_side(self, retrievers: Sequence[Retriever], n: int) -> None:
+        """BM25, which is ours and minds no thread, beside the others, which stay in the caller's."""
+        missing = [one for one in retrievers if self._longest.get(id(one), (-1, []))[0] < n]
+        lexical = [one for one in missing if type(one) is Bm25]
+        if not lexical or len(lexical) == len(missing):
+            return
+        with ThreadPoolExecutor(len(lexical)) as pool:
+            found = [pool.submit(one.retrieve, self._queries, n, allowed=self._allowed) for one in lexical]
+            for one in missing:
+                if one not in lexical:
+                    self._retrieve(one, n)
+            for one, future in zip(lexical, found, strict=True):
+                self._longest[id(one)] = n, future.result()
+
     def _retrieve(self, retriever: Retriever, n: int) -> list[Proposal]:
         """At least `n` rows for every query, where the retriever has them."""
         requested, proposals = self._longest.get(id(retriever), (-1, []))
         if requested < n:
             if type(retriever) is Fused:  # a subclass may override `retrieve`
+                self._side_by_side(retriever.retrievers, retriever.depth if n else 0)
                 proposals = retriever.fuse_lists(len(self._queries), n, self._retrieve_member)
             else:
                 proposals = retriever.retrieve(self._queries, n, allowed=self._allowed)

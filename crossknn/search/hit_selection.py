@@ -73,6 +73,7 @@ class StrategyRun(NamedTuple):
     final: bool  # whether the search is over
     score_seconds: float
     solve_seconds: float
+    rounds_reason: str | None = None
 
     def hits(self, query: int, selection: Selection, seconds: float) -> Hits:
         """The best items of a query."""
@@ -93,6 +94,7 @@ class StrategyRun(NamedTuple):
             seconds=seconds,
             score_seconds=self.score_seconds,
             solve_seconds=self.solve_seconds,
+            rounds_reason=self.rounds_reason,
             expected_recall=result.expected_recall,
             estimates=result.all_estimates,
             trace=trace,

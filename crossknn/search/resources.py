@@ -174,6 +174,7 @@ class SearchResources:
             queries=len(queries),
             items=len(self._items),
             propose=candidates,
+            retrieve_ahead=candidates.retrieve_ahead,
             query_vectors=partial(self.query_vectors, queries) if self.has_query_vectors else None,
             item_vectors=self.item_vectors,
             augmented_vectors=self.augmented_vectors,

@@ -139,6 +139,7 @@ class Hits(Sequence[Hit]):
         seconds: Wall time of the search; queries searched together share it.
         score_seconds: Part of it spent in the scorer.
         solve_seconds: Part of it in which the strategy learned from scores.
+        rounds_reason: Why there were so many rounds, where the search chose their number; None where it was named.
         expected_recall: Share of the query's true top k that the strategy expects among the scored items; after a
             deadline, the last known value. None where it is unknown.
         estimates: (items,) estimated scores of all items, where the strategy was asked for them.
@@ -154,6 +155,7 @@ class Hits(Sequence[Hit]):
     seconds: float = 0.0
     score_seconds: float = 0.0
     solve_seconds: float = 0.0
+    rounds_reason: str | None = field(default=None, compare=False)
     expected_recall: float | None = None
     estimates: Scores | None = field(default=None, compare=False)
     trace: Sequence[Hit] = field(default=(), compare=False)
@@ -185,6 +187,7 @@ class Hits(Sequence[Hit]):
             "hits": self.to_dicts(),
             "calls": self.calls,
             "rounds": self.rounds,
+            "rounds_reason": self.rounds_reason,
             "stopped": self.stopped,
             "expected_recall": self.expected_recall,
             "seconds": self.seconds,

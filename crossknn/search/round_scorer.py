@@ -6,6 +6,7 @@ What is scored next is decided by generators that never call the scorer: `run_sy
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Generator, Sequence
@@ -56,6 +57,7 @@ class RoundScorer:
     progress: Progress | None = None
     total_calls: int = 0  # for `progress`
     seconds: float = field(default=0.0, init=False)  # spent in the scorer
+    shortest: float = field(default=math.inf, init=False)  # seconds of a scorer call
     _scored: int = field(default=0, init=False)
     _slice: int = field(default=FIRST_SLICE, init=False)  # pairs that fit into the next slice under a deadline
 
@@ -133,6 +135,7 @@ class RoundScorer:
     def _count(self, pairs: int, seconds: float) -> None:
         """Report progress, and size the next slice."""
         self.seconds += seconds
+        self.shortest = min(self.shortest, seconds)
         self._scored += pairs
         if self.progress:
             self.progress("scoring", self._scored, max(self.total_calls, self._scored))

@@ -27,11 +27,17 @@ class SearchRun:
         self._scorer = scorer
         self._candidates = candidates
         self._traced = strategy.budget is not None
+        self.rounds_reason: str | None = None  # why the search has so many rounds, where it chose their number
 
     @property
     def results(self) -> Sequence[QueryResult]:
         """Everything scored so far, one entry per query."""
         return self._driver.results
+
+    @property
+    def shortest_call(self) -> float:
+        """Seconds of the shortest scorer call so far; infinite before any."""
+        return self._scorer.shortest
 
     def run_round(self) -> bool:
         """Run one round; whether another follows."""
@@ -61,6 +67,7 @@ class SearchRun:
             self._driver.rows is None,
             self._scorer.seconds,
             self._context.solving.seconds,
+            self.rounds_reason,
         )
         seconds = time.monotonic() - start
         return [found.hits(query, selection, seconds) for query in range(len(found.queries))]

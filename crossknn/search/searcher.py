@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from crossknn.search.hit_selection import Selection
 from crossknn.search.options import SearchOptions, choose_k, default_strategy
 from crossknn.search.resources import SearchResources
 from crossknn.search.results import Hits
+from crossknn.search.round_choice import MIN_ROUND_TRIP, RoundTimes, seconds_between, with_rounds
 from crossknn.search.round_scorer import RoundScorer
 from crossknn.search.search_run import SearchRun
 from crossknn.strategies.base import RoundScores, SearchContext, Strategy, drive
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     import torch
 
 REHEARSED_CALLS, REHEARSED_CHARACTERS = 20, 100  # of the search that `prepare` runs through
+TIMED_CALLS = 3  # of the scorer, which `prepare` times
 FIT_BATCH = 64  # queries searched together to fit rank weights
 
 
@@ -135,6 +138,7 @@ class Searcher:
             progress=self._progress,
         )
         self._scoring = threading.Lock()
+        self._round_times = RoundTimes(remote=getattr(_innermost(scorer), "remote", False))
 
     def search(
         self,
@@ -282,27 +286,33 @@ class Searcher:
             while run.run_round():
                 pass
         finally:
-            end_progress(self._progress)
+            self._end(run)
 
     def _stream(self, run: SearchRun, hits: Callable[[], list[Hits]]) -> Iterator[Hits]:
         try:
             while run.run_round():
                 yield hits()[0]
         finally:
-            end_progress(self._progress)
+            self._end(run)
         yield hits()[0]
+
+    def _end(self, run: SearchRun) -> None:
+        """Finish the progress bar, and keep the round trip of the first search with a remote scorer."""
+        end_progress(self._progress)
+        if self._round_times.remote and len(run.results) == 1 and MIN_ROUND_TRIP <= run.shortest_call < math.inf:
+            self._round_times.measured_scoring(run.shortest_call)
 
     async def _astream(self, query: str, options: SearchOptions) -> AsyncGenerator[Hits, None]:
         cancelled = threading.Event()
+        run, hits = await asyncio.to_thread(self._open_search, [query], replace(options, cancelled=cancelled))
         try:
-            run, hits = await asyncio.to_thread(self._open_search, [query], replace(options, cancelled=cancelled))
             unfinished = True
             while unfinished:
                 unfinished = await run.arun_round()
                 yield (await asyncio.to_thread(hits))[0]
         finally:
             cancelled.set()  # a scorer call in flight is the last one
-            end_progress(self._progress)
+            self._end(run)
 
     def _open_search(
         self, queries: Sequence[str], options: SearchOptions
@@ -317,8 +327,10 @@ class Searcher:
         candidates = CandidateCache(queries, self._resources.retriever, allowed)
         if options.rank_by != SCORE:
             selection = replace(selection, fusion=ScoreFusion(self._fusion_weights(), candidates))
+        strategy, rounds_reason = with_rounds(strategy, self._round_times, options.deadline)
         limits = {"ends": ends, "cancelled": options.cancelled}
         run = self._open_run(queries, strategy, candidates, allowed, k=selection.k, **limits)
+        run.rounds_reason = rounds_reason
         return run, partial(run.hits, selection, start)
 
     def _selection(self, k: int, options: SearchOptions) -> Selection:
@@ -388,30 +400,46 @@ class Searcher:
     def prepare(self, *retrievers: str) -> None:
         """Do the work of the first search now: encode the items and fit these retrievers (by default the default).
 
-        A search by the default strategy is run through with made scores, and a model on this machine scores a pair, so
-        that no later search is the first to load or compute anything. Nothing is sent to a server.
+        A search by the default strategy is run through with made scores, twice, and a model on this machine scores a
+        pair, so that no later search is the first to load or compute anything. Nothing is sent to a server. The times
+        that are measured decide the number of rounds of searches that name none.
         """
         for name in retrievers or (None,):
             self._resources.retriever(name)
         if self.encoder:
             self._resources.encoder_vectors()
-        self._rehearse()
+        with suppress(EncoderError):  # of an encoder that knows the vectors of some queries only
+            self._rehearse()
+            self._round_times.measured_outside(self._rehearse())
+        self._rehearse_scorer()
 
-    def _rehearse(self) -> None:
+    def _rehearse(self) -> list[float]:
+        """Search with made scores; the seconds of each round but the first."""
         queries = [self.items.text(0)[:REHEARSED_CHARACTERS].strip() or "none"]
         candidates = CandidateCache(queries, self._resources.retriever, None)
         context = self._resources.context(queries, candidates, None, normalization=self.normalization, k=1)
+        times: list[float] = []
 
         def score(proposed: list[Rows]) -> RoundScores:
+            times.append(time.monotonic())
             return RoundScores([np.linspace(1, 0, len(rows), dtype=np.float32) for rows in proposed])
 
-        with suppress(EncoderError):  # of an encoder that knows the vectors of some queries only
-            drive(self.default_strategy(REHEARSED_CALLS), context, score)
+        drive(self.default_strategy(REHEARSED_CALLS), context, score)
+        return seconds_between(times)
+
+    def _rehearse_scorer(self) -> None:
+        """Let a model on this machine score a pair, and again, to see how long a call takes."""
         model = _innermost(self.scorer)
-        if getattr(model, "device", None) is not None:
-            shared = isinstance(self.scorer, SharedScorer)  # calls the model from a thread of its own
-            with self._scoring, suppress(ScorerError):  # which the first search will report
-                (self.scorer if shared else model).score(queries, queries)
+        if getattr(model, "device", None) is None:
+            return
+        pair = [self.items.text(0)[:REHEARSED_CHARACTERS].strip() or "none"]
+        warmed = self.scorer if isinstance(self.scorer, SharedScorer) else model  # in a thread of its own, or in this
+        with self._scoring, suppress(ScorerError):  # which the first search will report
+            times = [time.monotonic()]
+            for _ in range(1 + TIMED_CALLS):
+                warmed.score(pair, pair)
+                times.append(time.monotonic())
+            self._round_times.measured_scoring(min(seconds_between(times[1:])))
 
     def retriever(self, name: str | None = None) -> Retriever:
         """The retriever of this name, fitted; by default the first stage of a search that names none."""

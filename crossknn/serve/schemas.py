@@ -347,6 +347,7 @@ class QueryResponse(TypedDict):
     hits: list[HitResponse]
     calls: int
     rounds: int
+    rounds_reason: str | None
     stopped: str | None
     expected_recall: float | None
     seconds: float

@@ -34,7 +34,7 @@ class Axn(MultiRound):
 
     Args:
         budget: B_CE, calls per query, spread evenly over the rounds.
-        rounds: R; with one round this is `Rerank`.
+        rounds: R; with one round this is `Rerank`. None: 10, or fewer where a searcher has measured slow rounds.
         mix: λ in `(1 − λ) u_linreg + λ u_param`, where u_param is the dual encoder's query vector.
         first: Y, the name of the first round's retriever; None is the searcher's default.
         shortlist: Search only the top `shortlist` rows of Y (the paper: 10,000 of five million items).

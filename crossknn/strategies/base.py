@@ -22,6 +22,7 @@ from crossknn.strategies.posterior.calibration import RecallCalibration
 from crossknn.strategies.posterior.prior import Prior
 from crossknn.types import Mask, Proposal, Rows, Scores, Vectors, VectorSearch
 
+DEFAULT_ROUNDS: Final = 10  # of strategies that name no number
 MIN_NORMALIZATION_SCORES = 10  # a query's own α and β come from its first round, but from at least this many scores
 
 Requirement = Literal["query_vectors", "item_vectors", "cur_factors"]
@@ -70,6 +71,8 @@ class SearchContext:
     signals: tuple[str, ...] = ("dense",)  # retrievers whose features a model uses where there is no prior
     k: int | None = None  # hits that will be returned, if known
     solving: Stopwatch = field(default_factory=Stopwatch, compare=False)
+    retrieve_ahead: Callable[[Sequence[str], int], None] | None = None
+    """Lets retrievers that `propose` will be asked for work side by side, where that is possible."""
     on_counts: Callable[[NDArray[np.float64]], None] | None = None
     """Called with the (queries, at most k) numbers of better unscored rows that each expected recall comes from."""
 
@@ -331,23 +334,28 @@ class Observations:
 class MultiRound(Settings):
     """Base of strategies that spread their budget, the calls per query, evenly over several rounds.
 
-    The default number of rounds is lowered to a smaller budget.
+    Without a number of rounds there are 10, or as many as a smaller budget; a searcher may choose fewer.
     """
 
     budget: int = 100
-    rounds: int = 10
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
         check_positive("budget", self.budget)
+        if self.rounds is None:
+            return
         check_positive("rounds", self.rounds)
-        if self.rounds == type(self).rounds:  # the default
-            object.__setattr__(self, "rounds", min(self.rounds, self.budget))
         if self.rounds > self.budget:
             raise invalid("rounds", f"between 1 and `budget` ({self.budget})", self.rounds)
 
+    @property
+    def round_count(self) -> int:
+        """`rounds`, or the default."""
+        return min(DEFAULT_ROUNDS, self.budget) if self.rounds is None else self.rounds
+
     def _share(self, context: SearchContext, number: int, spent: int) -> int:
         """Number of rows of a query in round `number` (from 1), of those that are left."""
-        share = share_of_round(number, budget=self.budget, rounds=self.rounds, spent=spent)
+        share = share_of_round(number, budget=self.budget, rounds=self.round_count, spent=spent)
         return min(share, context.reachable - spent)
 
     def _normalization(
@@ -365,14 +373,14 @@ class MultiRound(Settings):
     ) -> Generator[Round, list[Scores], None]:
         """Yield `first`, then `next_round(number)` for rounds 2, 3, …, and add their scores to `observations`.
 
-        Ends after `rounds` rounds, or when a round has no rows.
+        Ends after `round_count` rounds, or when a round has no rows.
         """
         step = first
-        for number in range(1, self.rounds + 1):
+        for number in range(1, self.round_count + 1):
             scored = yield step
             for observed, proposal, scores in zip(observations, step.proposals, scored, strict=True):
                 observed.add(proposal.rows, scores)
-            if number < self.rounds:
+            if number < self.round_count:
                 step = next_round(number + 1)
                 if not any(len(proposal) for proposal in step.proposals):
                     return

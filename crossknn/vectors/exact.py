@@ -172,6 +172,8 @@ class ExactSearch(BaseSearch):
 
     def _multiply(self, part: Tensor, queries: Tensor, start: int, result: Tensor, beta: int) -> None:
         """Write (beta 0) or add (beta 1) to `result` the products with the rows of one part from `start` on."""
+        import torch
+
         on_cpu = self.device.type == "cpu"
         if on_cpu and not queries.any():  # as before the first scores, when only the bias has a weight
             if not beta:
@@ -184,7 +186,7 @@ class ExactSearch(BaseSearch):
         rows = part[start : start + result.shape[1]]
         # One buffer for all steps stays in the cache; on a GPU the allocator reuses memory, and rows may be elsewhere.
         buffer = queries.new_empty(rows[:size].shape) if on_cpu and rows.dtype != queries.dtype else None
-        for step, products in zip(rows.split(size), result.split(size, 1), strict=True):
+        for step, products in zip(torch.split(rows, size), torch.split(result, size, 1), strict=True):
             wide = step.to(self.device).float() if buffer is None else buffer[: len(step)].copy_(step)
             products.addmm_(queries, wide.T, beta=beta)
 

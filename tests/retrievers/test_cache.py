@@ -1,8 +1,12 @@
 """Each retriever runs once in a search, also as a member of a fused one."""
 
+import threading
+
 import numpy as np
+import pytest
 
 from crossknn.items.items import Items
+from crossknn.retrievers.bm25 import Bm25
 from crossknn.retrievers.cache import CandidateCache
 from crossknn.retrievers.fused import Fused
 from crossknn.retrievers.simple import Random
@@ -69,3 +73,38 @@ def test_a_subclass_of_fused_may_override_retrieve():
 
     own = Own([Counting(0, "a")]).fit(ITEMS)
     assert [len(one) for one in CandidateCache(QUERIES, lambda _: own, None)(None, 10)[1]] == [1, 1, 1]
+
+
+class Watched(Random):
+    """Notes the thread that it works in, and fails on request."""
+
+    threads: tuple[str, ...] = ()
+    fails = False
+
+    def retrieve(self, queries, n, *, allowed=None):
+        self.threads += (threading.current_thread().name,)
+        if self.fails:
+            raise RuntimeError("no vectors today")
+        return super().retrieve(queries, n, allowed=allowed)
+
+
+@pytest.mark.parametrize("by", ["names", "fused"])
+def test_bm25_works_beside_the_others_with_the_same_result(by):
+    other, lexical = Watched(0).fit(ITEMS), Bm25().fit(ITEMS)
+    fused = Fused([other, lexical], depth=20).fit(ITEMS)
+    retrievers = {"random": other, "bm25": lexical, "fused": fused}
+    queries = ["text 1 2", "text 3"]
+    cache = CandidateCache(queries, retrievers.__getitem__, None)
+    if by == "names":
+        cache.retrieve_ahead(["random", "bm25"], 20)
+    same(cache("fused", 30)[1], fused.retrieve(queries, 30))
+    same(cache("bm25", 15)[1], lexical.retrieve(queries, 15))
+    assert set(other.threads) == {threading.current_thread().name}  # a user's own may not like any other
+
+
+def test_an_error_of_one_retriever_is_raised_as_it_is():
+    other, lexical = Watched(0).fit(ITEMS), Bm25().fit(ITEMS)
+    other.fails = True
+    cache = CandidateCache(["text"], {"random": other, "bm25": lexical}.__getitem__, None)
+    with pytest.raises(RuntimeError, match="no vectors today"):
+        cache.retrieve_ahead(["random", "bm25"], 20)

@@ -75,6 +75,7 @@ class HttpScorer(RankMixin, ABC):
     kind: ClassVar[str]  # how fingerprints begin
     request_hint: ClassVar[str]  # what to do when the server accepts no request at all
     mixed: bool = False  # whether a request may have pairs of several queries
+    remote: ClassVar[bool] = True  # every call is a round trip, which a search with fewer rounds saves
 
     def __init__(
         self,

@@ -144,7 +144,7 @@ class PosteriorSession:
         rows = torch.cat([self.model.retrieved.rows, found.rows], 1)
         vectors = self._vectors.take_tensor(rows.clamp(max=self._items - 1))
         products = torch.bmm(vectors, self.model.query_vectors[:, :, None])[:, :, 0]
-        candidates, others = products.split([found.products.shape[1], found.rows.shape[1]], 1)
+        candidates, others = torch.split(products, [found.products.shape[1], found.rows.shape[1]], 1)
         hidden = _is_among(found.rows, self._scored_rows) | (found.best == -torch.inf)
         return CandidateSearchResult(found.rows, others.masked_fill(hidden, -torch.inf), candidates)
 

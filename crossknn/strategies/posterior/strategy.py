@@ -36,7 +36,7 @@ class Posterior(MultiRound):
 
     Args:
         budget: Calls per query, spread evenly over the rounds.
-        rounds: How often the posterior is updated.
+        rounds: How often the posterior is updated. None: 10, or fewer where a searcher has measured slow rounds.
         first: Without a fitted prior, the name of the first round's retriever; None is the searcher's default.
         estimates: Also return the posterior mean of every item.
         stop_at: Stop a query's search as soon as its expected recall reaches this, such as 0.95.
@@ -64,7 +64,7 @@ class Posterior(MultiRound):
             if session.exhausted:  # a model of all scores, whose size is quadratic in their number, would tell nothing
                 return Round([EMPTY_PROPOSAL] * context.queries, "posterior")
             n = 2 * max(self._counts(context, number, session))
-            last = number == self.rounds
+            last = number == self.round_count
             means = session.posterior_means(n, recall=self.stop_at is not None, last=last)
             return self._choose_rows(context, session, means, self._counts(context, number, session))
 
@@ -79,7 +79,10 @@ class Posterior(MultiRound):
 
         share = self._share(context, 1, 0)
         names = context.signals if context.prior is None else context.prior.signals
-        lists = [context.propose(name, min(RETRIEVER_DEPTH, context.reachable))[1] for name in names]
+        depth = min(RETRIEVER_DEPTH, context.reachable)
+        if context.retrieve_ahead is not None:
+            context.retrieve_ahead(names, depth)
+        lists = [context.propose(name, depth)[1] for name in names]
         if context.prior is not None:
             session = PosteriorSession(context, lists, context.prior)
             session.hedge_rows = session.model.retrieved.reciprocal_rank_fusion(
