@@ -181,7 +181,7 @@ def test_the_repr_is_a_short_name():
 
 
 def test_two_rounds_with_many_steps_are_refit():
-    """One list is reranked, the KL divergence is descended by gradient steps in torch, and the query retrieves again."""
+    """One list is reranked, torch descends the KL divergence, and the query retrieves again."""
     world = World.low_rank(seed=2)
     for query, one in enumerate(world.run(Tour(40, 2, learning_rate=0.005, steps=100))):
         order = np.argsort(-(world.vectors @ world.query_vectors[query]), kind="stable")
