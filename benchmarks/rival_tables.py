@@ -60,6 +60,18 @@ def first_hit() -> Table:
     return markdown_table(["set", "", "no index − rerank", "prior − rerank"], rows)
 
 
+def nonlinear_residual() -> Table:
+    """The gain of an RBF kernel beside posterior search's features."""
+    rows = []
+    for found in read_result("rivals")["sets"]:
+        for vectors, label in (("encoder", "no index"), ("prior", "prior")):
+            for cell in found["rbf_on_the_residual"][vectors]:
+                differences = [interval(value) for name, value in cell.items() if name.endswith("− without")]
+                place = f"{cell['k']}@{cell['budget']}"
+                rows.append([found["set"], label, place, f"{cell['without']['mean']:.1f}", *differences])
+    return markdown_table(["set", "index", "", "linear", "with RBF"], rows)
+
+
 def chosen_settings() -> Table:
     sets = read_result("rivals")["sets"]
     rows = [[name, *(_settings(found["chosen"][name]) for found in sets)] for name in sets[0]["chosen"]]
@@ -76,4 +88,5 @@ TABLES = {
     "level or better": level_or_better,
     "first hit": first_hit,
     "chosen settings": chosen_settings,
+    "nonlinear residual": nonlinear_residual,
 }

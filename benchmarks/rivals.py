@@ -55,9 +55,9 @@ NAMES = (
     "gp:mean=signals",
     "posterior",
 )
-RBF_VARIANCES = (0.0, 0.3, 1.0)  # for scores of variance 1, or in units of the prior's noise / 0.2
+RBF_VARIANCES = (0.0, 1.0)  # for scores of variance 1, or in units of the prior's noise / 0.2
 RESIDUALS: tuple[VectorSource, ...] = ("encoder", "prior")
-SOME = ((10, 25), (10, 100), (100, 500))
+SOME = ((10, 100), (100, 500))
 TIMED, TIMED_BUDGET = 20, 100  # queries
 
 
@@ -105,8 +105,8 @@ def main() -> None:
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="of exact scores")
-    parser.add_argument("--queries", type=int, help="only the first of the test queries")
-    parser.add_argument("--dev-queries", type=int, default=30, help="at most this many of the dev queries")
+    parser.add_argument("--queries", type=int, default=150, help="at most this many, the first, of the test queries")
+    parser.add_argument("--dev-queries", type=int, default=20, help="at most this many of the dev queries")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/rivals.json"))
