@@ -15,7 +15,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +24,17 @@ import numpy as np
 from benchmarks.posterior import CALLS_PER_ITEM, summarise
 from benchmarks.scoring_speed import surroundings
 from crossknn.evaluate.benchmark import Bench, RecallTrial
-from crossknn.evaluate.contenders import ResolvedStrategy
+from crossknn.evaluate.contenders import ResolvedStrategy, VectorSource
 from crossknn.evaluate.measures import paired_difference
 from crossknn.evaluate.tasks import Task, read_matrix
 from crossknn.evaluate.tuning import Candidates, choose, make_candidates
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import Strategy
+from crossknn.strategies.gaussian_process import GaussianProcess
+from crossknn.strategies.gp import Gp, standardized_features
+from crossknn.strategies.posterior.prior import NOISE_VARIANCE, Prior
 from crossknn.strategies.registry import STRATEGIES
+from crossknn.types import Proposal
 
 KS, BUDGETS = (1, 10, 100), (10, 25, 50, 100, 200, 500)
 TUNED_BUDGETS = (25, 100, 500)
@@ -51,7 +55,32 @@ NAMES = (
     "gp:mean=signals",
     "posterior",
 )
+RBF_VARIANCES = (0.0, 1.0)  # for scores of variance 1, or in units of the prior's noise / 0.2
+RESIDUALS: tuple[VectorSource, ...] = ("encoder", "prior")
+SOME = ((10, 100), (100, 500))
 TIMED, TIMED_BUDGET = 20, 100  # queries
+
+
+@dataclass(frozen=True, repr=False)
+class Residual(Gp):
+    """All features of posterior search as a linear kernel, and an RBF kernel of variance `rbf` beside them.
+
+    With 0 this is posterior search without its hedge and its model check, on the candidates alone.
+    """
+
+    rbf: float = 0.0
+
+    def make_process(self, vectors: np.ndarray, prior: Prior, lists: Sequence[Proposal]) -> GaussianProcess:
+        rows = np.unique(np.concatenate([one.rows for one in lists]))
+        signals = standardized_features(prior, lists, rows) * np.sqrt(prior.signal_variances)
+        columns = [vectors[:-1] * np.sqrt(prior.vector_variance), signals]
+        columns.append(np.full((len(rows), 1), np.sqrt(prior.constant_variance)))
+        if prior.fitted:
+            columns += [prior.latent_factors[rows], prior.bias_scale * prior.bias[rows, None]]
+        features = np.concatenate(columns, axis=1)
+        features = np.concatenate([features, np.zeros_like(features[:1])])  # the query has none
+        rbf = self.rbf * prior.noise / NOISE_VARIANCE
+        return GaussianProcess(vectors, rbf, 1.0, length_scale=1.0, noise=prior.noise, features=features)
 
 
 class Side(NamedTuple):
@@ -76,8 +105,8 @@ def main() -> None:
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="of exact scores")
-    parser.add_argument("--queries", type=int, help="only the first of the test queries")
-    parser.add_argument("--dev-queries", type=int, default=30, help="at most this many of the dev queries")
+    parser.add_argument("--queries", type=int, default=150, help="at most this many, the first, of the test queries")
+    parser.add_argument("--dev-queries", type=int, default=20, help="at most this many of the dev queries")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/rivals.json"))
@@ -106,6 +135,7 @@ def measure_set(task: Task, options: argparse.Namespace) -> dict[str, Any]:
         seconds[name] = time_of_search(searcher, task, chosen.contender.make(TIMED_BUDGET))
         print(task.name, name, f"{time.perf_counter() - began:.0f} s", flush=True)
     assert task.dev is not None
+    residual = {name: add_kernel(few, trial, name) for name in RESIDUALS}
     return {
         "set": task.name,
         "items": len(task.items),
@@ -117,6 +147,7 @@ def measure_set(task: Task, options: argparse.Namespace) -> dict[str, Any]:
             kind: dict(STRATEGIES[kind].grid({})) for kind in dict.fromkeys(one.chosen.kind for one in sides)
         },
         f"milliseconds_at_{TIMED_BUDGET}": seconds,
+        "rbf_on_the_residual": residual,
         "cells": [compare_cell(shares, [side.name for side in sides], k, budget) for k in KS for budget in BUDGETS],
     }
 
@@ -134,6 +165,21 @@ def tune(bench: Bench, names: Sequence[str], suffix: str = "") -> list[Side]:
         print(family.name, choice.description, f"{time.perf_counter() - began:.0f} s", flush=True)
         sides.append(Side(family.named.family + suffix, choice.chosen, bench))
     return sides
+
+
+def add_kernel(bench: Bench, trial: RecallTrial, vectors: VectorSource) -> list[dict[str, Any]]:
+    """What an RBF kernel beside posterior search's features adds to its recall."""
+    cells, found = [], {}
+    for rbf in RBF_VARIANCES:
+        for k, budget in SOME:
+            searched = trial.search(bench.searcher(vectors), Residual(budget, rbf=rbf), budget)
+            found[rbf, k, budget] = 100 * searched[k].recall
+    for k, budget in SOME:
+        cell: dict[str, Any] = {"k": k, "budget": budget, "without": summarise(found[0.0, k, budget])}
+        for rbf in RBF_VARIANCES[1:]:
+            cell[f"{rbf:g} − without"] = difference(found[rbf, k, budget], found[0.0, k, budget])
+        cells.append(cell)
+    return cells
 
 
 def time_of_search(searcher: Searcher, task: Task, strategy: Strategy) -> float:

@@ -55,12 +55,7 @@ class Feedback(Settings):
     b: float = 1.0
     c: float = 0.01
 
-    search_space: ClassVar[Grid] = {
-        "seeds": (10, 5),
-        "first": RETRIEVERS,
-        "b": (1.0, 0.5, 2.0),
-        "c": (0.01, 0.001, 0.1),
-    }
+    search_space: ClassVar[Grid] = {"seeds": (10, 5), "first": RETRIEVERS, "b": (1.0, 0.5), "c": (0.01, 0.001, 0.1)}
 
     def __post_init__(self) -> None:
         check_positive("budget", self.budget)

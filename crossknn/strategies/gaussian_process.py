@@ -26,21 +26,33 @@ class GaussianProcess:
         vectors: (pool, dim).
         rbf: Variance of the RBF part.
         linear: Variance of the linear part.
+        features: (pool, any) what the linear part is the inner product of, instead of the vectors at length 1.
     """
 
     def __init__(
-        self, vectors: NDArray[Any], rbf: float, linear: float = 0.0, *, length_scale: float = 1.0, noise: float
+        self,
+        vectors: NDArray[Any],
+        rbf: float,
+        linear: float = 0.0,
+        *,
+        length_scale: float = 1.0,
+        noise: float,
+        features: NDArray[Any] | None = None,
     ) -> None:
         self._vectors = torch.nn.functional.normalize(torch.from_numpy(np.asarray(vectors, np.float32)), dim=1)
+        self._features = None if features is None else torch.from_numpy(np.asarray(features, np.float32))
         self._rbf, self._linear, self._length_scale, self._noise = rbf, linear, length_scale, noise
         self._whitened = self._vectors.new_zeros(len(vectors), 0)  # W
         self._targets: Tensor | None = None  # Z
         self._variance = self._vectors.new_full((len(vectors),), rbf + linear)
+        if self._features is not None:
+            self._variance += linear * (self._features.square().sum(1) - 1)
 
     def _kernel(self, at: Tensor) -> Tensor:
         """(pool, at) the covariance of all vectors with some of them."""
         cosines = self._vectors @ self._vectors[at].mT
-        covariance = cosines * self._linear
+        products = cosines if self._features is None else self._features @ self._features[at].mT
+        covariance = products * self._linear
         if self._rbf:
             cosines.sub_(1).div_(self._length_scale**2).exp_()
             covariance.add_(cosines, alpha=self._rbf)

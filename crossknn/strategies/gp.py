@@ -107,6 +107,14 @@ class Gp(MultiRound):
         yield from self._run_rounds(choose(1), [one.observed for one in searches], choose)
         return None
 
+    def make_process(self, vectors: Vectors, prior: Prior, lists: Sequence[Proposal]) -> GaussianProcess:  # noqa: ARG002
+        """The process over the vectors of all rows in `lists`, ascending, and behind them the query's."""
+        from crossknn.strategies.gaussian_process import GaussianProcess  # imports torch
+
+        unit = prior.noise / NOISE_VARIANCE if prior.fitted and self.mean == "signals" else 1.0
+        rbf, linear = (unit * self.variance * part for part in KERNELS[self.kernel])
+        return GaussianProcess(vectors, rbf, linear, length_scale=self.length_scale, noise=unit * self.noise)
+
 
 class _Search:
     """The Gaussian process of one query, over its candidates and, behind them, the query itself."""
@@ -114,19 +122,11 @@ class _Search:
     def __init__(
         self, settings: Gp, context: SearchContext, prior: Prior, lists: Sequence[Proposal], query: Vectors
     ) -> None:
-        from crossknn.strategies.gaussian_process import GaussianProcess  # imports torch
-
         self.observed = Observations()
         self._settings, self._fitted = settings, prior.fitted and settings.mean == "signals"
         self._believed = prior_mean(prior, lists, calibrated=settings.mean == "signals")
-        unit = prior.noise / NOISE_VARIANCE if self._fitted else 1.0
         vectors = np.concatenate([context.item_vectors().take(self._believed.rows), query[None]])
-        self._process: GaussianProcess = GaussianProcess(
-            vectors,
-            *(unit * settings.variance * part for part in KERNELS[settings.kernel]),
-            length_scale=settings.length_scale,
-            noise=unit * settings.noise,
-        )
+        self._process = settings.make_process(vectors, prior, lists)
         self._learned = 0  # how many of the scores
         if settings.mean == "query":
             self._process.observe(np.array([len(self._believed.rows)]), np.array([[0.0, 0.0, 0.0, 1.0]]))
@@ -173,14 +173,20 @@ def prior_mean(prior: Prior, lists: Sequence[Proposal], *, calibrated: bool = Tr
     rows = np.unique(np.concatenate([one.rows for one in lists]))
     if not calibrated:
         return PriorMean(rows, np.zeros(len(rows), np.float32), np.ones(len(rows), np.float32))
+    mean = prior.intercept + standardized_features(prior, lists, rows) @ prior.weights
+    settings = {name: getattr(prior, name) for name in ("gamma_start", "gamma_slope", "gamma_max")}
+    scale = gamma_at(mean, **settings)
+    bias: Scores | float = prior.bias[rows] if prior.fitted else 0.0
+    return PriorMean(rows, (mean + bias).astype(np.float32), scale.astype(np.float32))
+
+
+def standardized_features(prior: Prior, lists: Sequence[Proposal], rows: Rows) -> NDArray[np.float64]:
+    """(rows, signal features) on the scale of the prior; without a fitted one, on that of the first rows of `lists`."""
     raw = signal_features(lists, [ranks_in(one, rows) for one in lists])
     center, spread = prior.center, prior.spread
     if not prior.fitted:
         near = np.searchsorted(rows, np.unique(np.concatenate([one.rows[:STANDARDIZATION_DEPTH] for one in lists])))
         center, spread = (raw[near].mean(0), raw[near].std(0)) if len(near) else (center, spread)
         spread = np.where(spread > 0, spread, 1.0)
-    mean = prior.intercept + ((raw - center) / spread) @ prior.weights
-    settings = {name: getattr(prior, name) for name in ("gamma_start", "gamma_slope", "gamma_max")}
-    scale = gamma_at(mean, **settings)
-    bias: Scores | float = prior.bias[rows] if prior.fitted else 0.0
-    return PriorMean(rows, (mean + bias).astype(np.float32), scale.astype(np.float32))
+    features: NDArray[np.float64] = (raw - center) / spread
+    return features

@@ -12,7 +12,7 @@ from crossknn._checks import check_positive
 from crossknn._imports import import_extra
 from crossknn.strategies.base import Flow, Grid, Observations, Round, SearchContext, Settings
 from crossknn.strategies.neighbor_graph import NeighborGraph
-from crossknn.types import Proposal, Scores
+from crossknn.types import Proposal, Rows, Scores
 from crossknn.vectors.ranking import order_rows, ranks_in
 
 POOL: Final = 1_000  # rows of each retriever that are candidates, or as many as the budget
@@ -68,6 +68,9 @@ class Ore(Settings):
             with context.solving:
                 for one, proposal, scores in zip(searches, proposals, scored, strict=True):
                     one.update(proposal, scores)
+                graph.search(row for one in searches for row in one.observed.rows[one.heads()].tolist())
+                for one in searches:
+                    one.refresh()
 
 
 class _Estimator:
@@ -81,18 +84,21 @@ class _Estimator:
         self._signals = [values[ranks_in(one, self._rows)] for values, one in zip(scaled, lists, strict=True)]
         self._weights = np.full(len(lists) + 1, START_WEIGHT)
         self._scaled = np.empty(0)  # the scores so far, each scaled within its batch
-        self._features = self._all_features()
+        self.refresh()
 
-    def _all_features(self) -> Array:
-        """(candidates, features)."""
-        return np.column_stack([*self._signals, self._affinity()])
+    def refresh(self) -> None:
+        """Compute the (candidates, features) anew."""
+        self._features = np.column_stack([*self._signals, self._affinity()])
+
+    def heads(self) -> Rows:
+        """The places of the best-scored rows, which give affinity."""
+        order: Rows = np.lexsort((self.observed.rows, -self.observed.scores))
+        return order[: self._top]
 
     def _affinity(self) -> Array:
         """(candidates,) mean of scaled score × inner product over the best-scored items that they are neighbors of."""
         total, count = np.zeros(len(self._rows)), np.zeros(len(self._rows))
-        best = np.lexsort((self.observed.rows, -self.observed.scores))[: self._top]
-        self._graph.search(self.observed.rows[best].tolist())
-        for place in best:
+        for place in self.heads():
             near = self._graph.neighbors(int(self.observed.rows[place]))
             _, at, which = np.intersect1d(self._rows, near.rows, assume_unique=True, return_indices=True)
             total[at] += self._scaled[place] * near.estimates[which]
@@ -106,7 +112,7 @@ class _Estimator:
         return Proposal(found.rows, np.full(len(found), np.nan, np.float32))
 
     def update(self, batch: Proposal, scores: Scores) -> None:
-        """Fit the weights to the batch, and compute the features anew. The first batch has no affinity to fit."""
+        """Fit the weights to the batch. The first batch has no affinity to fit."""
         if not len(batch):
             return
         fitted = len(self._weights) - (not len(self.observed.rows))
@@ -116,7 +122,6 @@ class _Estimator:
         self._weights[:fitted] = solve(rows[:, :fitted], scaled, bounds=(0, 1), lsq_solver="exact").x
         self.observed.add(batch.rows, scores)
         self._scaled = np.concatenate([self._scaled, scaled])
-        self._features = self._all_features()
 
 
 def _scale(values: NDArray[Any]) -> Array:

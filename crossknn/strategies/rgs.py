@@ -53,6 +53,7 @@ class Rgs(Settings):
             scored = yield step
             for observed, proposal, scores in zip(observations, step.proposals, scored, strict=True):
                 observed.add(proposal.rows, scores)
+            graph.search(row for state in zip(observations, expanded, strict=True) for row in self._best(*state)[:1])
             proposals = [
                 self._expand(graph, *state) or take_new([ranking], state[0].rows, self._left(state[0], self.seeds))
                 for *state, ranking in zip(observations, expanded, rankings, strict=True)
@@ -66,11 +67,14 @@ class Rgs(Settings):
     def _expand(self, graph: NeighborGraph, observed: Observations, expanded: set[int]) -> Proposal | None:
         """The unscored neighbors of the best item that is not expanded yet and has any."""
         n = self._left(observed, self.neighbors)
-        best = order_rows(observed.rows, observed.scores)
-        for row, score in zip(best.rows.tolist(), best.estimates, strict=True):
-            if n and row not in expanded:
-                expanded.add(row)
-                found = take_new([graph.neighbors(row)], observed.rows, n)
-                if len(found):
-                    return Proposal(found.rows, np.full(len(found), score))
+        for row in self._best(observed, expanded):
+            expanded.add(row)
+            found = take_new([graph.neighbors(row)], observed.rows, n)
+            if len(found):
+                return Proposal(found.rows, np.full(len(found), observed.scores[observed.rows == row][0]))
         return None
+
+    def _best(self, observed: Observations, expanded: set[int]) -> list[int]:
+        """The rows that are not expanded, best first; none where no call is left."""
+        best = order_rows(observed.rows, observed.scores).rows.tolist() if self._left(observed, 1) else []
+        return [row for row in best if row not in expanded]

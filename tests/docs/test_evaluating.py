@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import crossknn as ck
+from crossknn.evaluate.contenders import strategy_names
+from crossknn.strategies.registry import STRATEGIES
 from tests.paths import ROOT
 
 PAGE = ROOT / "docs" / "evaluating.md"
@@ -24,6 +26,19 @@ def write_beir(folder, texts):
         (folder / f"{name}.jsonl").write_text("".join(lines))
     judgments = [f"{row}\t{row}\t1\n" for row in range(5)]
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judgments))
+
+
+@pytest.mark.parametrize("name", strategy_names())
+def test_the_search_space_of_every_strategy_is_on_the_page(name):
+    text = PAGE.read_text(encoding="utf-8")
+    rows = text[text.index("| name | candidates |") :].split("\n\n")[0].splitlines()
+    (row,) = (row for row in rows if row.startswith(f"| `{name}` |"))
+    space = dict(STRATEGIES[name].grid({}))
+    if name == "quam":  # "as gar"
+        space = {setting: values for setting, values in space.items() if setting not in STRATEGIES["gar"].grid({})}
+    for setting, values in space.items():
+        shown = ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+        assert f"`{setting}`: {shown}" in row
 
 
 def test_the_code_of_the_page(tmp_path, monkeypatch, capsys):

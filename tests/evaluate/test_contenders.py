@@ -1,12 +1,24 @@
 """Names of strategies become contenders, and errors name what cannot be compared."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 
 from crossknn.errors import InputError
-from crossknn.evaluate.contenders import AvailableData, default_names, resolve_strategies, split_names
+from crossknn.evaluate.contenders import (
+    AvailableData,
+    default_names,
+    named_strategies,
+    resolve_strategies,
+    split_names,
+)
+from crossknn.evaluate.tuning import make_candidates
 from crossknn.strategies.axn import Axn
+from crossknn.strategies.base import RETRIEVERS, Grid
 from crossknn.strategies.cur import AnnCur
 from crossknn.strategies.gar import Gar
+from crossknn.strategies.registry import STRATEGIES
 from crossknn.strategies.rerank import Rerank
 from crossknn.strategies.tour import Tour
 
@@ -75,6 +87,35 @@ def test_the_defaults_are_all_strategies_that_the_data_allow():
         "gar",
     ]
     assert len(make(",".join(default_names(AVAILABLE)))) == 12
+
+
+def test_all_are_those_that_only_run_where_they_are_asked_for_too():
+    usual, everything = default_names(AVAILABLE), named_strategies("all", AVAILABLE)
+    rivals = {"quam", "rgs", "ore", "feedback", "gp", "rbe"}
+    assert set(everything) == {*usual, *rivals}
+    assert (everything[0], everything[-1]) == ("rerank:retriever=dense", "posterior")
+    assert named_strategies(None, AVAILABLE) == usual
+    assert named_strategies("axn, gar", AVAILABLE) == ["axn", "gar"]
+    plain = AvailableData(("random", "dense"))
+    assert set(named_strategies("all", plain)) == {*default_names(plain), "quam", "rgs", "feedback"}
+    assert "gp, prior" in [entry.contender.name for entry in make("gp")]
+    with pytest.raises(InputError, match="gp: needs the retrievers dense and bm25; there are random, dense"):
+        make("gp", available=plain)
+
+
+def test_a_strategy_brings_its_place_in_a_benchmark_and_its_search_space(monkeypatch):
+    """A registered class is enough: nothing in the benchmark names it."""
+
+    @dataclass(frozen=True, repr=False)
+    class Wide(Gar):
+        by_default = False
+        search_space: ClassVar[Grid] = {"neighbors": (2, 3), "first": RETRIEVERS}
+
+    monkeypatch.setitem(STRATEGIES, "wide", Wide)
+    assert "wide" not in default_names(AVAILABLE)
+    assert "wide" in named_strategies("all", AVAILABLE)
+    (family,) = make_candidates(["wide:first=bm25"], AVAILABLE, budgets=[20])
+    assert [one.contender.make(20) for one in family.candidates] == [Wide(20, 10, 2, "bm25"), Wide(20, 10, 3, "bm25")]
 
 
 def test_the_fitted_retriever_searches_with_fitted_vectors():

@@ -196,3 +196,28 @@ def test_a_difference_is_shown_by_an_interval_without_zero_of_enough_queries():
 def test_a_paired_difference_needs_the_same_queries(ours, theirs, message):
     with pytest.raises(InputError, match=re.escape(message)):
         paired_difference(ours, theirs)
+
+
+def test_ndcg_and_mrr_are_those_of_sentence_transformers():
+    """Its reranking evaluator, with a model that knows the scores, on queries with several relevant items."""
+    evaluation = pytest.importorskip("sentence_transformers.cross_encoder.evaluation")
+    rng = np.random.default_rng(0)
+    names = [f"d{number}" for number in range(40)]
+    scores = {f"q{query}": dict(zip(names, rng.permutation(40).astype(float), strict=True)) for query in range(12)}
+    relevant = {query: rng.choice(names, rng.integers(1, 8), replace=False).tolist() for query in scores}
+
+    class Lookup:
+        model_card_data = None
+
+        def predict(self, pairs, **settings):
+            return np.array([scores[query][item] for query, item in pairs])
+
+    samples = [{"query": query, "positive": relevant[query], "documents": names} for query in scores]
+    evaluator = evaluation.CrossEncoderRerankingEvaluator(samples, at_k=10, write_csv=False)
+    evaluator.store_metrics_in_model_card_data = lambda *given: None  # there is no model card
+    theirs = evaluator(Lookup())
+    split = Split(tuple(scores), tuple(scores), tuple(dict.fromkeys(relevant[query], 1) for query in scores))
+    found = [sorted(names, key=lambda item, query=query: -scores[query][item]) for query in scores]
+    ours = measure_quality(split, found, measures=["nDCG@10", "MRR@10"])
+    assert ours["nDCG@10"].mean() == pytest.approx(theirs["ndcg@10"])
+    assert ours["MRR@10"].mean() == pytest.approx(theirs["mrr@10"])

@@ -355,7 +355,7 @@ def test_info_lists_limits_defaults_and_strategies(client):
     }  # fmt: skip
     assert info["defaults"] == {"k": 10, "budget": 100, "strategy": "posterior"}
     strategies = {one["name"]: one["settings"] for one in info["strategies"]}
-    assert list(strategies) == ["posterior", "rerank", "axn", "tour", "gar"]
+    assert list(strategies) == ["posterior", "rerank", "axn", "tour", "gar", "quam", "rgs", "ore", "feedback", "gp"]
     assert strategies["axn"]["mix"] == {"default": 0.5, "type": "number"}
     for name in strategies:
         assert search(client, query="ice", strategy=name)["results"][0]["hits"]

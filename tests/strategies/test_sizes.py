@@ -10,9 +10,15 @@ from torch.overrides import TorchFunctionMode
 
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.cur import AdaCur, AnnCur
+from crossknn.strategies.feedback import Feedback
 from crossknn.strategies.gar import Gar
+from crossknn.strategies.gp import Gp
+from crossknn.strategies.ore import Ore
 from crossknn.strategies.posterior.strategy import Posterior
+from crossknn.strategies.quam import Quam
+from crossknn.strategies.rbe import Rbe
 from crossknn.strategies.rerank import Rerank
+from crossknn.strategies.rgs import Rgs
 from crossknn.strategies.tour import Tour
 from tests.worlds import World
 
@@ -28,6 +34,13 @@ STRATEGIES = [
     Axn(HUGE, shortlist=HUGE, rounds=3),
     Tour(HUGE),
     Gar(HUGE, neighbors=HUGE),
+    Quam(HUGE, top=HUGE, neighbors=HUGE),
+    Rgs(HUGE, neighbors=HUGE, seeds=HUGE),
+    Ore(HUGE, batch=HUGE, top=HUGE, neighbors=HUGE),
+    Feedback(HUGE, seeds=HUGE),
+    Gp(HUGE, pool=HUGE),
+    Gp(HUGE, mean="query", beta=1.0),
+    Rbe(HUGE, share=0.5),
     AdaCur(HUGE),
     AnnCur(HUGE),
     AnnCur(HUGE, anchors=HUGE),
@@ -68,7 +81,7 @@ def test_a_budget_far_beyond_the_items_costs_what_the_items_cost(strategy, filte
         return plain.propose(name, n)
 
     plain = world.context(allowed=allowed)
-    context = replace(plain, propose=propose, k=HUGE)
+    context = replace(plain, propose=propose, k=HUGE, signals=("dense", "random"))
     world.run(strategy, context=context)  # imports and caches
     tracemalloc.start()
     try:

@@ -178,3 +178,22 @@ def test_invalid_settings_are_rejected(settings, message):
 
 def test_the_repr_is_a_short_name():
     assert repr(Tour(budget=50, loss="mse")) == "Tour(budget=50, loss='mse')"
+
+
+def test_two_rounds_with_many_steps_are_refit():
+    """One list is reranked, torch descends the KL divergence, and the query retrieves again."""
+    world = World.low_rank(seed=2)
+    for query, one in enumerate(world.run(Tour(40, 2, learning_rate=0.005, steps=100))):
+        order = np.argsort(-(world.vectors @ world.query_vectors[query]), kind="stable")
+        assert one.rows[0].tolist() == order[:20].tolist()
+        vector = torch.tensor(world.query_vectors[query], dtype=torch.float64, requires_grad=True)
+        vectors = torch.tensor(world.vectors[order[:20]], dtype=torch.float64)
+        scores = torch.tensor(world.scores[query, order[:20]], dtype=torch.float64)
+        optimizer = torch.optim.SGD([vector], lr=0.005)
+        for _ in range(100):
+            optimizer.zero_grad()
+            loss_of("ce", vectors @ vector, scores).backward()
+            optimizer.step()
+        refined = world.vectors @ vector.detach().numpy()
+        refined[order[:20]] = -np.inf
+        assert one.rows[1].tolist() == np.argsort(-refined, kind="stable")[:20].tolist()
