@@ -37,7 +37,6 @@ NOT_REPEATED = {
     "address",
     "workers",
     "device",
-    "dtype",
     "yes",
     "ask_above",
 }

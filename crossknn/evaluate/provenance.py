@@ -100,8 +100,9 @@ def digest_sources() -> Iterator[tuple[str, str]]:
         path = getattr(module, "__file__", None)
         if path and path.endswith(".py") and Path(path).is_relative_to(ROOT):
             name = Path(path).relative_to(ROOT).as_posix()
-            if name.split("/")[0] in FOLDERS and not name.startswith(NO_EFFECT):
-                yield name, digest(Path(path))
+            known = digest(Path(path))
+            if known and name.split("/")[0] in FOLDERS and not name.startswith(NO_EFFECT):
+                yield name, known
 
 
 def changed_sources(sources: Mapping[str, str], root: Path = ROOT) -> list[str]:
