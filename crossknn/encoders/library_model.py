@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from crossknn._imports import import_extra
-from crossknn.errors import InputError, ModelNotFound
-from crossknn.models.hub import no_progress_bars
+from crossknn.errors import InputError
+from crossknn.models.hub import loading, no_progress_bars
 from crossknn.scorers.inference.token_store import Tokenize, Tokens
 from crossknn.storage.atomic import sync, temporary_path
 
@@ -60,20 +60,16 @@ def load_library_model(folder: Path, *, device: str | None, dtype: str) -> Libra
     """
     _check_weights(folder)
     library = import_extra("sentence_transformers", extra="models")
-    broken_weights = import_extra("safetensors", extra="models").SafetensorError
     torch = import_extra("torch", extra="models")
     if dtype == "auto" and (device == "cpu" or (device is None and not torch.cuda.is_available())):
         dtype = "float32"
     settings: dict[str, Any] = {"use_safetensors": True}
     if dtype != "auto":
         settings["dtype"] = getattr(torch, dtype)
-    try:
-        with no_progress_bars():
-            model = library.SentenceTransformer(
-                str(folder), device=device, trust_remote_code=False, local_files_only=True, model_kwargs=settings
-            )
-    except (OSError, ValueError, KeyError, broken_weights) as error:
-        raise ModelNotFound(f"{folder}: sentence-transformers could not load the model ({error}).") from error
+    with loading(folder, "sentence-transformers"), no_progress_bars():
+        model = library.SentenceTransformer(
+            str(folder), device=device, trust_remote_code=False, local_files_only=True, model_kwargs=settings
+        )
     if dtype == "auto" and model.device.type == "cpu":
         dtype = "float32"
     if dtype != "auto":

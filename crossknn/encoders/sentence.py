@@ -18,7 +18,7 @@ from crossknn.encoders.library_model import LibraryModel, load_library_model
 from crossknn.encoders.padding_free import PaddingFreeEncoder
 from crossknn.encoders.text_tokens import text_tokenizer
 from crossknn.models.batching import without_cudnn_attention
-from crossknn.models.hub import EMBEDDED, find_model, portable_name
+from crossknn.models.hub import EMBEDDED, find_model, loading, portable_name
 from crossknn.models.specs import ModelSpec
 from crossknn.scorers.inference.token_store import Tokenize, Tokens
 from crossknn.types import Vectors
@@ -82,17 +82,18 @@ class SentenceEncoder:
         self._prompts = {"query": query_prompt, "document": item_prompt}
         self._settings: dict[str, Any] = {"device": device, "batch_size": batch_size, "normalize": normalize}
         self._settings |= {"query_prompt": query_prompt, "item_prompt": item_prompt}
-        self._padding_free = PaddingFreeEncoder.open(self.folder, device=device, dtype=dtype)
-        self._library = None if self._padding_free else load_library_model(self.folder, device=device, dtype=dtype)
-        opened: Any = self._padding_free or self._library
-        self.device, self.dtype, self.weights = opened.device, opened.dtype, opened.weights
-        self._own_prompts: dict[str, str] = opened.prompts
-        self.max_tokens = _limit_tokens(opened.max_tokens, max_tokens)
-        self._set_limit(self._library)
-        self._tokenizers: dict[str, Tokenize] = {}
-        self.at_once = AT_ONCE.get(self.device.type, AT_ONCE["cpu"])
-        self.threads = 2 if self._padding_free and self.device.type == "cuda" else 1
-        self.dim = int(check_vectors(self._encode("query", ["dimension"]), ["dimension"]).shape[1])
+        with loading(self.folder, "sentence-transformers"):
+            self._padding_free = PaddingFreeEncoder.open(self.folder, device=device, dtype=dtype)
+            self._library = None if self._padding_free else load_library_model(self.folder, device=device, dtype=dtype)
+            opened: Any = self._padding_free or self._library
+            self.device, self.dtype, self.weights = opened.device, opened.dtype, opened.weights
+            self._own_prompts: dict[str, str] = opened.prompts
+            self.max_tokens = _limit_tokens(opened.max_tokens, max_tokens)
+            self._set_limit(self._library)
+            self._tokenizers: dict[str, Tokenize] = {}
+            self.at_once = AT_ONCE.get(self.device.type, AT_ONCE["cpu"])
+            self.threads = 2 if self._padding_free and self.device.type == "cuda" else 1
+            self.dim = int(check_vectors(self._encode("query", ["dimension"]), ["dimension"]).shape[1])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as the model's name and settings; another process loads the model itself."""

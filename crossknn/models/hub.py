@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from crossknn._imports import import_extra
-from crossknn.errors import ModelNotFound
+from crossknn.errors import CrossKnnError, ModelNotFound
 
 HUB_TIMEOUT = 10.0  # seconds for the hub's first response
 EMBEDDED = "embedded"  # the name of the models that come with crossknn
@@ -81,6 +81,18 @@ def _find_on_hub(name: str) -> Path:
 
 def _snapshot(hub: Any, name: str, **options: Any) -> Path:
     return Path(hub.snapshot_download(name, ignore_patterns=OTHER_FORMATS, **options))
+
+
+@contextmanager
+def loading(folder: Path, library: str) -> Iterator[None]:
+    """Name the folder in errors of a library that opens it, which may be of any kind where the folder is damaged."""
+    try:
+        yield
+    except CrossKnnError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelNotFound(f"{folder}: {library} could not load the model ({reason:.500}).") from error
 
 
 @contextmanager

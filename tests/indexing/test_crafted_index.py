@@ -112,6 +112,8 @@ FACTS = [
     ("prior.weights", [1e30] * 4),
     ("prior.gamma_slope", -1.0),
     ("prior.gamma_max", 0.5),
+    ("prior.gamma_max", 1e308),
+    ("prior.gamma_start", -1e308),
     ("items", 121),
     ("dim", None),
     ("recall_calibration", {"intercept": 0.0, "slope": -1.0}),

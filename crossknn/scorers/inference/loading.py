@@ -13,8 +13,8 @@ from typing import Any
 
 from crossknn._checks import check_choice, invalid
 from crossknn._imports import import_extra
-from crossknn.errors import InputError, ModelNotFound
-from crossknn.models.hub import find_model, no_progress_bars
+from crossknn.errors import InputError
+from crossknn.models.hub import find_model, loading, no_progress_bars
 from crossknn.scorers.inference.model_folder import SERVER_HINT
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
@@ -115,6 +115,10 @@ def load_pretrained(
     model, tokenizer = _load(transformers, folder / subfolder, kind, weights_dtype, source, as_transformers)
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(f"The tokenizer of {source} must be a fast one (with a tokenizer.json).")
+    if not isinstance(tokenizer.model_max_length, int | float):
+        raise InputError(f"{folder}: the model_max_length of its tokenizer must be a number.")
+    with loading(folder, "transformers"):
+        tokenizer("\N{REPLACEMENT CHARACTER}")  # for which a damaged vocabulary may have no token
     backend_class = import_extra("tokenizers", extra="models").Tokenizer
     backend = backend_class.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
@@ -140,9 +144,8 @@ def _load(
     from crossknn.scorers.inference.torch_bert import load_bert  # imports torch
 
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-    invalid_weights = import_extra("safetensors", extra="models").SafetensorError
-    try:
-        with no_progress_bars():
+    with loading(folder, "transformers"), no_progress_bars():
+        try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), use_fast=True, **safe)
             if not as_transformers:
                 config = transformers.AutoConfig.from_pretrained(str(folder), **safe)
@@ -152,10 +155,10 @@ def _load(
             model, info = getattr(transformers, kind).from_pretrained(
                 str(folder), dtype=dtype, use_safetensors=True, output_loading_info=True, **safe
             )
-    except (OSError, ValueError, KeyError, invalid_weights) as error:
-        if "trust_remote_code" in str(error):
-            raise _remote_code(source) from error
-        raise ModelNotFound(f"{folder}: transformers could not load a model (safetensors): {error}") from error
+        except ValueError as error:
+            if "trust_remote_code" in str(error):
+                raise _remote_code(source) from error
+            raise
     # transformers initializes missing weights at random, with no more than a warning.
     pooler_unused = kind == "AutoModel"
     missing = sorted(key for key in info.get("missing_keys", ()) if not (pooler_unused and "pooler" in key))

@@ -253,5 +253,7 @@ def is_plain_bert(config: Any, *, kind: str) -> bool:
     """Whether a config describes what is computed here."""
     if (config.architectures or [None])[0] != ARCHITECTURES.get(kind):
         return False
+    if config.hidden_size % config.num_attention_heads:
+        return False
     absolute = getattr(config, "position_embedding_type", None) in (None, "absolute")
     return absolute and all(getattr(config, name, value) == value for name, value in PLAIN.items())

@@ -156,7 +156,7 @@ class Prior:
         width = FEATURES_PER_SIGNAL * len(signals)
         for name, length in {"center": width, "spread": width, "weights": width, "variances": width + 3}.items():
             check_array(name, values[name], (length,), np.float64)
-        if any(np.abs(values[name]).max(initial=0) > MAX_NUMBER for name in (*ARRAY_FIELDS, "intercept", "noise")):
+        if any(np.abs(values[name]).max(initial=0) > MAX_NUMBER for name in (*ARRAY_FIELDS, *FLOAT_FIELDS)):
             raise InputError(f"the numbers of a prior must be between -{MAX_NUMBER:g} and {MAX_NUMBER:g}.")
         if not signals or values["noise"] <= 0 or (values["spread"] <= 0).any() or (values["variances"] < 0).any():
             raise InputError("a prior must have signals, positive noise and spread, and no negative variances.")
