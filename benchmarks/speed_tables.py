@@ -229,18 +229,25 @@ def item_fields() -> Table:
     works = {names[name]: work for name, work in found["read"].items()} | {"open the mapped file": found["open"]}
     rows = []
     for name, work in works.items():
-        seconds = [f"{work[kind]['seconds']:.2f}" for kind in ("without", "with")]
-        own = _whole(work[kind]["own_mb"] for kind in ("without", "with"))
-        rows.append([name, *seconds, f"{work['ratio']['seconds']:.2f}", *own, f"{work['ratio']['own_mb']:.2f}"])
-    return markdown_table(["", "s without", "s with", "ratio", "private MB without", "with", "ratio"], rows)
+        kinds, ratios = [work[kind] for kind in ("before", "without", "with") if kind in work], work["ratio"]
+        absent = ["–"] * (3 - len(kinds))
+        before = work.get("ratio to before")
+        seconds = [*absent, *(f"{one['seconds']:.2f}" for one in kinds)]
+        own = [*absent, *_whole(one["own_mb"] for one in kinds)]
+        columns = [[f"{one[part]:.2f}" if one else "–" for one in (before, ratios)] for part in ("seconds", "own_mb")]
+        rows.append([name, *seconds, *columns[0], *own, *columns[1]])
+    header = ["", "s before", "without", "with", "ratio to before", "to without"]
+    return markdown_table([*header, "private MB before", *header[2:]], rows)
 
 
 def field_filters() -> Table:
-    rows = (
-        [name, f"{took['items']:,}", f"{took['first_ms']:.1f}", f"{took['later_ms']:.1f}"]
-        for name, took in read_result("item_fields")["filters"].items()
-    )
-    return markdown_table(["filter", "items", "first, ms", "later, ms"], rows)
+    found = read_result("item_fields")
+    rows = []
+    for name, took in found["filters"].items():
+        indexed = found["indexed filters"][name]
+        times = [f"{one[kind]:.2f}" for one in (took, indexed) for kind in ("first_ms", "later_ms")]
+        rows.append([name, f"{took['items']:,}", *times])
+    return markdown_table(["filter", "items", "first, ms", "later", "indexed: first", "later"], rows)
 
 
 def search_memory() -> Table:

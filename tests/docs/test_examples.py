@@ -72,6 +72,7 @@ def test_the_quickstarts_way_from_a_csv_file_to_an_answer(tmp_path, monkeypatch,
         result = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
         assert (program, result.exit_code) == ("crossknn", 0), result.output
         assert arguments[0] != "search" or ("imagemagick" in result.output and "ffmpeg" in result.output)
+        assert "--explain" not in arguments or "section graphics; size 348; updated 2023-12-11" in result.output
     capsys.readouterr()
     exec(code, {"ck": crossknn})
     times = r"\d+\.\d\d s"
