@@ -20,7 +20,12 @@ TABLES = (
     | learning_tables.TABLES
     | fault_tables.TABLES
 )
-PAGES = [*sorted((ROOT / "benchmarks" / "pages").glob("*.md")), ROOT / "docs" / "ablations.md", ROOT / "docs" / "stores.md", ROOT / "README.md"]
+PAGES = [
+    *sorted((ROOT / "benchmarks" / "pages").glob("*.md")),
+    ROOT / "docs" / "ablations.md",
+    ROOT / "docs" / "stores.md",
+    ROOT / "README.md",
+]
 
 
 def main() -> None:

@@ -184,7 +184,10 @@ def engines() -> Table:
             parts = one["ms by part"]
             inside = parts["search"] + parts["search with candidates"]
             shown = (one["ms"], inside, parts["vectors"])
-            row += [f"{one['recall']:.1f}", slashed(f"{value:,.0f}" for value in shown) if inside else f"{one['ms']:,.0f}"]
+            row += [
+                f"{one['recall']:.1f}",
+                slashed(f"{value:,.0f}" for value in shown) if inside else f"{one['ms']:,.0f}",
+            ]
         rows.append(row)
     return markdown_table(header, rows)
 
