@@ -1,4 +1,4 @@
-"""Writes the tables of the pages in benchmarks/pages, of docs/ablations.md, docs/stores.md and the README from the result files.
+"""Writes the tables of benchmarks/pages, docs/ablations.md, docs/stores.md and the README from the result files.
 
 python -m benchmarks.pages
 """

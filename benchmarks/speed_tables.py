@@ -183,11 +183,8 @@ def engines() -> Table:
         for one in (store[search] for search in searches):
             parts = one["ms by part"]
             inside = parts["search"] + parts["search with candidates"]
-            shown = (one["ms"], inside, parts["vectors"])
-            row += [
-                f"{one['recall']:.1f}",
-                slashed(f"{value:,.0f}" for value in shown) if inside else f"{one['ms']:,.0f}",
-            ]
+            shown = (one["ms"], inside, parts["vectors"]) if inside else (one["ms"],)
+            row += [f"{one['recall']:.1f}", slashed(f"{value:,.0f}" for value in shown)]
         rows.append(row)
     return markdown_table(header, rows)
 
