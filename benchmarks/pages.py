@@ -1,4 +1,4 @@
-"""Writes the tables of the pages in benchmarks/pages, of docs/ablations.md and the README from the result files.
+"""Writes the tables of benchmarks/pages, docs/ablations.md, docs/stores.md and the README from the result files.
 
 python -m benchmarks.pages
 """
@@ -20,7 +20,12 @@ TABLES = (
     | learning_tables.TABLES
     | fault_tables.TABLES
 )
-PAGES = [*sorted((ROOT / "benchmarks" / "pages").glob("*.md")), ROOT / "docs" / "ablations.md", ROOT / "README.md"]
+PAGES = [
+    *sorted((ROOT / "benchmarks" / "pages").glob("*.md")),
+    ROOT / "docs" / "ablations.md",
+    ROOT / "docs" / "stores.md",
+    ROOT / "README.md",
+]
 
 
 def main() -> None:

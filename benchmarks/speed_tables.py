@@ -171,6 +171,33 @@ def postgres() -> Table:
     return stores("postgres")
 
 
+def engines() -> Table:
+    """Stores in databases beside those in memory; milliseconds of one query, by part."""
+    (found,) = read_result("stores")["engines"].values()
+    searches = ("Axn, top 10 in 100", "Posterior, top 10 in 100", "Posterior, top 100 in 500")
+    header = ["store", "build, s", "MB", "100 nearest", *(part for one in searches for part in (one, "ms"))]
+    rows = []
+    for name, store in found["stores"].items():
+        row = [name, f"{store['build_seconds']:.0f}", f"{max(store['megabytes'], 0):,}"]
+        row.append(f"{store['vectors']['100']:.1f}")
+        for one in (store[search] for search in searches):
+            parts = one["ms by part"]
+            inside = parts["search"] + parts["search with candidates"]
+            shown = (one["ms"], inside, parts["vectors"]) if inside else (one["ms"],)
+            row += [f"{one['recall']:.1f}", slashed(f"{value:,.0f}" for value in shown)]
+        rows.append(row)
+    return markdown_table(header, rows)
+
+
+def columns() -> Table:
+    """The prior's columns in the store, and beside it."""
+    rows = []
+    for folder, found in read_result("stores")["columns"].items():
+        for name, recall in found["stores"].items():
+            rows.append([folder.removeprefix("scores/"), name, *(f"{value:.1f}" for value in recall.values())])
+    return markdown_table(["set", "latent factors and biases", "top 10 in 100 calls", "top 100 in 500"], rows)
+
+
 def vector_precision() -> Table:
     kinds = ("float32", "float16", "int8", "FAISS, int8")
     rows = (
@@ -309,6 +336,8 @@ TABLES = {
     "service soak": service_soak,
     "stores": stores,
     "postgres": postgres,
+    "engines": engines,
+    "columns": columns,
     "vector precision": vector_precision,
     "startup": startup,
     "stored BM25": stored_bm25,

@@ -235,8 +235,8 @@ def check_store(
     check_vector_search(store, vectors, tolerance=tolerance)
     rows = np.array([len(own) - 1, 0, len(own) // 2, 0])
     _check(own.texts_of(rows) == items.texts_of(order[rows]), "texts must be those of their rows, in the order given")
-    for got, expected in zip(own.fields_of(rows), items.fields_of(order[rows]), strict=True):
-        _check(got == expected, f"fields must be those of their rows: {got} instead of {expected}")
+    for got, given in zip(own.fields_of(rows), items.fields_of(order[rows]), strict=True):
+        _check(got == given, f"fields must be those of their rows: {got} instead of {given}")
     truth = vectors @ vectors[0]
     for condition in filters:
         allowed = own.mask(condition)

@@ -16,7 +16,7 @@ from typing import Annotated
 from rich.logging import RichHandler
 from typer import Exit, Option, Typer
 
-from crossknn.cli import bench, demo, index, mcp, search, serve
+from crossknn.cli import bench, demo, index, mcp, search, serve, store
 from crossknn.cli.console import Command, err, fail, out
 from crossknn.errors import CrossKnnError, InputError, MissingExtra, ModelNotFound
 from crossknn.storage.atomic import explain_os_error
@@ -65,6 +65,7 @@ for command in (
     demo.demo,
 ):
     app.command(cls=Command)(command)
+app.command("import", cls=Command)(store.import_)
 app.add_typer(bench.app, name="bench")
 
 

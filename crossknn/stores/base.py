@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crossknn.errors import StoreError
+from crossknn.errors import CrossKnnError, StoreError
 from crossknn.items.filters import ConditionMask, Logic
-from crossknn.items.items import Items
+from crossknn.stores.items import StoreItems
 from crossknn.types import EMPTY_PROPOSAL, Mask, Proposal, Rows, Scores, Vectors, VectorSearch
 from crossknn.vectors.base import BaseSearch, Found, RowLists, candidate_products
 from crossknn.vectors.ranking import order_rows, top_rows
@@ -20,6 +21,7 @@ READ_VECTORS: Final = 4_096  # vectors read at once
 CACHE_BYTES: Final = 2**28  # of vectors that were read, which rounds need again
 OVERSAMPLING: Final = 4  # rows that the store proposes for each row to find, where columns are not in the store
 MIN_PROPOSED: Final = 500  # and at least this many
+MAX_REASON: Final = 300  # characters of an engine's error message
 
 NO_VECTORS: Final = (EMPTY_PROPOSAL.rows, np.empty((0, 0), np.float32))
 
@@ -31,7 +33,7 @@ class StoreSearch(BaseSearch):
     `CACHE_BYTES`. Subclasses set `items` and `dim`. Several threads may use a search.
     """
 
-    items: Items
+    items: StoreItems
 
     def __init__(self) -> None:
         self._cache: tuple[Rows, Vectors] = NO_VECTORS  # ascending rows, and their vectors
@@ -63,6 +65,10 @@ class StoreSearch(BaseSearch):
                 self._cache = known, vectors
         return vectors.reshape(-1, self.dim)[np.searchsorted(known, distinct)][places]
 
+    def read_vectors(self, rows: Rows) -> Vectors:
+        """`take` of distinct rows, of which nothing is kept in memory."""
+        return np.concatenate([np.empty((0, self.dim), np.float32), *self._read_blocks(rows)])
+
     def estimates(self, queries: NDArray[Any]) -> Scores:
         """(queries, items) float32: the inner product with every item; reads all vectors."""
         vectors = self._check_queries(queries)
@@ -83,6 +89,8 @@ class StoreSearch(BaseSearch):
             return [EMPTY_PROPOSAL for _ in queries], products
         hidden = [np.concatenate(rows) for rows in zip(candidates, exclude, strict=True)]
         found = self._nearest(queries, n, hidden, allowed)
+        if allowed is not None:  # a store may compare values of another type otherwise
+            found = [_keep(one, allowed[one.rows]) for one in found]
         return [order_rows(one.rows, one.estimates).first(n) for one in found], products
 
     def _condition_of(self, allowed: Mask | None) -> Logic | None:
@@ -132,6 +140,22 @@ class ProposedRowsSearch(BaseSearch):
 
     def _split(self, queries: Vectors) -> tuple[Vectors, Vectors]:
         return queries[:, : self._store.dim], queries[:, self._store.dim :]
+
+
+def _keep(found: Proposal, kept: NDArray[np.bool_]) -> Proposal:
+    return found if kept.all() else Proposal(found.rows[kept], found.estimates[kept])
+
+
+@contextmanager
+def store_errors(engine: str, name: str) -> Iterator[None]:
+    """Turn an engine's own errors into a `StoreError` of one sentence."""
+    try:
+        yield
+    except (CrossKnnError, AttributeError, NameError):
+        raise
+    except Exception as error:  # engines and their network clients have no base class in common
+        reason = " ".join(str(error).split())[:MAX_REASON].rstrip(".") or type(error).__name__
+        raise StoreError(f"{engine} cannot answer for {name!r}: {reason}.") from error
 
 
 def check_all_found(name: str, found: int, expected: int) -> None:

@@ -15,6 +15,7 @@ from crossknn.types import Rows
 
 READ_TEXTS: Final = 1_024  # texts read at once
 PLACEHOLDER: Final = "."  # for texts that are read later
+TEXT: Final = "crossknn text"  # the name of their field
 
 ReadTexts = Callable[[Rows], list[str]]  # the texts of these rows, in their order
 
@@ -26,7 +27,7 @@ class StoredTexts(StringColumn):
         self._count, self._read = count, read
 
     @property
-    def array(self) -> pa.LargeStringArray:  # type: ignore[override]
+    def array(self) -> pa.LargeStringArray:
         """All texts, read now."""
         builder = StringColumnBuilder()
         for block in self.blocks(READ_TEXTS):
@@ -74,7 +75,22 @@ class StoreItems(Items):
     @classmethod
     def of_store(cls, records: Iterable[Mapping[str, Any]], read: ReadTexts) -> Self:
         """Items of records with `_id` and fields; `read` gets the texts of rows."""
-        known = ({**record, "text": PLACEHOLDER} for record in records)
-        items = cls.from_records(known, id="_id", text="text")
-        items._texts, items._empty_texts = StoredTexts(len(items), read), 0
+        known = ({**record, TEXT: PLACEHOLDER} for record in records)
+        items = cls.from_records(known, id="_id", text=TEXT)
+        return items._with_texts(read)
+
+    @classmethod
+    def of_table(cls, table: pa.Table, id: str, read: ReadTexts) -> Self:
+        """Items of a table with a column of ids and fields; `read` gets the texts of rows."""
+        text = pa.repeat(pa.scalar(PLACEHOLDER, pa.large_string()), len(table))
+        return cls.from_dataset(table.append_column(TEXT, text), id=id, text=TEXT)._with_texts(read)
+
+    def without_texts(self) -> Items:
+        """The ids and fields, in memory."""
+        items = Items([PLACEHOLDER] * len(self), ids=self.ids)
+        items._fields = self._fields
         return items
+
+    def _with_texts(self, read: ReadTexts) -> Self:
+        self._texts, self._empty_texts = StoredTexts(len(self), read), 0
+        return self

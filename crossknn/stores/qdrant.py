@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from copy import copy
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from crossknn._checks import check_positive, invalid
 from crossknn._imports import import_extra
-from crossknn.errors import CrossKnnError, InputError, StoreError
+from crossknn.errors import InputError
 from crossknn.items.fields import BOOL, FLOAT, INT, LIST, STRING
 from crossknn.items.filters import ID, RANGES, Comparison, Logic
-from crossknn.stores.base import NO_VECTORS, StoreSearch, check_all_found
+from crossknn.stores.base import NO_VECTORS, StoreSearch, check_all_found, store_errors
 from crossknn.stores.items import StoreItems, TextFields
 from crossknn.types import Mask, Proposal, Rows, Vectors, VectorSearch
 
@@ -238,15 +238,8 @@ class QdrantStore(StoreSearch):
             )
         return dim, distance
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except CrossKnnError:
-            raise
-        except Exception as error:  # the client's, httpx's, grpc's or the engine's own
-            reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
-            raise StoreError(f"Qdrant cannot answer for {self._name!r}: {reason}.") from error
+    def _errors(self) -> AbstractContextManager[None]:
+        return store_errors("Qdrant", self._name)
 
 
 def to_filter(
@@ -284,7 +277,7 @@ def _compare(comparison: Comparison, ids_of: Callable[[Sequence[Any]], list[Poin
     if not values:
         return {"must_not": [{"is_empty": {"key": name}}]} if inverse else NOTHING
     if kind in (STRING, INT, LIST):
-        match = {"key": name, "match": {"any": list(values)}}
+        match: dict[str, Any] = {"key": name, "match": {"any": list(values)}}
     elif kind == BOOL:
         match = {"should": [{"key": name, "match": {"value": value}} for value in values]}
     else:

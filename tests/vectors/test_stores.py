@@ -11,7 +11,7 @@ from crossknn.items.items import Items
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.exact import Exact
 from crossknn.strategies.posterior.strategy import Posterior
-from crossknn.testing import check_vector_search
+from crossknn.testing import check_store, check_vector_search
 from crossknn.types import AugmentableSearch, VectorSearch
 from crossknn.vectors import faiss
 from crossknn.vectors.base import recall_against_exact
@@ -19,6 +19,7 @@ from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.faiss import FaissSearch
 from crossknn.vectors.postgres_table import PgTable
 from tests.indexing.test_index import ALS, Setup
+from tests.stores.world import FILTERS, ITEMS, VECTORS
 
 FAISS = [f"faiss {kind} {storage}" for kind in faiss.KINDS for storage in faiss.CODES]
 POSTGRES = ["pgvector float32", "pgvector float16", "pgvector hnsw"]
@@ -43,14 +44,31 @@ def store(name, request, monkeypatch):
     return partial(keep, request.getfixturevalue("postgres").url, name) if name in POSTGRES else ExactSearch
 
 
-def keep(url, name, vectors):
+def keep(url, name, vectors, items=None):
     """Put vectors into a new table, and open it."""
     hnsw, storage = name.endswith("hnsw"), name.split()[1]
-    items = Items([f"text {row}" for row in range(len(vectors))])
-    table = PgTable.create(url, f"t{next(NUMBERS)}", items, vectors, storage=None if hnsw else storage)
+    items = items or Items([f"text {row}" for row in range(len(vectors))])
+    table = PgTable.create(
+        url,
+        f"t{next(NUMBERS)}",
+        items,
+        vectors,
+        metadata=items.fields_of(range(len(items))),
+        storage=None if hnsw else storage,
+    )
     if hnsw:
         table.add_hnsw()
     return table.open(ef_search=200 if hnsw else None)
+
+
+def test_the_contract_of_stores(store):
+    """Items stand beside a search in memory; PostgreSQL has them, and their metadata."""
+    search = store(VECTORS, ITEMS) if isinstance(store, partial) and store.func is keep else store(VECTORS)
+    if isinstance(search, FaissSearch):
+        search.effort = 20.0  # FAISS scans everything
+    check_store(
+        search, ITEMS, VECTORS.astype(np.float16) if "pgvector float16" in str(store) else VECTORS, filters=FILTERS
+    )
 
 
 def clustered(items, dim, seed=0):

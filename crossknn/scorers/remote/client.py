@@ -94,11 +94,19 @@ class HttpClient:
 
     Redirects are not followed. Proxies come from the environment and are never used for this machine itself. Error
     messages mask the values of all `headers` but the plain ones, of the query string, and a proxy's password. `costs`
-    are charged before each attempt; see `RemoteScorer`.
+    are charged before each attempt; see `RemoteScorer`. `hints` say what to do about statuses.
     """
 
     def __init__(
-        self, url: SplitResult, headers: Mapping[str, str], *, timeout: float, retries: int, costs: CostTracker
+        self,
+        url: SplitResult,
+        headers: Mapping[str, str],
+        *,
+        timeout: float,
+        retries: int,
+        costs: CostTracker,
+        hints: Mapping[int, str] = STATUS_HINTS,
+        min_response_bytes: int = MIN_RESPONSE_BYTES,
     ) -> None:
         self._httpcore = import_extra("httpcore", extra="remote")
         self._errors = (
@@ -117,6 +125,8 @@ class HttpClient:
         self._timeout = timeout
         self._retries = retries
         self._costs = costs
+        self._hints = hints
+        self._min_response_bytes = min_response_bytes
         self._proxy = find_proxy(url)
         plain = {*PLAIN_HEADERS, "host"}
         self._redaction = Redaction(find_secrets(headers, plain, url, self._proxy))
@@ -127,6 +137,7 @@ class HttpClient:
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process gets all settings, the key included, and opens its own connections."""
         settings: dict[str, Any] = {"timeout": self._timeout, "retries": self._retries, "costs": self._costs}
+        settings |= {"hints": self._hints, "min_response_bytes": self._min_response_bytes}
         return partial(HttpClient, self._url, self._headers, **settings), ()
 
     def post(self, body: bytes, usage: Usage, stop: threading.Event) -> bytes:
@@ -173,7 +184,7 @@ class HttpClient:
         return self._http_failure(response)
 
     def _exchange(self, connection: Connection, body: bytes) -> HttpResponse:
-        allowed = min(MIN_RESPONSE_BYTES + RESPONSE_PER_REQUEST * len(body), MAX_RESPONSE_BYTES)
+        allowed = min(self._min_response_bytes + RESPONSE_PER_REQUEST * len(body), MAX_RESPONSE_BYTES)
         connection.bounds.start(self._timeout, allowed)
         request = self._httpcore.Request(
             "POST",
@@ -212,7 +223,7 @@ class HttpClient:
 
     def _http_failure(self, response: HttpResponse) -> Failure:
         status = response.status
-        hint = STATUS_HINTS.get(status, "")
+        hint = self._hints.get(status, "")
         if 300 <= status < 400:
             target = self.quote(response.headers.get("location", "nowhere"))
             hint = f"It redirects to {target}: use that URL if you trust it."
