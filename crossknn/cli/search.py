@@ -17,7 +17,7 @@ from crossknn.cli import options
 from crossknn.cli.config import configurable
 from crossknn.cli.console import ProgressBars, out, print_json
 from crossknn.errors import InputError
-from crossknn.search.rendering import MISSING, explain, one_line, show_score, summarize
+from crossknn.search.rendering import MISSING, explain, one_line, show_fields, show_score, summarize
 
 if TYPE_CHECKING:
     from crossknn.items.items import Items
@@ -224,7 +224,8 @@ def _print_hits(hits: Hits, *, explained: bool) -> None:
     for rank, hit in enumerate(hits, 1):
         text = Text(one_line(hit.text))
         if explained:
-            text.append(f"\n{explain(hit)}", "dim")
+            fields = [one_line(show_fields(hit))] if hit.fields else []
+            text.append("".join(f"\n{line}" for line in (*fields, explain(hit))), "dim")
         origin = () if explained else (str(hit.round) if hit.scored else MISSING, hit.proposed_by)
         table.add_row(str(rank), show_score(hit), *origin, Text(hit.id), text)
     out.print(table)

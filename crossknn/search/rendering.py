@@ -37,6 +37,15 @@ def explain(hit: Hit) -> str:
     return f"{origin}; ranks: {ranks}" if ranks else origin
 
 
+def show_fields(hit: Hit) -> str:
+    """The fields of a hit that it has, with their values; lists without brackets."""
+    from crossknn.items.fields import fields_as_json  # imports numpy
+
+    fields = fields_as_json(hit.fields)
+    shown = {n: ", ".join(filter(None, value)) if isinstance(value, list) else value for n, value in fields.items()}
+    return "; ".join(f"{name} {value}" for name, value in shown.items() if value is not None)
+
+
 def summarize(hits: Hits) -> str:
     """Calls, rounds and time of a search, why it stopped, and its expected recall."""
     note = "" if hits.complete else f", stopped by {hits.stopped}: best so far"
@@ -76,12 +85,13 @@ def hits_as_html(hits: Hits) -> str:
 
 def _row_html(rank: int, hit: Hit, *, calibrated: bool) -> str:
     chance = MISSING if hit.probability is None else f"{hit.probability:.2f}"
+    fields = show_fields(hit)
     cells = [
         str(rank),
         show_score(hit),
         *([chance] if calibrated else []),
         _isolated(hit.id, ID_WIDTH),
-        _isolated(hit.text, HTML_WIDTH),
+        _isolated(hit.text, HTML_WIDTH) + (f"<br><small>{_isolated(fields)}</small>" if fields else ""),
         str(hit.round) if hit.scored else MISSING,
         _isolated(hit.proposed_by),
         _isolated(explain(hit).partition(": ")[2] if hit.scored else explain(hit)),

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 WRITE_ROWS: Final = 4_096  # rows of a table of columns written at once
 SQL_OPERATORS: Final = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 LARGEST: Final = float(np.finfo(np.float64).max)  # NaN and infinity are beyond, which are null in items
+REFINE: Final = 4  # rows that an index proposes, whose own vectors are compared, for each row to find
 ROW_ID: Final = "_rowid"
 
 
@@ -152,12 +153,12 @@ class LanceStore(StoreSearch):
                 search = self._table.search(query, vector_column_name=self._vector).distance_type("dot")
                 if approximate:
                     search = search.nprobes(self._nprobes) if self._nprobes else search
+                    search = search.refine_factor(REFINE)  # an index has compressed vectors
                 else:
                     search = search.bypass_vector_index()
                 records = self._run(search, n, [condition, self._without_sql(hidden)], "_distance")
             rows = self._rows_of(records)
-            # An index has compressed vectors.
-            products = self.take(rows) @ query if approximate else 1 - records["_distance"].to_numpy()
+            products = 1 - records["_distance"].to_numpy()
             found.append(Proposal(rows, np.asarray(products, np.float32)))
         return found
 

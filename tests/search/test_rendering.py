@@ -70,13 +70,15 @@ def test_long_answers_and_texts_are_shortened():
 
 
 def test_texts_can_neither_leave_their_place_nor_run():
-    found = some_hits(Hit(HOSTILE, 1.0, None, 1, HOSTILE, 0, None, {HOSTILE: 1}, HOSTILE), query=HOSTILE)
+    found = some_hits(
+        Hit(HOSTILE, 1.0, None, 1, HOSTILE, 0, None, {HOSTILE: 1}, HOSTILE, {HOSTILE: HOSTILE}), query=HOSTILE
+    )
     for shown in (str(found), found._repr_html_()):
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f\u202a-\u202e]", shown)
         assert "reversed" in shown
     assert len(str(found).splitlines()) == 3
     table = Table(found._repr_html_())
-    assert table.tags == {"div", "p", "table", "thead", "tbody", "tr", "th", "td", "bdi"}
+    assert table.tags == {"div", "p", "table", "thead", "tbody", "tr", "th", "td", "bdi", "br", "small"}
     assert table.rows[1][2].startswith('<script>alert(1)</script> & "quotes"')
 
 
@@ -86,6 +88,7 @@ def test_a_notebook_shows_scores_rounds_proposers_and_why():
     assert [row["score"] for row in rows] == ["7.314", "-1.500", "–"]
     assert [row["probability"] for row in rows] == ["–", "0.25", "–"]
     assert [(row["round"], row["proposed by"]) for row in rows] == [("2", "posterior"), ("1", "dense"), ("–", "dense")]
+    assert [row["text"] for row in rows] == ["Rivers freeze slowly.year 1", "Bread rises.year 2", "Yeast."]
     assert "expected 6.90 ± 0.81" in rows[0]["why"]
     assert "bm25 9" in rows[2]["why"]
     assert "not scored" in rows[2]["why"]
@@ -113,6 +116,12 @@ def test_dictionaries_are_json_and_say_everything():
     assert [hit["score"] for hit in read["hits"]] == [7.314, -1.5, None]
     assert "trace" not in FOUND.to_dict()
     assert "\n" not in FOUND.to_json()
+
+
+def test_a_notebook_shows_fields_that_are_not_null_with_lists_as_words():
+    fields = {"day": datetime.date(2020, 1, 2), "none": None, "tags": ["a", None, "b"], "free": False}
+    (_, row) = Table(some_hits(Hit("a", 1.0, None, 1, "exact", 0, text="x", fields=fields))._repr_html_()).rows
+    assert row[3] == "xday 2020-01-02; tags a, b; free False"
 
 
 def test_fields_of_every_type_become_json():
