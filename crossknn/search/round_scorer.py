@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -18,6 +18,7 @@ import numpy as np
 from crossknn.errors import TooLate
 from crossknn.items.items import Items
 from crossknn.scorers.base import score_pairs
+from crossknn.search.tracing import MAX_DOCUMENTS, RERANKER_INPUT, RERANKER_MODEL, RERANKER_OUTPUT, RERANKER_QUERY, Span
 from crossknn.strategies.base import RoundScores
 from crossknn.types import Progress, Rows, Scorer, Scores, SharedScorer
 
@@ -32,6 +33,7 @@ class PairBatch(NamedTuple):
 
     queries: list[str]
     items: list[str]
+    rows: Rows  # of the items
 
 
 Scoring = Generator[PairBatch, Scores | None, T]
@@ -56,6 +58,7 @@ class RoundScorer:
     progress: Progress | None = None
     total_calls: int = 0  # for `progress`
     seconds: float = field(default=0.0, init=False)  # spent in the scorer
+    span: Span = field(default_factory=Span, init=False)  # of the round
     _scored: int = field(default=0, init=False)
     _slice: int = field(default=FIRST_SLICE, init=False)  # pairs that fit into the next slice under a deadline
 
@@ -71,21 +74,43 @@ class RoundScorer:
         """The outcome of `scoring`, whose batches are scored in this thread."""
         step = _advance(scoring, None)
         while isinstance(step, PairBatch):
-            step = _advance(scoring, self._score(step))
+            with _raising_in(scoring):
+                scores = self._score(step)
+            step = _advance(scoring, scores)
         return step.value
 
     async def run_async(self, scoring: Scoring[T]) -> T:
         """The outcome of `scoring`, whose batches are scored in threads."""
         step = await asyncio.to_thread(_advance, scoring, None)
         while isinstance(step, PairBatch):
-            scores = await asyncio.to_thread(self._score, step)
+            with _raising_in(scoring):
+                scores = await asyncio.to_thread(self._score, step)
             step = await asyncio.to_thread(_advance, scoring, scores)
         return step.value
 
     def _score(self, batch: PairBatch) -> Scores | None:
-        with self.lock, suppress(TooLate):
-            return score_pairs(self.scorer, batch.queries, batch.items)
+        with self._scoring_span(batch) as span, suppress(TooLate), self.lock:
+            scores = score_pairs(self.scorer, batch.queries, batch.items)
+            self._describe(span, batch, scores)
+            return scores
         return None
+
+    @contextmanager
+    def _scoring_span(self, batch: PairBatch) -> Iterator[Span]:
+        span = self.span.child("scoring", "RERANKER")
+        with span.active():
+            span.set_query(RERANKER_QUERY, batch.queries)
+            span.set({RERANKER_MODEL: self.scorer.fingerprint if span else None, "crossknn.pairs": len(batch.queries)})
+            yield span
+
+    def _describe(self, span: Span, batch: PairBatch, scores: Scores) -> None:
+        """Add the pairs of one query, and their scores, to a span."""
+        if not span or len(self.queries) > 1:
+            return
+        ids = self.items.ids_of(batch.rows[:MAX_DOCUMENTS])
+        span.set_documents(RERANKER_INPUT, ids, texts=batch.items)
+        best = np.argsort(-scores, kind="stable")[:MAX_DOCUMENTS]
+        span.set_documents(RERANKER_OUTPUT, self.items.ids_of(batch.rows[best]), scores=scores[best])
 
     def score_round(self, proposed: list[Rows]) -> Scoring[RoundScores]:
         """Score the proposed rows of each query, the best rows of all queries first."""
@@ -116,7 +141,8 @@ class RoundScorer:
         while done < len(rows) and stopped is None:
             part = order[done : done + self._slice_size()]
             start = time.monotonic()
-            batch = PairBatch([self.queries[query] for query in queries[part]], self.items.texts_of(rows[part]))
+            texts = self.items.texts_of(rows[part])
+            batch = PairBatch([self.queries[query] for query in queries[part]], texts, rows[part])
             values = yield batch
             if values is None:
                 stopped = "deadline"
@@ -153,6 +179,16 @@ class RoundScorer:
 
 class _Outcome(NamedTuple, Generic[T]):
     value: T
+
+
+@contextmanager
+def _raising_in(scoring: Scoring[T]) -> Iterator[None]:
+    """Raise errors where `scoring` waits for scores."""
+    try:
+        yield
+    except BaseException as error:
+        scoring.throw(error)
+        raise
 
 
 def _advance(scoring: Scoring[T], scores: Scores | None) -> PairBatch | _Outcome[T]:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -204,9 +204,8 @@ class Searcher:
         options = SearchOptions(
             k, budget, strategy, filter, deadline, rank_by, stop_at, min_score, min_probability, diversity
         )
-        async for hits in self._astream(query, options):
-            found = hits
-        return found
+        (hits,) = [hits async for hits in self._astream(query, options, every_round=False)]
+        return hits
 
     def stream(
         self,
@@ -259,35 +258,43 @@ class Searcher:
 
     def _search(self, queries: Sequence[str], options: SearchOptions) -> list[Hits]:
         run, hits = self._open_search(queries, options)
-        self._run_to_end(run)
-        return hits()
-
-    def _run_to_end(self, run: SearchRun) -> None:
-        try:
+        with self._running(run):
             while run.run_round():
                 pass
+            return hits()
+
+    @contextmanager
+    def _running(self, run: SearchRun) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            run.end(error)
+            raise
         finally:
+            run.end()
             end_progress(self._progress)
 
     def _stream(self, run: SearchRun, hits: Callable[[], list[Hits]]) -> Iterator[Hits]:
-        try:
-            while run.run_round():
+        with self._running(run):
+            unfinished = True
+            while unfinished:
+                unfinished = run.run_round()
                 yield hits()[0]
-        finally:
-            end_progress(self._progress)
-        yield hits()[0]
 
-    async def _astream(self, query: str, options: SearchOptions) -> AsyncGenerator[Hits, None]:
+    async def _astream(
+        self, query: str, options: SearchOptions, *, every_round: bool = True
+    ) -> AsyncGenerator[Hits, None]:
         cancelled = threading.Event()
         try:
             run, hits = await asyncio.to_thread(self._open_search, [query], replace(options, cancelled=cancelled))
-            unfinished = True
-            while unfinished:
-                unfinished = await run.arun_round()
-                yield (await asyncio.to_thread(hits))[0]
+            with self._running(run):
+                unfinished = True
+                while unfinished:
+                    unfinished = await run.arun_round()
+                    if every_round or not unfinished:
+                        yield (await asyncio.to_thread(hits))[0]
         finally:
             cancelled.set()  # a scorer call in flight is the last one
-            end_progress(self._progress)
 
     def _open_search(
         self, queries: Sequence[str], options: SearchOptions
@@ -436,7 +443,9 @@ class Searcher:
             candidates = CandidateCache(batch, self._resources.retriever, None)
             fusion = ScoreFusion(weights, candidates)
             run = self._open_run(batch, chosen, candidates)
-            self._run_to_end(run)
+            with self._running(run):
+                while run.run_round():
+                    pass
             judged += fusion.judge(run.results, rows[start : start + FIT_BATCH])
         self.rank_weights = dict(zip(weights, fit_weights(judged).tolist(), strict=True))
         return self.rank_weights
