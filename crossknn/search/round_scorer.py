@@ -1,6 +1,6 @@
 """Scoring of a strategy's rounds: rows to texts, one scorer call per round, within the deadline.
 
-What is scored next is decided by generators that never call the scorer: `run_sync` and `run_async` do.
+What is scored next is decided by generators that never call the scorer: `run_sync` and `run_async` have them driven.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from crossknn.errors import TooLate
 from crossknn.items.items import Items
-from crossknn.scorers.base import score_pairs
+from crossknn.scorers.base import ascore_pairs, has_ascore, score_pairs
+from crossknn.scorers.flows import arun_flow, run_flow
 from crossknn.search.tracing import MAX_DOCUMENTS, RERANKER_INPUT, RERANKER_MODEL, RERANKER_OUTPUT, RERANKER_QUERY, Span
 from crossknn.strategies.base import RoundScores
 from crossknn.types import Progress, Rows, Scorer, Scores, SharedScorer
@@ -26,6 +27,7 @@ T = TypeVar("T")
 
 MAX_PAIRS = 65_536  # pairs whose texts are in memory at once; a larger round takes several scorer calls
 FIRST_SLICE = 16  # pairs scored under a deadline before the scorer's speed is known
+DEADLINE_GRACE_SECONDS = 1.0  # scores that are awaited, or come from a shared scorer, may be this late
 
 
 class PairBatch(NamedTuple):
@@ -71,22 +73,12 @@ class RoundScorer:
         return self.run_sync(self.score_round(proposed))
 
     def run_sync(self, scoring: Scoring[T]) -> T:
-        """The outcome of `scoring`, whose batches are scored in this thread."""
-        step = _advance(scoring, None)
-        while isinstance(step, PairBatch):
-            with _raising_in(scoring):
-                scores = self._score(step)
-            step = _advance(scoring, scores)
-        return step.value
+        """The outcome of `scoring`, all of it in this thread."""
+        return run_flow(scoring, self._score)
 
     async def run_async(self, scoring: Scoring[T]) -> T:
-        """The outcome of `scoring`, whose batches are scored in threads."""
-        step = await asyncio.to_thread(_advance, scoring, None)
-        while isinstance(step, PairBatch):
-            with _raising_in(scoring):
-                scores = await asyncio.to_thread(self._score, step)
-            step = await asyncio.to_thread(_advance, scoring, scores)
-        return step.value
+        """The outcome of `scoring`; a scorer without `ascore` is called in a thread."""
+        return await arun_flow(scoring, self._ascore if has_ascore(self.scorer) else self._score_in_thread)
 
     def _score(self, batch: PairBatch) -> Scores | None:
         with self._scoring_span(batch) as span, suppress(TooLate), self.lock:
@@ -94,6 +86,23 @@ class RoundScorer:
             self._describe(span, batch, scores)
             return scores
         return None
+
+    async def _score_in_thread(self, batch: PairBatch) -> Scores | None:
+        return await asyncio.to_thread(self._score, batch)
+
+    async def _ascore(self, batch: PairBatch) -> Scores | None:
+        """`_score` on an event loop, where any number of searches wait at once."""
+        left = None if self.ends is None else self.ends + DEADLINE_GRACE_SECONDS - time.monotonic()
+        with self._scoring_span(batch) as span:
+            try:
+                async with asyncio.timeout(left) as timeout:
+                    scores = await ascore_pairs(self.scorer, batch.queries, batch.items)
+            except TimeoutError:
+                if timeout.expired():
+                    return None
+                raise
+            self._describe(span, batch, scores)
+            return scores
 
     @contextmanager
     def _scoring_span(self, batch: PairBatch) -> Iterator[Span]:
@@ -175,25 +184,3 @@ class RoundScorer:
         if self.ends is not None and (self._slice < 1 or time.monotonic() >= self.ends):
             return "deadline"
         return None
-
-
-class _Outcome(NamedTuple, Generic[T]):
-    value: T
-
-
-@contextmanager
-def _raising_in(scoring: Scoring[T]) -> Iterator[None]:
-    """Raise errors where `scoring` waits for scores."""
-    try:
-        yield
-    except BaseException as error:
-        scoring.throw(error)
-        raise
-
-
-def _advance(scoring: Scoring[T], scores: Scores | None) -> PairBatch | _Outcome[T]:
-    """The next batch, or the outcome."""
-    try:
-        return scoring.send(scores)
-    except StopIteration as end:
-        return _Outcome(end.value)

@@ -47,7 +47,8 @@ class SearchRun:
 
     def _round(self) -> Scoring[bool]:
         if self._span is None:
-            self._start()
+            self._span = start_span("search", "RETRIEVER")
+            self._start(self._span)
         if self._driver.rows is not None:
             self._round_number += 1
             self._scorer.span = span = self._span.child(f"round {self._round_number}", "CHAIN")
@@ -61,12 +62,11 @@ class SearchRun:
             span.end()
         return self._driver.rows is not None
 
-    def _start(self) -> None:
+    def _start(self, span: Span) -> None:
         """Find the rows of the first round."""
-        self._span = start_span("search", "RETRIEVER")
-        self._span.set_query(INPUT, self._scorer.queries)
-        self._span.set({"crossknn.strategy": repr(self._strategy), "crossknn.budget": self._strategy.budget})
-        stage = self._span.child("first stage", "RETRIEVER")
+        span.set_query(INPUT, self._scorer.queries)
+        span.set({"crossknn.strategy": repr(self._strategy), "crossknn.budget": self._strategy.budget})
+        stage = span.child("first stage", "RETRIEVER")
         with stage.active():
             self._driver.start()
             stage.set_query(INPUT, self._scorer.queries)
