@@ -5,6 +5,7 @@ Each `check_*` raises `AssertionError` with a sentence that names the violated r
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import count, islice
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from crossknn.errors import InputError
+from crossknn.scorers.base import has_ascore
 from crossknn.types import (
     AugmentableSearch,
     CandidateSearch,
@@ -132,6 +134,14 @@ def check_scorer(scorer: Scorer, queries: Sequence[str], items: Sequence[str], *
     _check_close(single, scores, tolerance, "a pair's score must not depend on the other pairs")
     twice = scorer.score([left[0], left[0]], [right[0], right[0]])
     _check_close(twice, scores[[0, 0]], tolerance, "a repeated pair must get the same score twice")
+    if has_ascore(scorer):
+        awaited = asyncio.run(_await_twice(scorer, left, right))
+        _check_close(awaited, np.concatenate([scores, scores]), tolerance, "`ascore` must return what `score` does")
+
+
+async def _await_twice(scorer: Any, queries: Sequence[str], items: Sequence[str]) -> Scores:
+    """The scores of two calls at the same time."""
+    return np.concatenate(await asyncio.gather(*(scorer.ascore(queries, items) for _ in range(2))))
 
 
 def check_encoder(encoder: Encoder, texts: Sequence[str], *, tolerance: float = 1e-4) -> None:

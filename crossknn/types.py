@@ -70,6 +70,14 @@ class Scorer(Protocol):
 
 
 @runtime_checkable
+class AsyncScorer(Scorer, Protocol):
+    """A scorer that waits for its scores elsewhere, such as on a server."""
+
+    async def ascore(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
+        """What `score` returns. Searches on one event loop await it at the same time, without a thread each."""
+
+
+@runtime_checkable
 class SharedScorer(Protocol):
     """A scorer that batches the calls of many threads itself, so that a searcher need not serialize them."""
 

@@ -35,6 +35,7 @@ HEAVY = [
     "faiss",
     "psycopg",
     "mcp",
+    "opentelemetry",
     "pgvector",
     "qdrant_client",
     "qdrant_edge",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import isawaitable
+from inspect import isawaitable, iscoroutinefunction
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,28 @@ def score_pairs(scorer: Scorer, queries: Sequence[str], items: Sequence[str]) ->
     check_pairs(queries, items)
     if not len(queries):
         return np.empty(0, np.float32)
+    with _clear_errors(scorer):
+        return check_scores(scorer.score(queries, items), queries, items)
+
+
+def has_ascore(scorer: Scorer) -> bool:
+    """Whether scores of this scorer can be awaited: that of a wrapper, where the scorer inside has them awaited."""
+    return callable(getattr(scorer, "ascore", None))
+
+
+async def ascore_pairs(scorer: Any, queries: Sequence[str], items: Sequence[str]) -> Scores:
+    """`score_pairs` of an `AsyncScorer`, awaited."""
+    check_pairs(queries, items)
+    if not len(queries):
+        return np.empty(0, np.float32)
+    with _clear_errors(scorer):
+        return check_scores(await scorer.ascore(queries, items), queries, items)
+
+
+@contextmanager
+def _clear_errors(scorer: Scorer) -> Iterator[None]:
     try:
-        scores = scorer.score(queries, items)
-        return check_scores(scores, queries, items)
+        yield
     except StopIteration as error:  # it would pass for the end of a generator, and cannot leave a thread
         raise ScorerError("the scorer raised StopIteration: a `next` inside it found nothing.") from error
     except PartialScores as error:
@@ -142,7 +162,8 @@ def function_scorer(fn: PairFunction, *, fingerprint: str | None = None) -> Func
         fingerprint: Names what the function computes; change it when its scores change, for scores are cached and
             indexes are checked by it. `Cached` refuses a scorer without one.
     """
-    return FunctionScorer(fn, fingerprint=fingerprint)
+    kind = AsyncFunctionScorer if iscoroutinefunction(fn) else FunctionScorer
+    return kind(fn, fingerprint=fingerprint)
 
 
 class FunctionScorer(RankMixin):
@@ -164,6 +185,17 @@ class FunctionScorer(RankMixin):
             with ThreadPoolExecutor(1) as thread:  # the caller's may run an event loop
                 scores = thread.submit(asyncio.run, _await(scores)).result()
         return check_scores(scores, queries, items)
+
+
+class AsyncFunctionScorer(FunctionScorer):
+    """An asynchronous function over pairs as a scorer; searches on one event loop await it at the same time."""
+
+    async def ascore(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
+        """`score`, awaited."""
+        check_pairs(queries, items)
+        if not len(queries):
+            return np.empty(0, np.float32)
+        return check_scores(await self._fn(list(zip(queries, items, strict=True))), queries, items)
 
 
 async def _await(scores: Awaitable[Any]) -> Any:

@@ -8,7 +8,7 @@ import sqlite3
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from hashlib import blake2b
@@ -20,7 +20,8 @@ import numpy as np
 from crossknn._checks import check_positive
 from crossknn.errors import InputError, PartialScores
 from crossknn.models.fingerprints import is_unnamed
-from crossknn.scorers.base import RankMixin, check_pairs, score_pairs
+from crossknn.scorers.base import RankMixin, ascore_pairs, check_pairs, has_ascore, score_pairs
+from crossknn.scorers.flows import arun_flow, run_flow
 from crossknn.storage.regular_files import check_regular
 from crossknn.storage.score_log import HASH_DTYPE, Chunk, hash_texts
 from crossknn.types import Scorer, Scores
@@ -39,6 +40,9 @@ TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS queries (hash BLOB PRIMARY KEY, text BLOB NOT NULL) WITHOUT ROWID",
 )
 KEYS: Final = {"scores": "key", "lists": "scorer, query, item"}  # by table, which a checksum is of, with the score
+
+Pairs = tuple[list[str], list[str]]
+"""Queries and items."""
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +93,20 @@ class Cached(RankMixin):
 
     def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
         """The scores of the pairs; only distinct pairs that are not cached go to the scorer."""
+        return run_flow(self._look_up(queries, items), lambda pairs: score_pairs(self.scorer, *pairs))
+
+    @property
+    def ascore(self) -> Callable[[Sequence[str], Sequence[str]], Awaitable[Scores]]:
+        """`score`, awaited; `AttributeError` where the scorer has no `ascore` itself."""
+        if not has_ascore(self.scorer):
+            raise AttributeError("the cached scorer has no `ascore`.")
+        return self._ascore
+
+    async def _ascore(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
+        return await arun_flow(self._look_up(queries, items), lambda pairs: ascore_pairs(self.scorer, *pairs))
+
+    def _look_up(self, queries: Sequence[str], items: Sequence[str]) -> Generator[Pairs, Scores, Scores]:
+        """Yields the pairs that are missing, to have them scored, and stores what it is sent."""
         keys = self._keys(queries, items)
         known = self._read(list(dict.fromkeys(keys)))
         missing = {key: at for at, key in enumerate(keys) if key not in known}  # one position per distinct pair
@@ -96,24 +114,24 @@ class Cached(RankMixin):
         for start in range(0, len(order), self.every):
             batch = order[start : start + self.every]
             texts = [queries[at] for at in batch], [items[at] for at in batch]
-            scores = self._score_missing(*texts)
+            try:
+                scores = yield texts
+            except BaseException as error:
+                self._keep_partial(error)
+                raise
             self._write(*texts, scores)
             known |= {keys[at]: float(score) for at, score in zip(batch, scores, strict=True)}
             self._count(misses=len(batch))
         self._count(hits=len(keys) - len(order))
         return np.fromiter((known[key] for key in keys), np.float32, len(keys))
 
-    def _score_missing(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
-        """The scorer's own scores; those from before a failure or an interrupt are stored."""
-        try:
-            return score_pairs(self.scorer, queries, items)
-        except BaseException as error:
-            known = error if isinstance(error, PartialScores) else error.__cause__
-            # Not the scores of another scorer inside this one.
-            if isinstance(known, PartialScores) and known.fingerprint == self.fingerprint:
-                self._write(known.queries, known.items, known.scores)
-                self._count(misses=len(known.scores))
-            raise
+    def _keep_partial(self, error: BaseException) -> None:
+        """Store the scores from before a failure or an interrupt."""
+        known = error if isinstance(error, PartialScores) else error.__cause__
+        # Not the scores of another scorer inside this one.
+        if isinstance(known, PartialScores) and known.fingerprint == self.fingerprint:
+            self._write(known.queries, known.items, known.scores)
+            self._count(misses=len(known.scores))
 
     def count_missing(self, queries: Sequence[str], items: Sequence[str]) -> int:
         """How many distinct pairs are not in the cache yet."""

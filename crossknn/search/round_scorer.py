@@ -1,6 +1,6 @@
 """Scoring of a strategy's rounds: rows to texts, one scorer call per round, within the deadline.
 
-What is scored next is decided by generators that never call the scorer: `run_sync` and `run_async` do.
+What is scored next is decided by generators that never call the scorer: `run_sync` and `run_async` have them driven.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from crossknn.errors import TooLate
 from crossknn.items.items import Items
-from crossknn.scorers.base import score_pairs
+from crossknn.scorers.base import ascore_pairs, has_ascore, score_pairs
+from crossknn.scorers.flows import arun_flow, run_flow
+from crossknn.search.tracing import MAX_DOCUMENTS, RERANKER_INPUT, RERANKER_MODEL, RERANKER_OUTPUT, RERANKER_QUERY, Span
 from crossknn.strategies.base import RoundScores
 from crossknn.types import Progress, Rows, Scorer, Scores, SharedScorer
 
@@ -26,6 +28,7 @@ T = TypeVar("T")
 
 MAX_PAIRS = 65_536  # pairs whose texts are in memory at once; a larger round takes several scorer calls
 FIRST_SLICE = 16  # pairs scored under a deadline before the scorer's speed is known
+DEADLINE_GRACE_SECONDS = 1.0  # scores that are awaited, or come from a shared scorer, may be this late
 
 
 class PairBatch(NamedTuple):
@@ -33,6 +36,7 @@ class PairBatch(NamedTuple):
 
     queries: list[str]
     items: list[str]
+    rows: Rows  # of the items
 
 
 Scoring = Generator[PairBatch, Scores | None, T]
@@ -58,6 +62,7 @@ class RoundScorer:
     total_calls: int = 0  # for `progress`
     seconds: float = field(default=0.0, init=False)  # spent in the scorer
     shortest: float = field(default=math.inf, init=False)  # seconds of a scorer call
+    span: Span = field(default_factory=Span, init=False)  # of the round
     _scored: int = field(default=0, init=False)
     _slice: int = field(default=FIRST_SLICE, init=False)  # pairs that fit into the next slice under a deadline
 
@@ -70,24 +75,53 @@ class RoundScorer:
         return self.run_sync(self.score_round(proposed))
 
     def run_sync(self, scoring: Scoring[T]) -> T:
-        """The outcome of `scoring`, whose batches are scored in this thread."""
-        step = _advance(scoring, None)
-        while isinstance(step, PairBatch):
-            step = _advance(scoring, self._score(step))
-        return step.value
+        """The outcome of `scoring`, all of it in this thread."""
+        return run_flow(scoring, self._score)
 
     async def run_async(self, scoring: Scoring[T]) -> T:
-        """The outcome of `scoring`, whose batches are scored in threads."""
-        step = await asyncio.to_thread(_advance, scoring, None)
-        while isinstance(step, PairBatch):
-            scores = await asyncio.to_thread(self._score, step)
-            step = await asyncio.to_thread(_advance, scoring, scores)
-        return step.value
+        """The outcome of `scoring`; a scorer without `ascore` is called in a thread."""
+        return await arun_flow(scoring, self._ascore if has_ascore(self.scorer) else self._score_in_thread)
 
     def _score(self, batch: PairBatch) -> Scores | None:
-        with self.lock, suppress(TooLate):
-            return score_pairs(self.scorer, batch.queries, batch.items)
+        with self._scoring_span(batch) as span, suppress(TooLate), self.lock:
+            scores = score_pairs(self.scorer, batch.queries, batch.items)
+            self._describe(span, batch, scores)
+            return scores
         return None
+
+    async def _score_in_thread(self, batch: PairBatch) -> Scores | None:
+        return await asyncio.to_thread(self._score, batch)
+
+    async def _ascore(self, batch: PairBatch) -> Scores | None:
+        """`_score` on an event loop, where any number of searches wait at once."""
+        left = None if self.ends is None else self.ends + DEADLINE_GRACE_SECONDS - time.monotonic()
+        with self._scoring_span(batch) as span:
+            try:
+                async with asyncio.timeout(left) as timeout:
+                    scores = await ascore_pairs(self.scorer, batch.queries, batch.items)
+            except TimeoutError:
+                if timeout.expired():
+                    return None
+                raise
+            self._describe(span, batch, scores)
+            return scores
+
+    @contextmanager
+    def _scoring_span(self, batch: PairBatch) -> Iterator[Span]:
+        span = self.span.child("scoring", "RERANKER")
+        with span.active():
+            span.set_query(RERANKER_QUERY, batch.queries)
+            span.set({RERANKER_MODEL: self.scorer.fingerprint if span else None, "crossknn.pairs": len(batch.queries)})
+            yield span
+
+    def _describe(self, span: Span, batch: PairBatch, scores: Scores) -> None:
+        """Add the pairs of one query, and their scores, to a span."""
+        if not span or len(self.queries) > 1:
+            return
+        ids = self.items.ids_of(batch.rows[:MAX_DOCUMENTS])
+        span.set_documents(RERANKER_INPUT, ids, texts=batch.items)
+        best = np.argsort(-scores, kind="stable")[:MAX_DOCUMENTS]
+        span.set_documents(RERANKER_OUTPUT, self.items.ids_of(batch.rows[best]), scores=scores[best])
 
     def score_round(self, proposed: list[Rows]) -> Scoring[RoundScores]:
         """Score the proposed rows of each query, the best rows of all queries first."""
@@ -118,7 +152,8 @@ class RoundScorer:
         while done < len(rows) and stopped is None:
             part = order[done : done + self._slice_size()]
             start = time.monotonic()
-            batch = PairBatch([self.queries[query] for query in queries[part]], self.items.texts_of(rows[part]))
+            texts = self.items.texts_of(rows[part])
+            batch = PairBatch([self.queries[query] for query in queries[part]], texts, rows[part])
             values = yield batch
             if values is None:
                 stopped = "deadline"
@@ -152,15 +187,3 @@ class RoundScorer:
         if self.ends is not None and (self._slice < 1 or time.monotonic() >= self.ends):
             return "deadline"
         return None
-
-
-class _Outcome(NamedTuple, Generic[T]):
-    value: T
-
-
-def _advance(scoring: Scoring[T], scores: Scores | None) -> PairBatch | _Outcome[T]:
-    """The next batch, or the outcome."""
-    try:
-        return scoring.send(scores)
-    except StopIteration as end:
-        return _Outcome(end.value)

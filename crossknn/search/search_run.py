@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from crossknn.retrievers.cache import CandidateCache
 from crossknn.search.hit_selection import Selection, StrategyRun
 from crossknn.search.results import Hits
 from crossknn.search.round_scorer import RoundScorer, Scoring
+from crossknn.search.tracing import INPUT, MAX_DOCUMENTS, RETRIEVED, Span, start_span
 from crossknn.strategies.base import Driver, QueryResult, SearchContext, Strategy
 
 
@@ -22,11 +25,12 @@ class SearchRun:
         self, strategy: Strategy, context: SearchContext, scorer: RoundScorer, candidates: CandidateCache
     ) -> None:
         self._driver = Driver(strategy, context)
-        self._started = False
+        self._strategy = strategy
+        self._span: Span | None = None  # before the first round
+        self._round_number = 0
         self._context = context
         self._scorer = scorer
         self._candidates = candidates
-        self._traced = strategy.budget is not None
         self.rounds_reason: str | None = None  # why the search has so many rounds, where it chose their number
 
     @property
@@ -48,13 +52,38 @@ class SearchRun:
         return await self._scorer.run_async(self._round())
 
     def _round(self) -> Scoring[bool]:
-        if not self._started:
-            self._driver.start()
-            self._started = True
+        if self._span is None:
+            self._span = start_span("search", "RETRIEVER")
+            self._start(self._span)
         if self._driver.rows is not None:
-            scored = yield from self._scorer.score_round(self._driver.rows)
-            self._driver.advance(scored)
+            self._round_number += 1
+            self._scorer.span = span = self._span.child(f"round {self._round_number}", "CHAIN")
+            try:
+                scored = yield from self._scorer.score_round(self._driver.rows)
+                span.set({"crossknn.round": self._round_number, "crossknn.calls": sum(map(len, scored.scores))})
+                self._driver.advance(scored)
+            except BaseException as error:
+                span.end(error)
+                raise
+            span.end()
         return self._driver.rows is not None
+
+    def _start(self, span: Span) -> None:
+        """Find the rows of the first round."""
+        span.set_query(INPUT, self._scorer.queries)
+        span.set({"crossknn.strategy": repr(self._strategy), "crossknn.budget": self._strategy.budget})
+        stage = span.child("first stage", "RETRIEVER")
+        with stage.active():
+            self._driver.start()
+            stage.set_query(INPUT, self._scorer.queries)
+            if stage and len(self.results) == 1 and self._driver.rows is not None:
+                rows = self._driver.rows[0][:MAX_DOCUMENTS]
+                stage.set_documents(RETRIEVED, self._scorer.items.ids_of(rows), texts=self._scorer.items.texts_of(rows))
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the span of the search."""
+        if self._span is not None:
+            self._span.end(error)
 
     def hits(self, selection: Selection, start: float) -> list[Hits]:
         """The best items so far of each query of a search that began at `start`, by `time.monotonic`."""
@@ -63,11 +92,26 @@ class SearchRun:
             self._scorer.items,
             self._driver.results,
             self._candidates,
-            self._traced,
+            self._strategy.budget is not None,
             self._driver.rows is None,
             self._scorer.seconds,
             self._context.solving.seconds,
             self.rounds_reason,
         )
         seconds = time.monotonic() - start
-        return [found.hits(query, selection, seconds) for query in range(len(found.queries))]
+        hits = [found.hits(query, selection, seconds) for query in range(len(found.queries))]
+        if self._span and found.final:
+            self._describe(hits)
+        return hits
+
+    def _describe(self, found: Sequence[Hits]) -> None:
+        """Add what a search has found to its span."""
+        if self._span is None:
+            return
+        self._span.set({"crossknn.calls": sum(hits.calls for hits in found)})
+        if len(found) == 1:
+            (hits,) = found
+            about = {"rounds": hits.rounds, "stopped": hits.stopped, "expected_recall": hits.expected_recall}
+            self._span.set({f"crossknn.{name}": value for name, value in about.items()})
+            scores = np.array([hit.score for hit in hits], np.float32)
+            self._span.set_documents(RETRIEVED, hits.ids, scores=scores, texts=[hit.text for hit in hits])

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -223,9 +223,8 @@ class Searcher:
         options = SearchOptions(
             k, budget, strategy, filter, deadline, rank_by, stop_at, min_score, min_probability, diversity
         )
-        async for hits in self._astream(query, options):
-            found = hits
-        return found
+        (hits,) = [hits async for hits in self._astream(query, options, every_round=False)]
+        return hits
 
     def stream(
         self,
@@ -278,41 +277,46 @@ class Searcher:
 
     def _search(self, queries: Sequence[str], options: SearchOptions) -> list[Hits]:
         run, hits = self._open_search(queries, options)
-        self._run_to_end(run)
-        return hits()
-
-    def _run_to_end(self, run: SearchRun) -> None:
-        try:
+        with self._running(run):
             while run.run_round():
                 pass
+            return hits()
+
+    @contextmanager
+    def _running(self, run: SearchRun) -> Iterator[None]:
+        """At the end, end the search's span and progress, and keep the round trip of a first remote search."""
+        try:
+            yield
+        except BaseException as error:
+            run.end(error)
+            raise
         finally:
-            self._end(run)
+            run.end()
+            end_progress(self._progress)
+            if self._round_times.remote and len(run.results) == 1 and MIN_ROUND_TRIP <= run.shortest_call < math.inf:
+                self._round_times.measured_scoring(run.shortest_call)
 
     def _stream(self, run: SearchRun, hits: Callable[[], list[Hits]]) -> Iterator[Hits]:
-        try:
-            while run.run_round():
-                yield hits()[0]
-        finally:
-            self._end(run)
-        yield hits()[0]
-
-    def _end(self, run: SearchRun) -> None:
-        """Finish the progress bar, and keep the round trip of the first search with a remote scorer."""
-        end_progress(self._progress)
-        if self._round_times.remote and len(run.results) == 1 and MIN_ROUND_TRIP <= run.shortest_call < math.inf:
-            self._round_times.measured_scoring(run.shortest_call)
-
-    async def _astream(self, query: str, options: SearchOptions) -> AsyncGenerator[Hits, None]:
-        cancelled = threading.Event()
-        run, hits = await asyncio.to_thread(self._open_search, [query], replace(options, cancelled=cancelled))
-        try:
+        with self._running(run):
             unfinished = True
             while unfinished:
-                unfinished = await run.arun_round()
-                yield (await asyncio.to_thread(hits))[0]
+                unfinished = run.run_round()
+                yield hits()[0]
+
+    async def _astream(
+        self, query: str, options: SearchOptions, *, every_round: bool = True
+    ) -> AsyncGenerator[Hits, None]:
+        cancelled = threading.Event()
+        try:
+            run, hits = await asyncio.to_thread(self._open_search, [query], replace(options, cancelled=cancelled))
+            with self._running(run):
+                unfinished = True
+                while unfinished:
+                    unfinished = await run.arun_round()
+                    if every_round or not unfinished:
+                        yield (await asyncio.to_thread(hits))[0]
         finally:
             cancelled.set()  # a scorer call in flight is the last one
-            self._end(run)
 
     def _open_search(
         self, queries: Sequence[str], options: SearchOptions
@@ -500,7 +504,9 @@ class Searcher:
             candidates = CandidateCache(batch, self._resources.retriever, None)
             fusion = ScoreFusion(weights, candidates)
             run = self._open_run(batch, chosen, candidates)
-            self._run_to_end(run)
+            with self._running(run):
+                while run.run_round():
+                    pass
             judged += fusion.judge(run.results, rows[start : start + FIT_BATCH])
         self.rank_weights = dict(zip(weights, fit_weights(judged).tolist(), strict=True))
         return self.rank_weights

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from crossknn.serve.http_errors import HttpError
@@ -54,7 +55,8 @@ class RequestQueue:
                 raise HttpError(429, "busy", message, retry_after=retry_after)
             self._admitted += 1
         cancelled = threading.Event()
-        future = self._threads.submit(self._run_timed, work, cancelled)
+        # With the context of the request, which may hold the span that it belongs to.
+        future = self._threads.submit(copy_context().run, self._run_timed, work, cancelled)
         future.add_done_callback(self._release)
         result, disconnect = asyncio.wrap_future(future), asyncio.ensure_future(disconnected())
         both: set[asyncio.Future[Any]] = {result, disconnect}

@@ -15,9 +15,9 @@ import numpy as np
 from crossknn._checks import check_positive, check_seconds
 from crossknn.errors import InputError, ScorerError, TooLate
 from crossknn.scorers.base import score_pairs
+from crossknn.search.round_scorer import DEADLINE_GRACE_SECONDS
 from crossknn.types import Scorer, Scores
 
-DEADLINE_GRACE_SECONDS = 1.0  # a score may arrive this late after its caller's deadline
 WAIT_CHECK_SECONDS = 0.1  # how often a waiting caller checks for cancellation, deadline and stall
 
 log = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from crossknn.search.tracing import incoming_trace
 from crossknn.serve.backpressure import ClientDisconnected
 from crossknn.serve.http_errors import MAX_MESSAGE, HttpError, check_size, error_response, http_error_of, not_ready
 from crossknn.serve.monitoring import Metrics, error_location
@@ -49,7 +50,8 @@ class RequestMiddleware:
             _check_framing(headers)
             self._check_host(headers)
             self._check_key(scope["method"], scope["path"], headers)
-            await self._app(inner, self._limit_body(headers, receive, exchange), exchange.send)
+            with incoming_trace(headers):
+                await self._app(inner, self._limit_body(headers, receive, exchange), exchange.send)
         except ClientDisconnected:
             exchange.status = CLIENT_CLOSED_REQUEST
         except asyncio.CancelledError:  # the grace period of the shutdown is over

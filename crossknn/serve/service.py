@@ -23,6 +23,7 @@ from crossknn.search.calibration import ScoreCalibration
 from crossknn.search.options import DEFAULT_BUDGET, choose_k
 from crossknn.search.results import Hits
 from crossknn.search.searcher import Searcher
+from crossknn.search.tracing import RERANKER_MODEL, RERANKER_QUERY, start_span
 from crossknn.serve.backpressure import RequestQueue
 from crossknn.serve.dynamic_batching import BatchingScorer
 from crossknn.serve.http_errors import check_size, not_ready
@@ -160,7 +161,11 @@ class Service:
         check_size("a request for scores", len(items), self.settings.limits.pairs, "pairs")
         self._check_texts("query", queries)
         self._check_texts("item", items)
-        scores = self.scorer.score(queries, items, cancelled=cancelled)
+        span = start_span("scoring", "RERANKER")
+        with span.active():
+            span.set_query(RERANKER_QUERY, queries)
+            span.set({RERANKER_MODEL: self.scorer.fingerprint, "crossknn.pairs": len(queries)})
+            scores = self.scorer.score(queries, items, cancelled=cancelled)
         self.metrics.calls.inc(len(scores))
         return scores
 

@@ -156,6 +156,26 @@ def test_a_hostile_message_gets_an_error_and_one_line_in_the_log():
     assert [line["event"] for line in lines] == ["request"] * len(messages)
 
 
+def test_every_tool_over_http(searcher):
+    with opened(mcp=True) as service, serving(service) as url:
+        unlimited, cut, explained, stored = call_all(
+            f"{url}/mcp",
+            [
+                ("search", {"query": QUERY, "k": 3, "budget": 30, "filter": {"prefix": "r"}, "deadline": 30.0}),
+                ("search", {"query": QUERY, "k": 3, "deadline": 1e-6}),
+                ("explain", {"query": QUERY, "ids": ["r0"], "budget": 30}),
+                ("get", {"ids": ["r0"]}),
+            ],
+        )
+    hits = searcher.search(QUERY, k=3, budget=30, filter=lambda id_: id_.startswith("r"))
+    assert [hit["id"] for hit in unlimited["hits"]] == hits.ids
+    assert unlimited["expected_recall"] == pytest.approx(hits.expected_recall)
+    assert 0 < unlimited["expected_recall"] <= 1
+    assert (cut["stopped"], cut["calls"], cut["expected_recall"]) == ("deadline", 0, None)
+    assert {hit["score"] for hit in cut["hits"]} == {None}
+    assert explained["items"][0]["id"] == stored["result"][0]["id"] == "r0"
+
+
 def test_http_needs_the_key_and_the_flag(client_error):
     assert client_error(mcp=True, api_key="secret") == 401
     assert client_error(mcp=False) == 404
@@ -179,6 +199,18 @@ def test_the_command_serves_an_agent_over_stdio(tmp_path, bert_folder):
     corpus.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     command = ["-m", "crossknn", "mcp", str(corpus), "--encoder", "none", "--scorer", str(bert_folder)]
     server = StdioServerParameters(command=sys.executable, args=command)
-    answer, text = call_all(server, [("search", {"query": records[7]["text"], "k": 2}), ("get", {"ids": ["d7"]})])
+    query, filter_ = records[7]["text"], {"ids": ["d7", "d8", "d9"]}
+    answer, explained, text = call_all(
+        server,
+        [
+            ("search", {"query": query, "k": 2, "budget": 3, "deadline": 30.0, "filter": filter_}),
+            ("explain", {"query": query, "ids": ["d7"], "budget": 10}),
+            ("get", {"ids": ["d7"]}),
+        ],
+    )
     assert len(answer["hits"]) == 2
+    assert {hit["id"] for hit in answer["hits"]} < set(filter_["ids"])
+    assert (answer["calls"], answer["stopped"]) == (3, None)
+    (item,) = explained["items"]
+    assert (item["id"], item["round"]) == ("d7", 1)
     assert text["result"][0]["text"] == records[7]["text"]

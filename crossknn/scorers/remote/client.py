@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
 import ssl
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
+from weakref import WeakKeyDictionary
 
 from crossknn._imports import import_extra
 from crossknn.errors import InputError, ScorerError
@@ -52,6 +55,8 @@ STATUS_HINTS = {
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class RefusedRequest(ScorerError):
     """A request that the server cannot use, maybe because of one pair; `reason` is what the server did."""
@@ -85,8 +90,27 @@ class HttpResponse:
 class Connection:
     """A kept connection, and what its request in flight may still use."""
 
-    pool: Any  # httpcore.ConnectionPool
+    pool: Any  # httpcore.ConnectionPool or AsyncConnectionPool
     bounds: RequestBounds
+
+
+class PerLoop(Generic[T]):
+    """Something that belongs to an event loop, made when a loop first needs it."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: WeakKeyDictionary[asyncio.AbstractEventLoop, T] = WeakKeyDictionary()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process has other loops."""
+        return PerLoop, (self._make,)
+
+    def get(self) -> T:
+        """That of the running loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._made:
+            self._made[loop] = self._make()
+        return self._made[loop]
 
 
 class HttpClient:
@@ -132,6 +156,7 @@ class HttpClient:
         self._redaction = Redaction(find_secrets(headers, plain, url, self._proxy))
         self._context = ssl.create_default_context() if url.scheme == "https" else None
         self._idle: deque[Connection] = deque()
+        self._async_idle = PerLoop[deque[Connection]](deque)
         self._process = os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -151,13 +176,33 @@ class HttpClient:
             result = self._attempt(body, usage)
             if isinstance(result, bytes):
                 return result
-            wait = backoff(attempt) if result.retry_after is None else result.retry_after
-            if not result.retryable or attempt > self._retries or wait > MAX_BACKOFF or stop.wait(wait):
+            if stop.wait(self._wait(result, attempt)):
                 raise self._error(result, attempt)
             logger.info("%s %s; attempt %d follows", self._name, result.reason, attempt + 1)
 
+    async def apost(self, body: bytes, usage: Usage, stop: asyncio.Event) -> bytes:
+        """`post` on an event loop."""
+        attempt = 0
+        while True:
+            attempt += 1
+            result = await self._aattempt(body, usage)
+            if isinstance(result, bytes):
+                return result
+            wait = self._wait(result, attempt)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), wait)
+                raise self._error(result, attempt)
+            logger.info("%s %s; attempt %d follows", self._name, result.reason, attempt + 1)
+
+    def _wait(self, failure: Failure, attempt: int) -> float:
+        """Seconds before the next attempt, or the error where none follows."""
+        wait = backoff(attempt) if failure.retry_after is None else failure.retry_after
+        if not failure.retryable or attempt > self._retries or wait > MAX_BACKOFF:
+            raise self._error(failure, attempt)
+        return wait
+
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections; those of an event loop close with it."""
         while self._idle:
             self._take().pool.close()
 
@@ -173,46 +218,80 @@ class HttpClient:
         try:
             response = self._exchange(connection, body)
         except self._errors as error:
-            if isinstance(error, self._unsent):
-                self._costs.adjust(Usage() - usage)
-            return self._network_failure(error, exceeded=connection.bounds.exceeded)
+            return self._failed(error, usage, connection.bounds, sent=not isinstance(error, self._unsent))
         finally:
             self._idle.append(connection)  # after an error it opens anew
+        return self._received(response, usage)
+
+    async def _aattempt(self, body: bytes, usage: Usage) -> bytes | Failure:
+        """`_attempt` on an event loop, where the deadline is that of the whole exchange."""
+        self._costs.charge(usage)
+        idle = self._async_idle.get()
+        connection = idle.pop() if idle else self._open(asynchronous=True)
+        try:
+            async with asyncio.timeout(self._timeout):
+                response = await self._aexchange(connection, body)
+        except (TimeoutError, *self._errors) as error:
+            return self._failed(error, usage, connection.bounds, sent=connection.bounds.sent)
+        finally:
+            idle.append(connection)
+        return self._received(response, usage)
+
+    def _failed(self, error: Exception, usage: Usage, bounds: RequestBounds, *, sent: bool) -> Failure:
+        if not sent:
+            self._costs.adjust(Usage() - usage)
+        return self._network_failure(error, exceeded=bounds.exceeded)
+
+    def _received(self, response: HttpResponse, usage: Usage) -> bytes | Failure:
         if response.status == 200:
             return response.content
         self._costs.adjust(Usage() - usage)
         return self._http_failure(response)
 
     def _exchange(self, connection: Connection, body: bytes) -> HttpResponse:
+        response = connection.pool.handle_request(self._start(connection, body))
+        try:
+            return _read_head(response, _read_body(response))
+        finally:
+            response.close()
+
+    async def _aexchange(self, connection: Connection, body: bytes) -> HttpResponse:
+        response = await connection.pool.handle_async_request(self._start(connection, body))
+        try:
+            return _read_head(response, await _aread_body(response))
+        finally:
+            await response.aclose()
+
+    def _start(self, connection: Connection, body: bytes) -> Any:
+        """A request, for which the bounds of its connection begin."""
         allowed = min(self._min_response_bytes + RESPONSE_PER_REQUEST * len(body), MAX_RESPONSE_BYTES)
         connection.bounds.start(self._timeout, allowed)
-        request = self._httpcore.Request(
+        return self._httpcore.Request(
             "POST",
             self._target,
             headers={**self._headers, "content-length": str(len(body))},
             content=body,
             extensions={"timeout": {"pool": self._timeout}},
         )
-        response = connection.pool.handle_request(request)
-        try:
-            headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
-            return HttpResponse(response.status, headers, _read_body(response))
-        finally:
-            response.close()
 
     def _take(self) -> Connection:
-        from crossknn.scorers.remote.network import RequestBounds, open_pool
-
         if self._process != os.getpid():  # a forked process must not use its parent's connections
             self._idle, self._process = deque(), os.getpid()
         try:
             return self._idle.pop()
         except IndexError:
-            bounds = RequestBounds()
-            return Connection(open_pool(self._proxy, self._context, bounds), bounds)
+            return self._open()
+
+    def _open(self, *, asynchronous: bool = False) -> Connection:
+        from crossknn.scorers.remote.network import RequestBounds, open_pool
+
+        if asynchronous:
+            import_extra("anyio", extra="remote")  # httpcore needs it then
+        bounds = RequestBounds()
+        return Connection(open_pool(self._proxy, self._context, bounds, asynchronous=asynchronous), bounds)
 
     def _network_failure(self, error: Exception, *, exceeded: bool) -> Failure:
-        if isinstance(error, self._httpcore.TimeoutException):
+        if isinstance(error, TimeoutError | self._httpcore.TimeoutException):
             return Failure(f"did not respond within {self._timeout:g} seconds", retryable=True)
         if exceeded:
             return Failure("sent a response far longer than the scores of this request", retryable=False)
@@ -241,10 +320,24 @@ class HttpClient:
         return line if len(line) <= MAX_QUOTED_CHARACTERS else line[: MAX_QUOTED_CHARACTERS - 1] + "…"
 
 
+def _read_head(response: Any, content: bytes) -> HttpResponse:
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+    return HttpResponse(response.status, headers, content)
+
+
 def _read_body(response: Any) -> bytes:
     """The body; that of an error is truncated, and closing the response then drops the connection."""
     content = bytearray()
     for chunk in response.iter_stream():
+        content += chunk
+        if response.status != 200 and len(content) > MAX_ERROR_BYTES:
+            return bytes(content[:MAX_ERROR_BYTES])
+    return bytes(content)
+
+
+async def _aread_body(response: Any) -> bytes:
+    content = bytearray()
+    async for chunk in response.aiter_stream():
         content += chunk
         if response.status != 200 and len(content) > MAX_ERROR_BYTES:
             return bytes(content[:MAX_ERROR_BYTES])

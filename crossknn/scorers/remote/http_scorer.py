@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import numpy as np
@@ -22,12 +23,12 @@ from crossknn.models.fingerprints import function_fingerprint
 from crossknn.models.specs import ModelSpec, public_url
 from crossknn.scorers.base import RankMixin, check_pairs, describe_pair
 from crossknn.scorers.inference.pairs import max_over_windows
-from crossknn.scorers.remote.client import KEY_VARIABLE, PLAIN_HEADERS, HttpClient, RefusedRequest, is_loopback
+from crossknn.scorers.remote.client import KEY_VARIABLE, PLAIN_HEADERS, HttpClient, PerLoop, RefusedRequest, is_loopback
 from crossknn.scorers.remote.cost import CostTracker, Usage
 from crossknn.scorers.remote.long_items import ItemWindows
 from crossknn.scorers.remote.request_run import RequestRun
 from crossknn.scorers.remote.responses import MAX_SCORE, Response
-from crossknn.types import Scores
+from crossknn.types import Rows, Scores
 
 PAIR_HINT = "Change the item or leave it out, shorten it with `max_item_chars`, or set a `fallback_score`."
 
@@ -101,6 +102,7 @@ class HttpScorer(RankMixin, ABC):
         self._windows = windows
         self._fallback_score = check_fallback(fallback_score)
         self._accepted = False  # whether the server has scored any pair
+        self._semaphores = PerLoop(partial(asyncio.Semaphore, limits.concurrency))
         self.fallbacks = 0
         self._client = HttpClient(endpoint, headers, timeout=limits.timeout, retries=limits.retries, costs=costs)
         if fingerprint is None:
@@ -124,6 +126,26 @@ class HttpScorer(RankMixin, ABC):
 
     def score(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
         """One score per pair, in the order given."""
+        call = self._plan(queries, items)
+        try:
+            call.run.run(partial(self._send, call), concurrency=self.limits.concurrency)
+            error = self._conclude(call)
+        except BaseException as interrupt:
+            error = interrupt
+        return self._finish(call, error)
+
+    async def ascore(self, queries: Sequence[str], items: Sequence[str]) -> Scores:
+        """`score` without blocking the event loop; `concurrency` holds for all that is awaited on it."""
+        call = self._plan(queries, items)
+        try:
+            await call.run.arun(partial(self._asend, call), concurrency=self.limits.concurrency)
+            error = self._conclude(call)
+        except BaseException as interrupt:
+            error = interrupt
+        return self._finish(call, error)
+
+    def _plan(self, queries: Sequence[str], items: Sequence[str]) -> _Call:
+        """The requests for these pairs; an error if they would cost too much."""
         check_pairs(queries, items)
         texts, pair = self._windows.split(items)
         text_queries = [queries[row] for row in pair.tolist()]
@@ -131,17 +153,19 @@ class HttpScorer(RankMixin, ABC):
         self._costs.check(
             self._expected_usage([text_queries[at] for at in batch], [texts[at] for at in batch]) for batch in batches
         )
-        run = RequestRun(batches, accepted=self._accepted)
-        try:
-            run.run(partial(self._send, text_queries, texts), concurrency=self.limits.concurrency)
-            self._accepted = self._accepted or run.accepted  # another thread may have set it
-            error = self._find_error(run, text_queries, [items[row] for row in pair.tolist()])
-        except BaseException as interrupt:
-            error = interrupt
-        scores = max_over_windows(run.scores, pair, len(items))  # NaN where a window has no score
+        return _Call(queries, items, text_queries, texts, pair, RequestRun(batches, accepted=self._accepted))
+
+    def _conclude(self, call: _Call) -> BaseException | None:
+        """The error of a call whose requests are over, if it has one."""
+        self._accepted = self._accepted or call.run.accepted  # another thread may have set it
+        return self._find_error(call.run, call.text_queries, [call.items[row] for row in call.pair.tolist()])
+
+    def _finish(self, call: _Call, error: BaseException | None) -> Scores:
+        """The scores of a call, or its error with the scores so far."""
+        scores = max_over_windows(call.run.scores, call.pair, len(call.items))  # NaN where a window has no score
         if error is None:
             return scores
-        so_far = self._partial_scores(error, queries, items, scores)
+        so_far = self._partial_scores(error, call.queries, call.items, scores)
         if isinstance(error, ScorerError):
             raise so_far from error
         raise error from so_far
@@ -191,12 +215,22 @@ class HttpScorer(RankMixin, ABC):
         self.fallbacks += len(run.unscored)
         return None
 
-    def _send(
-        self, all_queries: Sequence[str], all_items: Sequence[str], batch: list[int], stop: threading.Event
-    ) -> Response:
-        queries, items = ([texts[position] for position in batch] for texts in (all_queries, all_items))
-        expected = self._expected_usage(queries, items)
-        content = self._client.post(self._request_body(queries, items), expected, stop)
+    def _send(self, call: _Call, batch: list[int], stop: threading.Event) -> Response:
+        request = self._request(call, batch)
+        return self._receive(request, self._client.post(request.body, request.expected, stop))
+
+    async def _asend(self, call: _Call, batch: list[int], stop: asyncio.Event) -> Response:
+        request = self._request(call, batch)
+        async with self._semaphores.get():
+            content = await self._client.apost(request.body, request.expected, stop)
+        return self._receive(request, content)
+
+    def _request(self, call: _Call, batch: list[int]) -> _Request:
+        queries, items = ([texts[position] for position in batch] for texts in (call.text_queries, call.texts))
+        return _Request(queries, items, self._expected_usage(queries, items), self._request_body(queries, items))
+
+    def _receive(self, request: _Request, content: bytes) -> Response:
+        queries, items, expected, _ = request
         try:
             response = self._read_response(content, len(items))
         except ValueError as error:
@@ -209,6 +243,24 @@ class HttpScorer(RankMixin, ABC):
         self._costs.adjust(Usage(units, tokens) - expected)
         unscored = {position: self._client.quote(reason) for position, reason in response.unscored.items()}
         return replace(response, unscored=unscored)
+
+
+class _Call(NamedTuple):
+    """A call of `score`: its pairs, the texts that are sent for them, and the requests."""
+
+    queries: Sequence[str]
+    items: Sequence[str]
+    text_queries: list[str]
+    texts: list[str]
+    pair: Rows  # of each text
+    run: RequestRun
+
+
+class _Request(NamedTuple):
+    queries: list[str]
+    items: list[str]
+    expected: Usage
+    body: bytes
 
 
 def _group_pairs(queries: Sequence[str], batch_size: int, *, mixed: bool) -> list[list[int]]:

@@ -31,6 +31,7 @@ class RequestBounds:
         """Begin a request."""
         self._ends = time.monotonic() + seconds
         self._bytes_left = max_bytes
+        self.sent = False  # whether any of it may have reached the server; on an event loop only
 
     def seconds_left(self) -> float:
         """More than 0, or `TimeoutError`."""
@@ -203,6 +204,60 @@ class Backend(httpcore.NetworkBackend):
         raise OSError("the host has no address")
 
 
+class AsyncStream(httpcore.AsyncNetworkStream):
+    """A stream of an event loop that counts what it receives; the client keeps its deadline."""
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream, bounds: RequestBounds) -> None:
+        self._stream = stream
+        self._bounds = bounds
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """The next bytes; none at the end."""
+        data = await self._stream.read(max_bytes, timeout)
+        with httpcore_errors(httpcore.ReadTimeout, httpcore.ReadError):
+            self._bounds.count(len(data))
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Send all of it."""
+        self._bounds.sent = True
+        await self._stream.write(buffer, timeout)
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> AsyncStream:
+        """The same stream, encrypted."""
+        return AsyncStream(await self._stream.start_tls(ssl_context, server_hostname, timeout), self._bounds)
+
+    async def aclose(self) -> None:
+        """Close the socket."""
+        await self._stream.aclose()
+
+    def get_extra_info(self, info: str) -> Any:
+        """What httpcore asks for."""
+        return self._stream.get_extra_info(info)
+
+
+class AsyncBackend(httpcore.AsyncNetworkBackend):
+    """Opens connections of an event loop."""
+
+    def __init__(self, bounds: RequestBounds) -> None:
+        self._backend = httpcore.AnyIOBackend()
+        self._bounds = bounds
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> AsyncStream:
+        """A connection to the first address of the host that answers."""
+        stream = await self._backend.connect_tcp(host, port, timeout, local_address, socket_options)
+        return AsyncStream(stream, self._bounds)
+
+
 @contextmanager
 def httpcore_errors(timeout: type[Exception], other: type[Exception]) -> Iterator[None]:
     """Raise httpcore's errors in the place of `TimeoutError` and `OSError`."""
@@ -239,15 +294,18 @@ def is_readable(sock: socket.socket) -> bool:
     return bool(select.select([sock], [], [], 0)[0])
 
 
-def open_pool(proxy: SplitResult | None, context: ssl.SSLContext | None, bounds: RequestBounds) -> Any:
+def open_pool(
+    proxy: SplitResult | None, context: ssl.SSLContext | None, bounds: RequestBounds, *, asynchronous: bool = False
+) -> Any:
     """A pool of one kept connection, direct or through a proxy, each of whose requests is held to `bounds`."""
-    settings: dict[str, Any] = {"ssl_context": context, "max_connections": 1, "network_backend": Backend(bounds)}
+    backend, prefix = (AsyncBackend(bounds), "Async") if asynchronous else (Backend(bounds), "")
+    settings: dict[str, Any] = {"ssl_context": context, "max_connections": 1, "network_backend": backend}
     if proxy is None:
-        return httpcore.ConnectionPool(**settings)
+        return getattr(httpcore, f"{prefix}ConnectionPool")(**settings)
     if proxy.username is not None:
         settings["proxy_auth"] = (unquote(proxy.username), unquote(proxy.password or ""))
     address = httpcore.URL(scheme=proxy.scheme, host=str(proxy.hostname), port=proxy.port, target="/")
     if proxy.scheme == "https":
         settings["proxy_ssl_context"] = ssl.create_default_context()
-    kind = httpcore.SOCKSProxy if proxy.scheme.startswith("socks") else httpcore.HTTPProxy
-    return kind(proxy_url=address, **settings)
+    kind = "SOCKSProxy" if proxy.scheme.startswith("socks") else "HTTPProxy"
+    return getattr(httpcore, f"{prefix}{kind}")(proxy_url=address, **settings)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +16,8 @@ from crossknn.scorers.remote.responses import Response
 
 MAX_FIRST_FAILURES = 16  # of a thread, while the server has not scored a single pair: it is not about the pairs then
 
-Send = Callable[[list[int], threading.Event], Response]
+Send = Callable[[list[int], Any], Response]
+AsyncSend = Callable[[list[int], Any], Awaitable[Response]]
 logger = logging.getLogger(__name__)
 
 
@@ -34,7 +37,7 @@ class RequestRun:
         self.error: BaseException | None = None
         self.accepted = accepted
         self._pending = deque(batches)
-        self._stop = threading.Event()
+        self._stop: threading.Event | asyncio.Event = threading.Event()
 
     def run(self, send: Send, *, concurrency: int) -> None:
         """Send all batches; `send` gets positions of pairs, and an event that is set when the run ends early."""
@@ -49,25 +52,56 @@ class RequestRun:
         finally:
             self._stop.set()
 
+    async def arun(self, send: AsyncSend, *, concurrency: int) -> None:
+        """`run` on an event loop, without threads."""
+        self._stop = asyncio.Event()
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(min(concurrency, len(self._pending))):
+                    workers.create_task(self._awork(send))
+        finally:
+            self._stop.set()
+
     def _work(self, send: Send) -> None:
         failures = 0
-        while not self._stop.is_set():
+        while self._pending and not self._stop.is_set():
             try:
                 batch = self._pending.popleft()
-            except IndexError:
+            except IndexError:  # another thread has taken it
                 return
             try:
-                failures += self._keep(batch, send(batch, self._stop))
-                if failures >= MAX_FIRST_FAILURES and not self.accepted:
-                    self._stop.set()
-            except RefusedRequest as refusal:
-                failures += 1
-                if failures >= MAX_FIRST_FAILURES and not self.accepted:
-                    self._fail(refusal)
-                else:
-                    self._divide(batch, refusal)
+                outcome: Response | BaseException = send(batch, self._stop)
             except BaseException as error:
-                self._fail(error)
+                outcome = error
+            failures = self._settle(batch, outcome, failures)
+
+    async def _awork(self, send: AsyncSend) -> None:
+        failures = 0
+        while self._pending and not self._stop.is_set():
+            batch = self._pending.popleft()
+            try:
+                outcome: Response | BaseException = await send(batch, self._stop)
+            except Exception as error:
+                outcome = error
+            failures = self._settle(batch, outcome, failures)
+
+    def _settle(self, batch: list[int], outcome: Response | BaseException, failures: int) -> int:
+        """Store what came of a batch; the worker's failures so far."""
+        try:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            failures += self._keep(batch, outcome)
+            if failures >= MAX_FIRST_FAILURES and not self.accepted:
+                self._stop.set()
+        except RefusedRequest as refusal:
+            failures += 1
+            if failures >= MAX_FIRST_FAILURES and not self.accepted:
+                self._fail(refusal)
+            else:
+                self._divide(batch, refusal)
+        except BaseException as error:
+            self._fail(error)
+        return failures
 
     def _keep(self, batch: list[int], response: Response) -> int:
         """Store a response; the number of pairs without a score."""
