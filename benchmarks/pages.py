@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks import ablation_tables, fault_tables, learning_tables, recall_tables, speed_tables, teaching_tables
+from benchmarks import (
+    ablation_tables,
+    fault_tables,
+    learning_tables,
+    matching_tables,
+    recall_tables,
+    speed_tables,
+    teaching_tables,
+)
 from benchmarks.plots import draw_recall
 from benchmarks.tables import RESULTS, marks_of, read_result, replace_tables
 
@@ -19,6 +27,7 @@ TABLES = (
     | teaching_tables.TABLES
     | learning_tables.TABLES
     | fault_tables.TABLES
+    | matching_tables.TABLES
 )
 PAGES = [*sorted((ROOT / "benchmarks" / "pages").glob("*.md")), ROOT / "docs" / "ablations.md", ROOT / "README.md"]
 
