@@ -13,6 +13,7 @@ from benchmarks import (
     ablation_tables,
     fault_tables,
     learning_tables,
+    matching_tables,
     recall_tables,
     rival_tables,
     speed_tables,
@@ -31,6 +32,7 @@ TABLES = (
     | learning_tables.TABLES
     | fault_tables.TABLES
     | rival_tables.TABLES
+    | matching_tables.TABLES
 )
 PAGES = [
     *sorted((ROOT / "benchmarks" / "pages").glob("*.md")),

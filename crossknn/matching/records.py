@@ -32,7 +32,9 @@ class Records:
         order = np.argsort(self._first, kind="stable")
         self._groups = order, self._first[order]
         if blank.any():
-            logger.warning("%d records without text match none, the first is %r", blank.sum(), items.id(blank.argmax()))
+            logger.warning(
+                "%d records without text match none, the first is %r", blank.sum(), items.id(int(blank.argmax()))
+            )
 
     def __len__(self) -> int:
         """How many distinct texts there are."""

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -290,3 +291,36 @@ def test_a_score_table_finds_what_was_added():
     keys = np.arange(-5, 1_005)
     assert np.array_equal(table.find(keys), [known.get(key, np.nan) for key in keys.tolist()], equal_nan=True)
     assert len(table) == 1_000
+
+
+def test_two_tables_can_be_matched_in_both_directions(table):
+    left, models = table.items.take(np.arange(8)), table.models
+    matches = ck.match(left, table_of(table), threshold=THRESHOLD, symmetric=True, budget=200, **models)
+    mean = ((table.matrix + table.matrix.T) / 2)[:8]
+    assert pairs_of(matches) == set(map(tuple, np.argwhere(mean >= THRESHOLD).tolist()))
+    assert matches.calls == len(models["scorer"].pairs)
+
+
+def test_a_cancelled_search_makes_no_call(table):
+    cancelled, models = threading.Event(), table.models
+    cancelled.set()
+    matches = ck.match(table.items, threshold=THRESHOLD, cancelled=cancelled, **models)
+    assert (matches.stopped, matches.calls, models["scorer"].calls) == ("cancelled", 0, 0)
+
+
+def test_an_index_brings_its_prior(table):
+    models = table.models
+    index = ck.Index.build(
+        table.items,
+        scorer=models["scorer"],
+        encoder=table.item_encoder,
+        queries=list(table.items.texts)[:30],
+        factors=None,
+        teach=False,
+        prior=True,
+        progress=False,
+    )
+    assert index.prior is not None
+    search = {"scorer": models["scorer"], "encoder": table.item_encoder, "progress": False}
+    found = ck.match(index, threshold=THRESHOLD, budget=200, **search)
+    assert pairs_of(found) == table.true_pairs

@@ -49,6 +49,12 @@ class Table:
         return PrecomputedEncoder(queries=(list(self.items.texts), self.vectors))
 
     @property
+    def item_encoder(self) -> PrecomputedEncoder:
+        """The encoder with the vectors of items, too."""
+        texts = list(self.items.texts)
+        return PrecomputedEncoder(queries=(texts, self.vectors), items=(texts, self.vectors))
+
+    @property
     def models(self) -> dict:
         return {"scorer": self.scorer, "encoder": self.encoder, "vectors": self.vectors, "progress": False}
 
