@@ -1,14 +1,15 @@
 """Latency of one query, of many at once, and of the service: `Posterior` and `Axn` beside `Rerank`, in one run.
 
     python -m benchmarks.latency --device cuda --model <folder> --out benchmarks/results/latency_h200.json
-    python -m benchmarks.latency --items 2000 --queries 5 --together 4 --seconds 2 --out latency.json  # on a CPU
+    python -m benchmarks.latency --items 500 --queries 2 --together 2 --budgets 10 --seconds 0 --out latency.json
 
-Items are made of words and their vectors are random, so that any number can be had; queries are words of items. Models,
-BM25 and the scan of all vectors are real; there is no index. A searcher is prepared, as a service does, and searches a
-query twice: what the first takes longer is what `prepare` left undone.
+The second is a trial of seconds on a CPU. Items are made of words and their vectors are random, so that any number can
+be had; queries are words of items. Models, BM25 and the scan of all vectors are real; there is no index. A searcher is
+prepared, as a service does, and searches a query twice: what the first takes longer is what `prepare` left undone.
 
-- `one query`: every query alone, by each side in turn; p50 and p99 in milliseconds, and what of the median is spent in
-  the scorer. On a GPU one side keeps the small tensors of `Posterior` there, as it does for many queries.
+- `one query`: every query alone with the first of `--budgets`, by each side in turn; p50 and p99 in milliseconds, and
+  what of the median is spent in the scorer. On a GPU one side keeps the small tensors of `Posterior` there, as it does
+  for many queries.
 - `together`: queries searched together; the seconds outside the scorer over those in it, the smallest of three.
 - `first stage`: BM25 and encoder side by side, and one after the other, for queries that were not encoded before.
 - `service`: `benchmarks.service_load` with `--clients`: requests one at a time, and in shared batches.
@@ -46,7 +47,7 @@ from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.strategies.rerank import Rerank
 from crossknn.vectors import device as vectors_device
 
-K, BUDGET, BUDGETS, TIMES = 10, 100, (100, 500), 3
+K, TIMES = 10, 3
 QUERY_WORDS = 8
 SIDES: dict[str, Callable[[int], Strategy]] = {
     "Rerank": Rerank,
@@ -59,7 +60,12 @@ ON_DEVICE = "Posterior, all on the GPU"
 
 def main() -> None:
     options = read_options()
-    report: dict[str, Any] = {"items": options.items, "k": K, "model": Path(options.model).name}
+    report: dict[str, Any] = {
+        "items": options.items,
+        "k": K,
+        "budgets": options.budgets,
+        "model": Path(options.model).name,
+    }
     report |= {"dtype": None, **surroundings(options)}
     scorer = CrossEncoder(options.model, device=options.device)
     items = read_items(None, options.items)
@@ -79,9 +85,9 @@ def main() -> None:
     queries = draw_queries(searcher, 2 * options.queries + options.together)
     alone, fresh, together = queries[: options.queries], queries[options.queries : -options.together], queries
     steps: dict[str, Callable[[], Any]] = {
-        "after prepare": lambda: first_and_later(searcher, alone[0]),
-        "one query": lambda: one_query(searcher, alone, on_gpu=options.device != "cpu"),
-        "together": lambda: search_together(searcher, together[-options.together :]),
+        "after prepare": lambda: first_and_later(searcher, alone[0], options.budgets[0]),
+        "one query": lambda: one_query(searcher, alone, options.budgets[0], on_gpu=options.device != "cpu"),
+        "together": lambda: search_together(searcher, together[-options.together :], options.budgets),
         "first stage": lambda: first_stage(searcher, fresh),
     }
     if options.seconds:
@@ -97,6 +103,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--queries", type=int, default=200, help="searched one at a time")
     parser.add_argument("--together", type=int, default=64, help="queries searched together")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[100, 500])
     parser.add_argument("--clients", type=int, nargs="+", default=[64], help="of the service")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each load of the service; 0 leaves it out")
     parser.add_argument("--senses", type=int, default=3_000, help="that the service searches")
@@ -113,22 +120,22 @@ def draw_queries(searcher: Searcher, count: int) -> list[str]:
     return [f"{' '.join(searcher.items.text(row).split()[:QUERY_WORDS])} {n}" for n, row in enumerate(rows)]
 
 
-def first_and_later(searcher: Searcher, query: str) -> dict[str, float]:
+def first_and_later(searcher: Searcher, query: str, budget: int) -> dict[str, float]:
     """Milliseconds of the first search after `prepare`, and of the same one later: the median of `TIMES`."""
-    seconds = [searcher.search(query, k=K, strategy=Posterior(BUDGET, 10)).seconds for _ in range(1 + TIMES)]
+    seconds = [searcher.search(query, k=K, strategy=SIDES["Posterior"](budget)).seconds for _ in range(1 + TIMES)]
     return {"first_ms": milliseconds(seconds[0]), "later_ms": milliseconds(median(seconds[1:]))}
 
 
-def one_query(searcher: Searcher, queries: list[str], *, on_gpu: bool) -> dict[str, Any]:
+def one_query(searcher: Searcher, queries: list[str], budget: int, *, on_gpu: bool) -> dict[str, Any]:
     """Latency of each side, all of which search a query before the next."""
     names = [*SIDES, *([ON_DEVICE] if on_gpu else [])]
     found: dict[str, list[Hits]] = {name: [] for name in names}
     for name in names:
-        search(searcher, queries[:1], name, BUDGET)  # to warm up
+        search(searcher, queries[:1], name, budget)  # to warm up
     for number, query in enumerate(queries):
         for place in range(len(names)):  # each side is the first as often as others, which the encoder's cache rewards
             name = names[(place + number) % len(names)]
-            found[name] += search(searcher, [query], name, BUDGET)
+            found[name] += search(searcher, [query], name, budget)
     sides = {name: percentiles(hits) for name, hits in found.items()}
     baseline = sides["Rerank"]["p50_ms"]
     return {name: {**side, "times Rerank": round(side["p50_ms"] / baseline, 2)} for name, side in sides.items()}
@@ -140,10 +147,10 @@ def percentiles(found: list[Hits]) -> dict[str, float]:
     return {**times, "scorer_p50_ms": milliseconds(median(hits.score_seconds for hits in found))}
 
 
-def search_together(searcher: Searcher, queries: list[str]) -> list[dict[str, Any]]:
+def search_together(searcher: Searcher, queries: list[str], budgets: list[int]) -> list[dict[str, Any]]:
     """Seconds of each side and budget, and their share outside the scorer."""
     cells = []
-    for budget in BUDGETS:
+    for budget in budgets:
         for name in SIDES:
             search(searcher, queries, name, budget)  # to warm up
             runs = [search(searcher, queries, name, budget)[0] for _ in range(TIMES)]
@@ -175,10 +182,9 @@ def first_stage(searcher: Searcher, queries: list[str]) -> dict[str, float]:
     ways: dict[str, list[float]] = {"side by side": [], "one after the other": []}
     for number, query in enumerate(queries):
         way = list(ways)[number % 2]  # a query is encoded once
-        cache = CandidateCache([query], searcher.retriever, None)
+        cache = CandidateCache([query], searcher.retriever, None, side_by_side=way == "side by side")
         began = time.perf_counter()
-        if way == "side by side":
-            cache.retrieve_ahead(SIGNALS, RETRIEVER_DEPTH)
+        cache.retrieve_ahead(SIGNALS, RETRIEVER_DEPTH)
         for name in SIGNALS:
             cache(name, RETRIEVER_DEPTH)
         ways[way].append(time.perf_counter() - began)

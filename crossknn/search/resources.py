@@ -53,6 +53,7 @@ class SearchResources:
         self._encoder = encoder if encoder is None or isinstance(encoder, CachedEncoder) else CachedEncoder(encoder)
         self._store = store or partial(ExactSearch, device=device)
         self._progress = progress
+        self._device = device
         if vectors is None and index is not None:
             vectors = index.vectors
         self._encoder_vectors = None if vectors is None else self._as_search(vectors)
@@ -87,6 +88,11 @@ class SearchResources:
         """The signals that can be computed here: "dense" needs an encoder or a retriever of that name."""
         own = self._retrievers.own_names
         return [name for name in self.signals if name != "dense" or self._encoder or name in own]
+
+    def candidates(self, queries: Sequence[str], allowed: Mask | None) -> CandidateCache:
+        """The proposals of retrievers for the queries of one search."""
+        on_gpu = self._device is not None and self._device != "cpu"  # else the encoder needs the cores
+        return CandidateCache(queries, self.retriever, allowed, side_by_side=on_gpu)
 
     def retriever(self, name: str | None = None) -> Retriever:
         """The retriever of this name, fitted; None is the default one."""

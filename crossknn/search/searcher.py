@@ -328,7 +328,7 @@ class Searcher:
         selection = self._selection(choose_k(options.k, strategy.budget), options)
         allowed = None if options.filter is None else self.items.mask(options.filter)
         ends = None if options.deadline is None else start + options.deadline
-        candidates = CandidateCache(queries, self._resources.retriever, allowed)
+        candidates = self._resources.candidates(queries, allowed)
         if options.rank_by != SCORE:
             selection = replace(selection, fusion=ScoreFusion(self._fusion_weights(), candidates))
         strategy, rounds_reason = with_rounds(strategy, self._round_times, options.deadline)
@@ -420,7 +420,7 @@ class Searcher:
     def _rehearse(self) -> list[float]:
         """Search with made scores; the seconds of each round but the first."""
         queries = [self.items.text(0)[:REHEARSED_CHARACTERS].strip() or "none"]
-        candidates = CandidateCache(queries, self._resources.retriever, None)
+        candidates = self._resources.candidates(queries, None)
         context = self._resources.context(queries, candidates, None, normalization=self.normalization, k=1)
         times: list[float] = []
 
@@ -501,7 +501,7 @@ class Searcher:
         judged = []
         for start in range(0, len(queries), FIT_BATCH):
             batch = queries[start : start + FIT_BATCH]
-            candidates = CandidateCache(batch, self._resources.retriever, None)
+            candidates = self._resources.candidates(batch, None)
             fusion = ScoreFusion(weights, candidates)
             run = self._open_run(batch, chosen, candidates)
             with self._running(run):

@@ -94,7 +94,7 @@ def test_bm25_works_beside_the_others_with_the_same_result(by):
     fused = Fused([other, lexical], depth=20).fit(ITEMS)
     retrievers = {"random": other, "bm25": lexical, "fused": fused}
     queries = ["text 1 2", "text 3"]
-    cache = CandidateCache(queries, retrievers.__getitem__, None)
+    cache = CandidateCache(queries, retrievers.__getitem__, None, side_by_side=True)
     if by == "names":
         cache.retrieve_ahead(["random", "bm25"], 20)
     same(cache("fused", 30)[1], fused.retrieve(queries, 30))
@@ -105,6 +105,6 @@ def test_bm25_works_beside_the_others_with_the_same_result(by):
 def test_an_error_of_one_retriever_is_raised_as_it_is():
     other, lexical = Watched(0).fit(ITEMS), Bm25().fit(ITEMS)
     other.fails = True
-    cache = CandidateCache(["text"], {"random": other, "bm25": lexical}.__getitem__, None)
+    cache = CandidateCache(["text"], {"random": other, "bm25": lexical}.__getitem__, None, side_by_side=True)
     with pytest.raises(RuntimeError, match="no vectors today"):
         cache.retrieve_ahead(["random", "bm25"], 20)
