@@ -5,8 +5,8 @@
 The last fifth of each folder's train queries are dev queries: the settings of a strategy are those of its search space
 (`crossknn bench --tune`) with the highest mean recall on them over all k with 25 and 100 calls. Recall is the share of
 the exact top k found within the budget, in percent. Differences are to `Posterior` at equal offline calls, paired over
-queries, with 95 % intervals. Strategies with "prior" and the one with "8" learn from 8 calls per item; "all" from all train
-scores. Seconds are the strategy's own, without the scorer's, one query at a time.
+queries, with 95 % intervals. Strategies with "prior" and the one with "8" learn from 8 calls per item; "all" from all
+train scores. Milliseconds are the strategy's own, without the scorer's, one query at a time.
 """
 
 from __future__ import annotations
