@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crossknn.strategies.base import SearchContext
 from crossknn.types import Proposal, Rows
@@ -54,7 +55,7 @@ class NeighborGraph:
                 return frontier
             reach *= 2
 
-    def set_affinity(self, sources: Proposal, weights: Sequence[float], scored: Rows) -> Proposal:
+    def set_affinity(self, sources: Proposal, weights: NDArray[np.float64], scored: Rows) -> Proposal:
         """All unscored neighbors of the `sources`, ordered by the sum of weight × inner product with each of them."""
         found = [self.neighbors(int(row)) for row in sources.rows]
         rows = np.concatenate([np.empty(0, np.int64), *(one.rows for one in found)])

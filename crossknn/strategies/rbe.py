@@ -104,4 +104,5 @@ def _choose(context: SearchContext, rows: Rows, count: int) -> Rows:
         direction = residuals[best] / np.sqrt(norms[best])
         residuals = residuals - np.outer(residuals @ direction, direction)
     others = np.delete(np.arange(len(rows)), chosen)[: count - len(chosen)]
-    return rows[np.concatenate([np.array(chosen, np.int64), others])]
+    supports: Rows = rows[np.concatenate([np.array(chosen, np.int64), others])]
+    return supports

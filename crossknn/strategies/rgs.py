@@ -55,8 +55,9 @@ class Rgs(Settings):
                 observed.add(proposal.rows, scores)
             graph.search(row for state in zip(observations, expanded, strict=True) for row in self._best(*state)[:1])
             proposals = [
-                self._expand(graph, *state) or take_new([ranking], state[0].rows, self._left(state[0], self.seeds))
-                for *state, ranking in zip(observations, expanded, rankings, strict=True)
+                self._expand(graph, observed, seen)
+                or take_new([ranking], observed.rows, self._left(observed, self.seeds))
+                for observed, seen, ranking in zip(observations, expanded, rankings, strict=True)
             ]
             step = Round(proposals, "rgs")
         return None

@@ -92,7 +92,8 @@ class Tour(MultiRound):
             return vector
         rate = self.learning_rate or LEARNING_RATES[self.loss]
         gradient = kl_gradient if self.loss == "ce" else squared_error_gradient
-        vectors, targets, moved = context.item_vectors().take(rows), scale.normalize(scores), vector
+        vectors, targets = context.item_vectors().take(rows), scale.normalize(scores)
+        moved: NDArray[Any] = vector
         with np.errstate(over="ignore", invalid="ignore"):
             for _ in range(self.steps):
                 moved = moved - rate * gradient(vectors, moved, targets)

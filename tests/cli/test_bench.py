@@ -236,6 +236,13 @@ def test_a_matrix_can_be_tuned(folder, tmp_path):
     assert "the best of 4 settings on the dev queries" in page
 
 
+def test_all_strategies_run(folder):
+    names = ["--strategies", "all", "--budgets", "12", "--k", "5", "--index-calls-per-item", 3]
+    shown = invoke("bench", "matrix", folder, *names).stdout
+    rivals = ("quam", "rgs", "ore", "feedback", "gp", "gp, prior", "rbe", "posterior, prior")
+    assert [name for name in rivals if f"↳ {name} " not in shown] == []
+
+
 def test_all_calls_are_said_before_any_is_made_and_asked_for_above_a_limit(tmp_path, bert_folder, monkeypatch, capsys):
     write_beir(tmp_path / "set", items=60)
     options = ["--scorer", bert_folder, "--encoder", ENCODER, "--strategies", "rerank,axn", "--index-calls-per-item", 2]
