@@ -127,6 +127,19 @@ def strategies(names: tuple[str, ...] = ("scifact", "acl25k")) -> Table:
     )
 
 
+def time_budget() -> Table:
+    """Recall of the exact top 10 within seconds, with the calls that fit."""
+    (found,) = read_result("time_budget")["sets"]
+    cells = {(one["strategy"], one["seconds"]): one for one in found["cells"] if one["k"] == 10}
+    names, times = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
+    shown = {seconds: bold_best([cells[name, seconds]["recall"] for name in names]) for seconds in times}
+    rows = (
+        [name, *(f"{shown[seconds][place]} ({cells[name, seconds]['calls']:,})" for seconds in times)]
+        for place, name in enumerate(names)
+    )
+    return markdown_table(["strategy", *(f"{seconds:g} s" for seconds in times)], rows)
+
+
 def paper_setting() -> Table:
     return strategies(("commits-dpdk-emb", "scifact-emb"))
 
@@ -226,6 +239,7 @@ TABLES = {
     "batch choice": batch_choice,
     "stopping": stopping,
     "strategies": strategies,
+    "time budget": time_budget,
     "paper setting": paper_setting,
     "paper setting vectors": paper_setting_vectors,
     "item vectors": item_vectors,

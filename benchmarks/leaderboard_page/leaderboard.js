@@ -33,6 +33,7 @@ const COLUMNS = [
   ["Calls", "calls", 1],
   ["Offline", "offline", 1],
   ["ms", "time", 1],
+  ["Queries", "queries", -1],
   ["File", "file", 1],
 ];
 for (const row of rows) {
@@ -134,7 +135,7 @@ function showTable(chosen) {
   document.querySelector("#results thead tr").replaceChildren(...heads);
   document.querySelector("#results tbody").replaceChildren(...kept.map(tableRow));
   const [first] = chosen;
-  const about = first ? `${first.items.toLocaleString("en")} items, ${first.queries} queries. ` : "";
+  const about = first ? `${first.items.toLocaleString("en")} items. ` : "";
   document.getElementById("count").textContent = `${about}${kept.length} rows.`;
 }
 
@@ -158,7 +159,7 @@ function tableRow(row) {
   return element("tr", { class: row.oracle ? "oracle" : null }, name,
     cell(String(row.budget)), element("td", { class: "recall" }, origin(row, fixed(row.recall))),
     cell(interval, { class: "interval" }), difference(row), cell(row.calls === null ? "–" : String(Math.round(10 * row.calls) / 10)),
-    cell(row.offline === null ? "–" : fixed(row.offline).replace(/\.0$/, "")), cell(time), element("td", {}, origin(row, row.file.replace(/\.json$/, "")), stale(row)));
+    cell(row.offline === null ? "–" : fixed(row.offline).replace(/\.0$/, "")), cell(time), cell(String(row.queries)), element("td", {}, origin(row, row.file.replace(/\.json$/, "")), stale(row)));
 }
 
 /** A link to what the page says of the row's result file, which opens it. */

@@ -19,6 +19,7 @@ PAGES = [
 LANDING = "docs/index.md"
 # Code that needs a world of its own, and the test that runs all of it. Any other page is run here.
 RUN_ELSEWHERE = {
+    "docs/add-your-method.md": "docs/test_add_your_method.py",
     "README.md": "docs/test_examples.py",
     "docs/choosing-a-strategy.md": "docs/test_choosing.py",
     LANDING: "docs/test_code.py",
