@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from rich.table import Table
 from rich.text import Text
@@ -18,7 +18,7 @@ from crossknn.cli.console import ProgressBars, out, print_json, resumable, say
 from crossknn.search.rendering import one_line
 
 if TYPE_CHECKING:
-    from crossknn.matching.matches import Matches
+    from crossknn.matching.matches import ClusterMethod, Matches
 
 SHOWN = 20
 ClusterMethodName = StrEnum("ClusterMethodName", ["components", "pivot"])
@@ -79,7 +79,7 @@ def match(
     for name, path in (("output", output), ("clusters", clusters)):
         if path is not None:
             check_suffix(name, path)
-    settings = {
+    settings: dict[str, Any] = {
         "threshold": threshold,
         "min_probability": min_probability,
         "k": k,
@@ -101,7 +101,7 @@ def match(
         if output is not None:
             found.write(output)
         if clusters is not None:
-            found.write_clusters(clusters, cluster_method.value)
+            found.write_clusters(clusters, cast("ClusterMethod", cluster_method.value))
     if as_json:
         print_json(list(found.to_dicts(texts=True, fields=True)))
     elif output is None:

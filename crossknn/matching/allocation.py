@@ -24,7 +24,7 @@ CANDIDATES_PER_CALL: Final = 4  # this many times the mean number of calls
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class MatchSearch(Posterior):
     """Posterior search for pairs above a threshold, with one budget for all records of a batch.
 
@@ -40,11 +40,11 @@ class MatchSearch(Posterior):
         most: Calls for one record at most.
     """
 
-    scorer: PairScorer | None = None
-    records: Rows | None = None
-    threshold: float = -np.inf
-    k: int | None = None
-    most: int = 1
+    scorer: PairScorer
+    records: Rows
+    threshold: float
+    k: int | None
+    most: int
 
     def flow(self, context: SearchContext) -> Flow:
         first, session = self._start(context)
@@ -71,7 +71,6 @@ class MatchSearch(Posterior):
 
     def _pairs_of_round(self, number: int, context: SearchContext) -> int:  # noqa: ARG002
         """Of all records together: an even share of the calls that are left."""
-        assert self.scorer is not None
         pairs = self.scorer.calls_left // self.scorer.calls_per_pair
         return -(-pairs // (self.round_count - number + 1))
 
@@ -83,7 +82,8 @@ class MatchSearch(Posterior):
         chances[np.arange(width) >= room[:, None]] = -1
         order = np.argsort(-chances, axis=None, kind="stable")[:pairs]
         chosen = order[chances.ravel()[order] >= 0]
-        return np.bincount(chosen // width, minlength=len(session)).tolist()
+        counts: list[int] = np.bincount(chosen // width, minlength=len(session)).tolist()
+        return counts
 
     def _level(self, observed: Observations) -> float:
         """The score that a new pair of this record must reach."""
@@ -93,8 +93,6 @@ class MatchSearch(Posterior):
 
     def _known_rows(self, session: PosteriorSession, counts: Sequence[int]) -> list[list[int]]:
         """The rows that other records' searches have scored with each record, as many as the budget has room for."""
-        assert self.scorer is not None
-        assert self.records is not None
         found = session.unscored_rows([self.scorer.partners.get(one, []) for one in self.records.tolist()])
         room = [self.budget - len(one.rows) - count for one, count in zip(session.observations, counts, strict=True)]
         return [rows[: max(0, most)] for rows, most in zip(found, room, strict=True)]

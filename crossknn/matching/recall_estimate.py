@@ -77,9 +77,11 @@ def estimate_recall(
     missed, drawn_missed = float(expected[0]), rng.poisson(expected[1:])
     left, right, values = scorer.scored_pairs()
     found = int(((values >= threshold) & ~(scorer.self_join & (left == right))).sum())
-    high, low = np.percentile(drawn_missed, INTERVAL)
+    fewest, most = np.percentile(drawn_missed, INTERVAL)
     return RecallEstimate(
-        *(_share(found, number) for number in (missed, low, high)),
+        recall=_share(found, missed),
+        low=_share(found, float(most)),
+        high=_share(found, float(fewest)),
         missed=missed,
         calls=scorer.calls - before,
         sampled=len(matches),
@@ -177,9 +179,9 @@ class _LogisticRegression(NamedTuple):
 
     @classmethod
     def fit(cls, inputs: Array, matches: NDArray[np.bool_]) -> _LogisticRegression:
-        columns = np.column_stack([np.ones(len(inputs)), inputs])
-        precision = np.diag(PRIOR_STD**-2.0)
-        weights = PRIOR_MEAN
+        columns: Array = np.column_stack([np.ones(len(inputs)), inputs])
+        precision: Array = np.diag(PRIOR_STD**-2.0)
+        weights: Array = PRIOR_MEAN
         for _ in range(STEPS):
             chances = _sigmoid(columns @ weights)
             gradient = columns.T @ (matches - chances) - precision @ (weights - PRIOR_MEAN)
@@ -189,7 +191,7 @@ class _LogisticRegression(NamedTuple):
             weights = weights + step
             if np.abs(step).max() < TOLERANCE:
                 break
-        return cls(weights, np.linalg.inv(hessian))
+        return cls(weights, np.asarray(np.linalg.inv(hessian), np.float64))
 
     def chances(self, inputs: Array, rng: np.random.Generator) -> Array:
         """(draws + 1, inputs) at the mode, then at random weights."""
