@@ -3,7 +3,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 SHARED ?= ../shared
 CONSTRAINTS ?= constraints.txt
-OPEN_ITEMS ?= 1200
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .PHONY: demo test coverage test-lowest browser lint types docs leaderboard wheel bench open-benchmark clean
@@ -55,8 +54,8 @@ bench: .venv/installed  ## the CPU part and the tables of benchmarks/pages; need
 	$(BIN)/python -m benchmarks.scoring_speed --model $(SHARED)/models/ce-ir --texts .bench/scifact --device cpu --out benchmarks/results/scoring_speed_cpu.json
 	$(BIN)/python -m benchmarks.pages
 
-open-benchmark: .venv/installed  ## strategies on a set that is made of docstrings here: no data of ours; OPEN_ITEMS=3000 for a larger one
-	$(BIN)/python -m benchmarks.open_set .bench/open-set --items $(OPEN_ITEMS)
+open-benchmark: .venv/installed  ## strategies on a set that is made of docstrings here: no data of ours
+	$(BIN)/python -m benchmarks.open_set .bench/open-set
 	HF_HUB_OFFLINE=1 $(BIN)/python -m crossknn bench set .bench/open-set --scorer embedded --encoder embedded --dtype int8 \
 		--budgets 10,25,50,100,200 --index-calls-per-item 8 --yes --json benchmarks/results/open_set.json \
 		--strategies rerank:retriever=dense,rerank:retriever=bm25,rerank:retriever=fused,axn,gar,posterior

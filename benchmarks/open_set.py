@@ -1,7 +1,7 @@
 """A retrieval set that any machine can make: what functions and classes of pinned Python packages say of themselves.
 
     python -m benchmarks.open_set .bench/open-set    # writes the set: seconds, no model, nothing downloaded
-    make open-benchmark    # writes one of 1,200 items, scores it exactly and compares strategies
+    make open-benchmark    # writes it, scores it exactly and compares strategies
 
 Docstrings are read from the source files of numpy, scipy, scikit-learn, networkx, sympy and pandas as constraints.txt
 pins them; nothing is imported. An item is a name and the first paragraph of its docstring. A query is the first
