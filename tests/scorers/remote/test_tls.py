@@ -1,5 +1,6 @@
 """HTTPS: certificates are verified, and a proxy tunnels encrypted requests."""
 
+import asyncio
 import shutil
 import socket
 import ssl
@@ -41,20 +42,33 @@ def server_context(certificate):
     return context
 
 
-def test_an_untrusted_certificate_is_an_error_at_once(server, monkeypatch):
+def score(scorer, queries, items):
+    return scorer.score(queries, items)
+
+
+def await_score(scorer, queries, items):
+    return asyncio.run(scorer.ascore(queries, items))
+
+
+both = pytest.mark.parametrize("run", [score, await_score])
+
+
+@both
+def test_an_untrusted_certificate_is_an_error_at_once(run, server, monkeypatch):
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     with pytest.raises(ScorerError, match=r"cannot be reached: .*CERTIFICATE_VERIFY_FAILED") as raised:
-        RemoteScorer(f"https://localhost:{server.server_port}/rerank", api_key="secret").score(["q"], ["a"])
+        run(RemoteScorer(f"https://localhost:{server.server_port}/rerank", api_key="secret"), ["q"], ["a"])
     assert "attempts" not in str(raised.value)
     assert not server.bodies
 
 
-def test_a_trusted_certificate_is_accepted(server, certificate, monkeypatch):
+@both
+def test_a_trusted_certificate_is_accepted(run, server, certificate, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     scorer = RemoteScorer(f"https://localhost:{server.server_port}/rerank")
     for _ in range(2):
-        assert scorer.score(["q"], ["abc"]).tolist() == pytest.approx(lengths("q", ["abc"]), rel=1e-5)
-    assert server.connections == 1
+        assert run(scorer, ["q"], ["abc"]).tolist() == pytest.approx(lengths("q", ["abc"]), rel=1e-5)
+    assert server.connections == (1 if run is score else 2)  # a connection ends with its event loop
 
 
 class Tunnel(BaseHTTPRequestHandler):
@@ -83,8 +97,9 @@ class Tunnel(BaseHTTPRequestHandler):
         pass
 
 
+@both
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_https_through_a_proxy_of_the_environment(server, certificate, monkeypatch, scheme):
+def test_https_through_a_proxy_of_the_environment(run, server, certificate, monkeypatch, scheme):
     with ThreadingHTTPServer(("127.0.0.1", 0), Tunnel) as proxy:
         proxy.daemon_threads, proxy.block_on_close = True, False
         proxy.asked, proxy.port = [], server.server_port
@@ -96,7 +111,7 @@ def test_https_through_a_proxy_of_the_environment(server, certificate, monkeypat
         monkeypatch.setenv("https_proxy", f"{scheme}://me:pass@localhost:{proxy.server_port}")
         monkeypatch.setenv("no_proxy", "")
         scorer = RemoteScorer("https://rerank.example/rerank", api_key="secret-key")
-        assert scorer.score(["q"], ["abc"]).tolist() == pytest.approx(lengths("q", ["abc"]), rel=1e-5)
+        assert run(scorer, ["q"], ["abc"]).tolist() == pytest.approx(lengths("q", ["abc"]), rel=1e-5)
         proxy.shutdown()
         thread.join()
     assert proxy.asked == [("rerank.example:443", "Basic bWU6cGFzcw==")]
