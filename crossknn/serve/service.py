@@ -205,7 +205,9 @@ class Service:
         if isinstance(request.filter, IdFilter):
             check_size("a filter", len(request.filter.ids or ()), limits.filter_ids, "ids")
         elif request.filter is not None:
-            _check_filter(request.filter, max_values=limits.filter_ids)
+            conditions, values = _count_conditions(request.filter)
+            check_size("a filter", conditions, MAX_CONDITIONS, "conditions")
+            check_size("a filter", values, limits.filter_ids, "values")
 
     def _check_texts(self, kind: str, texts: Sequence[str]) -> None:
         for place, text in enumerate(texts):
@@ -254,21 +256,16 @@ def _filter_of(request: SearchRequest) -> Filter | None:
     return request.filter.ids if prefix is None else lambda id_: id_.startswith(prefix)
 
 
-def _check_filter(filter: Mapping[str, Any], *, max_values: int) -> None:
-    """Raise `HttpError` 413 for too many names or values in a filter, however deep; an empty condition counts as one.
-
-    It ends at the first that is too many: a request may have a million.
-    """
+def _count_conditions(filter: Mapping[str, Any]) -> tuple[int, int]:
+    """The numbers of names and of values in a filter, however deep; an empty condition counts as one."""
     conditions, values, rest = 0, 0, list[Any]([filter])
     while rest:
         part = rest.pop()
-        if isinstance(part, Mapping):
-            conditions += max(1, len(part))
-            check_size("a filter", conditions, MAX_CONDITIONS, "conditions")
-        else:
-            values += len(part)
-            check_size("a filter", values, max_values, "values")
-        rest += [one for one in (part.values() if isinstance(part, Mapping) else part) if isinstance(one, dict | list)]
+        inside = list(part.values() if isinstance(part, Mapping) else part)
+        conditions += max(1, len(inside)) if isinstance(part, Mapping) else 0
+        values += 0 if isinstance(part, Mapping) else len(inside)
+        rest += [one for one in inside if isinstance(one, dict | list)]
+    return conditions, values
 
 
 def _request_settings(name: str) -> dict[str, Setting]:

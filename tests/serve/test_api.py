@@ -245,7 +245,7 @@ def test_remote_scorer_reads_back_the_scores(client, path, dialect):
         ({"query": "ice", "filter": {"or": [{"size": [3] * 9}] * 2}}, 413, "too_large", "at most 10 values, got 20"),
         ({"query": "ice", "filter": {str(at): 3 for at in range(65)}}, 413, "too_large", "at most 64 conditions"),
         ({"query": "ice", "filter": nested(60)}, 400, "bad_request", "`filter` must be nested at most 32 deep."),
-        ({"query": "ice", "filter": nested(300)}, 422, "bad_shape", "filter"),
+        ({"query": "ice", "filter": nested(300)}, 413, "too_large", "at most 64 conditions, got 301"),
         ({"query": "\ud800"}, 422, "bad_shape", "query: Input should be a valid string"),
         ({"query": "ice", "deadline": float("nan")}, 422, "bad_shape", "deadline: Input should be a finite number"),
         ({"query": "ice", "deadline": float("inf")}, 422, "bad_shape", "deadline: Input should be a finite number"),
