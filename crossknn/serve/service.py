@@ -24,7 +24,7 @@ from crossknn.search.options import DEFAULT_BUDGET, choose_k
 from crossknn.search.searcher import Searcher
 from crossknn.serve.backpressure import RequestQueue
 from crossknn.serve.dynamic_batching import BatchingScorer
-from crossknn.serve.http_errors import check_size, not_ready
+from crossknn.serve.http_errors import HttpError, check_size, not_ready
 from crossknn.serve.live_index import IndexWatcher, LiveIndex
 from crossknn.serve.monitoring import Metrics
 from crossknn.serve.schemas import IdFilter, Info, SearchRequest, SearchResponse, query_response
@@ -205,9 +205,7 @@ class Service:
         if isinstance(request.filter, IdFilter):
             check_size("a filter", len(request.filter.ids or ()), limits.filter_ids, "ids")
         elif request.filter is not None:
-            conditions, values = _count_conditions(request.filter)
-            check_size("a filter", conditions, MAX_CONDITIONS, "conditions")
-            check_size("a filter", values, limits.filter_ids, "values")
+            _check_filter(request.filter, max_values=limits.filter_ids)
 
     def _check_texts(self, kind: str, texts: Sequence[str]) -> None:
         for place, text in enumerate(texts):
@@ -256,16 +254,21 @@ def _filter_of(request: SearchRequest) -> Filter | None:
     return request.filter.ids if prefix is None else lambda id_: id_.startswith(prefix)
 
 
-def _count_conditions(filter: Mapping[str, Any]) -> tuple[int, int]:
-    """The numbers of names and of values in a filter, however deep; an empty condition counts as one."""
+def _check_filter(filter: Mapping[str, Any], *, max_values: int) -> None:
+    """Raise `HttpError` 413 for too many names or values in a filter, however deep; an empty condition counts as one.
+
+    It ends at the first that is too many: a request may have a million.
+    """
     conditions, values, rest = 0, 0, list[Any]([filter])
     while rest:
         part = rest.pop()
         inside = list(part.values() if isinstance(part, Mapping) else part)
         conditions += max(1, len(inside)) if isinstance(part, Mapping) else 0
         values += 0 if isinstance(part, Mapping) else len(inside)
+        for count, limit, unit in ((conditions, MAX_CONDITIONS, "conditions"), (values, max_values, "values")):
+            if count > limit:
+                raise HttpError(413, "too_large", f"a filter must have at most {limit:,} {unit}.")
         rest += [one for one in inside if isinstance(one, dict | list)]
-    return conditions, values
 
 
 def _request_settings(name: str) -> dict[str, Setting]:
