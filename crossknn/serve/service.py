@@ -26,7 +26,7 @@ from crossknn.search.searcher import Searcher
 from crossknn.search.tracing import RERANKER_MODEL, RERANKER_QUERY, start_span
 from crossknn.serve.backpressure import RequestQueue
 from crossknn.serve.dynamic_batching import BatchingScorer
-from crossknn.serve.http_errors import check_size, not_ready
+from crossknn.serve.http_errors import HttpError, check_size, not_ready
 from crossknn.serve.live_index import IndexWatcher, LiveIndex, LoadedIndex
 from crossknn.serve.monitoring import Metrics
 from crossknn.serve.schemas import IdFilter, Info, SearchRequest, SearchResponse, query_response
@@ -290,13 +290,13 @@ def _check_filter(filter: Mapping[str, Any], *, max_values: int) -> None:
     conditions, values, rest = 0, 0, list[Any]([filter])
     while rest:
         part = rest.pop()
-        if isinstance(part, Mapping):
-            conditions += max(1, len(part))
-            check_size("a filter", conditions, MAX_CONDITIONS, "conditions")
-        else:
-            values += len(part)
-            check_size("a filter", values, max_values, "values")
-        rest += [one for one in (part.values() if isinstance(part, Mapping) else part) if isinstance(one, dict | list)]
+        inside = list(part.values() if isinstance(part, Mapping) else part)
+        conditions += max(1, len(inside)) if isinstance(part, Mapping) else 0
+        values += 0 if isinstance(part, Mapping) else len(inside)
+        for count, limit, unit in ((conditions, MAX_CONDITIONS, "conditions"), (values, max_values, "values")):
+            if count > limit:
+                raise HttpError(413, "too_large", f"a filter must have at most {limit:,} {unit}.")
+        rest += [one for one in inside if isinstance(one, dict | list)]
 
 
 def _request_settings(name: str) -> dict[str, Setting]:

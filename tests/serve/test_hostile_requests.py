@@ -54,7 +54,7 @@ CASES = {
     "endlessly deep filter": (request(b'{"query":"a","filter":' + b'{"and":[' * 10_000 + b"]}" * 10_000 + b"}"), 400),
     "deep value in a filter": (request(b'{"query":"a","filter":{"size":' + b"[" * 500 + b"]" * 500 + b"}}"), 400),
     "a hundred empty conditions": (request(b'{"query":"a","filter":{"or":[{}' + b",{}" * 99 + b"]}}"), 413),
-    "a million empty conditions": (request(b'{"query":"a","filter":{"or":[{}' + b",{}" * 1_000_000 + b"]}}"), 413),
+    "many empty conditions": (request(b'{"query":"a","filter":{"or":[{}' + b",{}" * 200_000 + b"]}}"), 413),
     "half a million values": (request(b'{"query":"a","filter":{"size":[1' + b",1" * 500_000 + b"]}}"), 413),
     "a score of no float32": (request(b'{"query":"a","budget":3,"min_score":1e308}'), 200),
     "5000 digits": (request(b'{"query":"a","k":' + b"9" * 5_000 + b"}"), 400),
