@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from itertools import chain
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -96,7 +95,7 @@ class RecordFields(FieldCollector):
         self._columns: dict[str, _Parts] = {name: _Parts(0) for name in names or ()}
         self._layout: tuple[Any, ...] = ()  # all names in records, in the order in which they came
         self._seen: set[Any] = set()  # the same
-        self._values: list[tuple[Any, ...]] = []  # of these names, one for each record
+        self._values: list[Any] = []  # of these names, record by record: a list of tuples would be slower
         self._places: list[int] = []
         self._rows = 0  # before these records
         self._flushed = 0  # characters or bytes before these records
@@ -105,13 +104,13 @@ class RecordFields(FieldCollector):
         """Take a record; `read` characters or bytes were read so far."""
         names = tuple(record)
         if names == self._layout:  # as most are
-            self._values.append(tuple(record.values()))
+            self._values.extend(record.values())
         else:
             if not self._seen.issuperset(names):
                 self._add_columns(names, place)
-            self._values.append(tuple(map(record.get, self._layout)))
+            self._values.extend(map(record.get, self._layout))
         self._places.append(place)
-        if len(self._values) == BLOCK_STRINGS or read - self._flushed > BLOCK_BYTES:
+        if len(self._places) == BLOCK_STRINGS or read - self._flushed > BLOCK_BYTES:
             self._flush()
             self._flushed = read
 
@@ -146,9 +145,9 @@ class RecordFields(FieldCollector):
         for at, name in enumerate(self._layout) if self._values else ():
             parts = self._columns.get(name)
             if parts is not None and parts.kind != OTHER:
-                values = list(map(itemgetter(at), self._values))  # as fast as memory; `zip(*values)` is not
+                values = self._values[at :: len(self._layout)]
                 parts.append(len(values), *self._read(name, values))
-        self._rows += len(self._values)
+        self._rows += len(self._places)
         self._values, self._places = [], []
 
     def _read(self, name: str, values: Sequence[Any]) -> tuple[str | None, pa.Array | None]:
