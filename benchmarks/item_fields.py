@@ -129,7 +129,7 @@ def mb_of(path: Path) -> float:
 
 
 def time_filters(path: Path, indexed: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Milliseconds of processor time of each filter: the first time, and the median of later ones; with an index on these fields."""
+    """Milliseconds of each filter with an index on these fields: the first time, and the median of later ones."""
     Items(["x"], fields={"f": [1]}).mask({"f": 1})  # loads the libraries
     found = {}
     for name, condition in FILTERS.items():

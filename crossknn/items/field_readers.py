@@ -167,21 +167,25 @@ class TextFields(FieldCollector):
 
     def __init__(self, columns: Mapping[str, int]) -> None:
         self._columns = {name: (at, StringColumnBuilder()) for name, at in columns.items()}
-        self._rows: list[list[str]] = []
+        self._cells: list[str] = []  # row by row: a list of rows would be slower
+        self._rows = 0
         self._flushed = 0
 
     def append(self, row: list[str], read: int) -> None:
-        """Take a row; `read` bytes were read so far."""
-        self._rows.append(row)
-        if len(self._rows) == BLOCK_STRINGS or read - self._flushed > BLOCK_BYTES:
+        """Take a row, all of which are as wide; `read` bytes were read so far."""
+        if not self._columns:
+            return
+        self._cells.extend(row)
+        self._rows += 1
+        if self._rows == BLOCK_STRINGS or read - self._flushed > BLOCK_BYTES:
             self._flush()
             self._flushed = read
 
     def _flush(self) -> None:
-        values = list(zip(*self._rows, strict=True))
-        for at, builder in self._columns.values() if values else ():
-            builder.append(values[at])
-        self._rows = []
+        width = len(self._cells) // max(self._rows, 1)
+        for at, builder in self._columns.values() if self._rows else ():
+            builder.append(self._cells[at::width])
+        self._cells, self._rows = [], 0
 
     def finish(self) -> dict[str, FieldColumn]:
         self._flush()
