@@ -123,7 +123,7 @@ def mb_of(path: Path) -> float:
 
 
 def time_filters(path: Path, indexed: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Milliseconds of processor time of each filter, with an index on these fields: at first, and the median later."""
+    """Milliseconds of each filter with an index on these fields: the first time, and the median of later ones."""
     Items(["x"], fields={"f": [1]}).mask({"f": 1})  # loads the libraries
     found = {}
     for name, condition in FILTERS.items():

@@ -256,25 +256,22 @@ def item_fields() -> Table:
     works = {names[name]: work for name, work in found["read"].items()} | {"open the mapped file": found["open"]}
     rows = []
     for name, work in works.items():
-        kinds, ratios = [work[kind] for kind in ("before", "without", "with") if kind in work], work["ratio"]
-        absent = ["–"] * (3 - len(kinds))
-        before = work.get("ratio to before")
-        seconds = [*absent, *(f"{one['seconds']:.2f}" for one in kinds)]
-        own = [*absent, *_whole(one["own_mb"] for one in kinds)]
-        columns = [[f"{one[part]:.2f}" if one else "–" for one in (before, ratios)] for part in ("seconds", "own_mb")]
-        rows.append([name, *seconds, *columns[0], *own, *columns[1]])
-    header = ["", "s before", "without", "with", "ratio to before", "to without"]
-    return markdown_table([*header, "private MB before", *header[2:]], rows)
+        plain, ratio = (
+            work[kind] for kind in (("before", "ratio to before") if "before" in work else ("without", "ratio"))
+        )
+        kinds = (plain, work["with"])
+        seconds, own = [f"{one['seconds']:.2f}" for one in kinds], _whole(one["own_mb"] for one in kinds)
+        rows.append([name, *seconds, f"{ratio['seconds']:.2f}", *own, f"{ratio['own_mb']:.2f}"])
+    return markdown_table(["", "s without", "s with", "ratio", "private MB without", "with", "ratio"], rows)
 
 
 def field_filters() -> Table:
     found = read_result("item_fields")
     rows = []
     for name, took in found["filters"].items():
-        indexed = found["indexed filters"][name]
-        times = [f"{one[kind]:.2f}" for one in (took, indexed) for kind in ("first_ms", "later_ms")]
-        rows.append([name, f"{took['items']:,}", *times])
-    return markdown_table(["filter", "items", "first, ms", "later", "indexed: first", "later"], rows)
+        times = [f"{one:.1f}" for one in (took["first_ms"], took["later_ms"])]
+        rows.append([name, f"{took['items']:,}", *times, f"{found['indexed filters'][name]['later_ms']:.2f}"])
+    return markdown_table(["filter", "items", "first, ms", "later", "indexed"], rows)
 
 
 def search_memory() -> Table:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from itertools import chain
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -96,7 +95,7 @@ class RecordFields(FieldCollector):
         self._columns: dict[str, _Parts] = {name: _Parts(0) for name in names or ()}
         self._layout: tuple[Any, ...] = ()  # names in records, in the order in which they came, without those not kept
         self._seen: set[Any] = set()  # all names in records
-        self._values: list[tuple[Any, ...]] = []  # of these names, one for each record
+        self._values: list[Any] = []  # of the layout's names, record by record: a list of tuples would be slower
         self._places: list[int] = []
         self._rows = 0  # before these records
         self._flushed = 0  # characters or bytes before these records
@@ -105,13 +104,13 @@ class RecordFields(FieldCollector):
         """Take a record; `read` characters or bytes were read so far."""
         names = tuple(record)
         if names == self._layout:  # as most are
-            self._values.append(tuple(record.values()))
+            self._values.extend(record.values())
         else:
             if not self._seen.issuperset(names):
                 self._add_columns([name for name in names if name not in self._seen], place)
-            self._values.append(tuple(map(record.get, self._layout)))
+            self._values.extend(map(record.get, self._layout))
         self._places.append(place)
-        if len(self._values) == BLOCK_STRINGS or read - self._flushed > BLOCK_BYTES:
+        if len(self._places) == BLOCK_STRINGS or read - self._flushed > BLOCK_BYTES:
             self._flush()
             self._flushed = read
 
@@ -146,9 +145,9 @@ class RecordFields(FieldCollector):
         for at, name in enumerate(self._layout) if self._values else ():
             parts = self._columns.get(name)
             if parts is not None and parts.kind != OTHER:
-                values = list(map(itemgetter(at), self._values))  # as fast as memory; `zip(*values)` is not
+                values = self._values[at :: len(self._layout)]
                 parts.append(len(values), *self._read(name, values))
-        self._rows += len(self._values)
+        self._rows += len(self._places)
         self._values, self._places = [], []
 
     def _read(self, name: str, values: Sequence[Any]) -> tuple[str | None, pa.Array | None]:
@@ -168,21 +167,25 @@ class TextFields(FieldCollector):
 
     def __init__(self, columns: Mapping[str, int]) -> None:
         self._columns = {name: (at, StringColumnBuilder()) for name, at in columns.items()}
-        self._rows: list[list[str]] = []
+        self._cells: list[str] = []  # row by row: a list of rows would be slower
+        self._rows = 0
         self._flushed = 0
 
     def append(self, row: list[str], read: int) -> None:
-        """Take a row; `read` bytes were read so far."""
-        self._rows.append(row)
-        if len(self._rows) == BLOCK_STRINGS or read - self._flushed > BLOCK_BYTES:
+        """Take a row, all of which are as wide; `read` bytes were read so far."""
+        if not self._columns:
+            return
+        self._cells.extend(row)
+        self._rows += 1
+        if self._rows == BLOCK_STRINGS or read - self._flushed > BLOCK_BYTES:
             self._flush()
             self._flushed = read
 
     def _flush(self) -> None:
-        values = list(zip(*self._rows, strict=True))
-        for at, builder in self._columns.values() if values else ():
-            builder.append(values[at])
-        self._rows = []
+        width = len(self._cells) // max(self._rows, 1)
+        for at, builder in self._columns.values() if self._rows else ():
+            builder.append(self._cells[at::width])
+        self._cells, self._rows = [], 0
 
     def finish(self) -> dict[str, FieldColumn]:
         self._flush()
