@@ -210,7 +210,7 @@ def open_lance(world: World, home: Path) -> Iterator[tuple[str, VectorSearch]]:
             rows = range(start, start + len(block))
             vectors = pa.FixedSizeListArray.from_arrays(pa.array(block.ravel()), dim)
             yield pa.RecordBatch.from_arrays(
-                [pa.array(rows), pa.array([f"item {row}" for row in rows]), vectors], schema
+                [pa.array(rows), pa.array([f"item {row}" for row in rows]), vectors], schema=schema
             )
 
     schema = pa.schema({"id": pa.int64(), "text": pa.string(), "vector": pa.list_(pa.float32(), dim)})
