@@ -29,9 +29,9 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain, product
+from itertools import chain, islice, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -95,6 +95,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--items", type=int, default=1_000_000, help='of "made" and "engines"')
     parser.add_argument("--queries", type=int, default=16, help='of "made" and "engines"')
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help='of "engines"')
+    parser.add_argument("--without-indexes", action="store_true", help='of Qdrant and LanceDB, in "engines"')
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help='of FAISS, in "made"')
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
@@ -168,15 +169,14 @@ def measure_made(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_engines(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Each engine in turn: processor time of this process, of all its threads; on the clock for PostgreSQL."""
+    """Each engine in turn; wall-clock time, since PostgreSQL has processes of its own."""
     found: dict[str, Any] = {}
-    made = made_world(folder, options.items, options.queries, seed=options.seed, clock=time.process_time)
+    made = made_world(folder, options.items, options.queries, seed=options.seed, clock=time.perf_counter)
     with TemporaryDirectory() as home, made as world:
         exact = ExactSearch(world.vectors)
         for name in options.engines:
-            world = replace(world, clock=time.perf_counter if name == "pgvector" else time.process_time)
             before, began = own_megabytes(), world.clock()
-            for variant, store in ENGINES[name](world, Path(home)):
+            for variant, store in islice(ENGINES[name](world, Path(home)), 1 if options.without_indexes else None):
                 seconds = world.clock() - began
                 record = {"build_seconds": round(seconds, 1), **measure_parts(world, store, exact)}
                 found[variant] = {**record, "megabytes": round(own_megabytes() - before)}
@@ -209,7 +209,7 @@ def open_lance(world: World, home: Path) -> Iterator[tuple[str, VectorSearch]]:
             rows = range(start, start + len(block))
             vectors = pa.FixedSizeListArray.from_arrays(pa.array(block.ravel()), dim)
             yield pa.RecordBatch.from_arrays(
-                [pa.array(rows), pa.array([f"item {row}" for row in rows]), vectors], schema
+                [pa.array(rows), pa.array([f"item {row}" for row in rows]), vectors], schema=schema
             )
 
     schema = pa.schema({"id": pa.int64(), "text": pa.string(), "vector": pa.list_(pa.float32(), dim)})

@@ -30,6 +30,7 @@ FOREIGN = {
     *(
         "AutoModelForSequenceClassification",
         "Document",
+        "EdgeShard",
         "EvaluateRetrieval",
         "MetadataMode",
         "QueryBundle",
