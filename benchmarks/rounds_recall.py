@@ -23,9 +23,9 @@ from crossknn.evaluate.tasks import Task, read_matrix
 from crossknn.strategies.axn import Axn
 from crossknn.strategies.posterior.strategy import Posterior
 
-ROUNDS = (1, 2, 3, 5, 10)
+ROUNDS = (1, 2, 3, 4, 5, 7, 10, 20)
 DEFAULT = 10
-CELLS = ((10, 50), (10, 100), (100, 500))  # k and budget
+CELLS = ((10, 25), (10, 50), (1, 100), (10, 100), (10, 200), (100, 500))  # k and budget
 
 
 def main() -> None:

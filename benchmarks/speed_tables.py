@@ -127,20 +127,31 @@ def _search_row(found: dict[str, Any]) -> list[str]:
 
 
 def service_load() -> Table:
-    header = ["", "answers/s", "p50, s", "p99, s", "pairs per batch", "requests per batch", "errors", "equal"]
-    labels = {"one at a time": "one request at a time", "shared batches": "dynamic batching"}
+    header = [
+        "",
+        "clients",
+        "answers/s",
+        "p50, s",
+        "p99, s",
+        "pairs per batch",
+        "requests per batch",
+        "errors",
+        "equal",
+    ]
+    labels = {"one at a time": "one request at a time", "shared batches": "dynamic batching", "Rerank": "`Rerank`"}
     rows = (
         [
-            labels[name],
-            f"{mode['answers_per_second']:.2f}",
-            f"{mode['p50_seconds']:.1f}",
-            f"{mode['p99_seconds']:.1f}",
-            f"{mode['pairs_per_batch']:.0f}",
-            f"{mode['requests_per_batch']:.1f}",
-            str(mode["errors"]),
-            f"{mode['equal']} of {mode['answers']}",
+            labels[load["mode"]],
+            str(load["clients"]),
+            f"{load['answers_per_second']:.2f}",
+            f"{load['p50_seconds']:.1f}",
+            f"{load['p99_seconds']:.1f}",
+            f"{load['pairs_per_batch']:.0f}",
+            f"{load['requests_per_batch']:.1f}",
+            str(load["errors"]),
+            f"{load['equal']} of {load['answers']}",
         ]
-        for name, mode in read_result("service_load")["modes"].items()
+        for load in read_result("service_load")["loads"]
     )
     return markdown_table(header, rows)
 
