@@ -13,7 +13,7 @@ from crossknn._checks import check_choice, check_number, check_positive, check_r
 from crossknn.errors import InputError
 from crossknn.strategies.base import Flow, Grid, MultiRound, Observations, Round, SearchContext
 from crossknn.strategies.normalization import varies
-from crossknn.strategies.posterior.prior import NOISE_VARIANCE, Prior, gamma_at, signal_features
+from crossknn.strategies.posterior.prior import NOISE_VARIANCE, RETRIEVER_DEPTH, Prior, gamma_at, signal_features
 from crossknn.types import Proposal, Rows, Scores, Vectors
 from crossknn.vectors.ranking import order_rows, ranks_in
 
@@ -55,7 +55,8 @@ class Gp(MultiRound):
         noise: of the observations, for scores of variance 1. With an index, both are in units of its noise.
         beta: Weight of the standard deviation in the acquisition.
         mean: "signals" or "query".
-        pool: Candidates are the first rows of each signal retriever, this many.
+        pool: Candidates are the first rows of each signal retriever, this many; None is all items. A search takes
+            4 · candidates · budget bytes.
     """
 
     requires = frozenset({"query_vectors"})
@@ -69,7 +70,7 @@ class Gp(MultiRound):
     noise: float = 0.2
     beta: float = 0.0
     mean: Literal["signals", "query"] = "signals"
-    pool: int = 5_000
+    pool: int | None = None
 
     search_space: ClassVar[Grid] = {
         "kernel": ("rbf", "rbf+linear"),
@@ -82,7 +83,8 @@ class Gp(MultiRound):
         super().__post_init__()
         check_choice("kernel", self.kernel, KERNELS)
         check_choice("mean", self.mean, MEANS)
-        check_positive("pool", self.pool)
+        if self.pool is not None:
+            check_positive("pool", self.pool)
         for name in ("length_scale", "variance", "noise"):
             check_number(name, getattr(self, name))
         check_range("beta", self.beta, 0)
@@ -91,7 +93,7 @@ class Gp(MultiRound):
         if context.query_vectors is None:
             raise InputError("Gp needs query vectors: an encoder, and item vectors in its space.")
         prior = context.prior or Prior.weakly_informative(context.signals)
-        depth = min(max(self.pool, self.budget), context.reachable)
+        depth = min(max(self.pool or RETRIEVER_DEPTH, self.budget), context.reachable)
         lists = [context.propose(name, depth)[1] for name in prior.signals]
         with context.solving:
             searches = [
@@ -107,8 +109,8 @@ class Gp(MultiRound):
         yield from self._run_rounds(choose(1), [one.observed for one in searches], choose)
         return None
 
-    def make_process(self, vectors: Vectors, prior: Prior, lists: Sequence[Proposal]) -> GaussianProcess:  # noqa: ARG002
-        """The process over the vectors of all rows in `lists`, ascending, and behind them the query's."""
+    def make_process(self, vectors: Vectors, prior: Prior, lists: Sequence[Proposal], rows: Rows) -> GaussianProcess:  # noqa: ARG002
+        """The process over the vectors of the rows, and behind them the query's."""
         from crossknn.strategies.gaussian_process import GaussianProcess  # imports torch
 
         unit = prior.noise / NOISE_VARIANCE if prior.fitted and self.mean == "signals" else 1.0
@@ -124,9 +126,10 @@ class _Search:
     ) -> None:
         self.observed = Observations()
         self._settings, self._fitted = settings, prior.fitted and settings.mean == "signals"
-        self._believed = prior_mean(prior, lists, calibrated=settings.mean == "signals")
+        rows = context.allowed_rows if settings.pool is None else proposed_rows(lists)
+        self._believed = prior_mean(prior, lists, rows, calibrated=settings.mean == "signals")
         vectors = np.concatenate([context.item_vectors().take(self._believed.rows), query[None]])
-        self._process = settings.make_process(vectors, prior, lists)
+        self._process = settings.make_process(vectors, prior, lists, rows)
         self._learned = 0  # how many of the scores
         if settings.mean == "query":
             self._process.observe(np.array([len(self._believed.rows)]), np.array([[0.0, 0.0, 0.0, 1.0]]))
@@ -168,9 +171,14 @@ class _Search:
         return float(scores.mean() - scale * expected.mean()), scale, 0.0
 
 
-def prior_mean(prior: Prior, lists: Sequence[Proposal], *, calibrated: bool = True) -> PriorMean:
-    """The prior mean and γ of all rows in these proposals of the signal retrievers, 0 and 1 if not `calibrated`."""
-    rows = np.unique(np.concatenate([one.rows for one in lists]))
+def proposed_rows(lists: Sequence[Proposal]) -> Rows:
+    """All rows in these proposals, ascending."""
+    rows: Rows = np.unique(np.concatenate([one.rows for one in lists]))
+    return rows
+
+
+def prior_mean(prior: Prior, lists: Sequence[Proposal], rows: Rows, *, calibrated: bool = True) -> PriorMean:
+    """The prior mean and γ of these rows, by the proposals of the signal retrievers; 0 and 1 if not `calibrated`."""
     if not calibrated:
         return PriorMean(rows, np.zeros(len(rows), np.float32), np.ones(len(rows), np.float32))
     mean = prior.intercept + standardized_features(prior, lists, rows) @ prior.weights
@@ -185,7 +193,7 @@ def standardized_features(prior: Prior, lists: Sequence[Proposal], rows: Rows) -
     raw = signal_features(lists, [ranks_in(one, rows) for one in lists])
     center, spread = prior.center, prior.spread
     if not prior.fitted:
-        near = np.searchsorted(rows, np.unique(np.concatenate([one.rows[:STANDARDIZATION_DEPTH] for one in lists])))
+        near = np.searchsorted(rows, proposed_rows([one.first(STANDARDIZATION_DEPTH) for one in lists]))
         center, spread = (raw[near].mean(0), raw[near].std(0)) if len(near) else (center, spread)
         spread = np.where(spread > 0, spread, 1.0)
     features: NDArray[np.float64] = (raw - center) / spread

@@ -60,7 +60,7 @@ def test_posterior_search_with_vectors_alone_is_scikit_learns_linear_kernel():
     kernel = kernels.ConstantKernel(vector) * kernels.DotProduct(sigma_0=(constant / vector) ** 0.5)
     lists = world.context().propose("dense", 80)[1]
     for query, (one, proposal) in enumerate(zip(found, lists, strict=True)):
-        _, mean, _ = prior_mean(world.prior, [proposal])
+        _, mean, _ = prior_mean(world.prior, [proposal], np.arange(len(world.vectors)))
         rows = all_rows(one)
         regressor = gaussian_process.GaussianProcessRegressor(kernel, alpha=noise, optimizer=None)
         regressor.fit(world.vectors[rows], world.scores[query, rows] - mean[rows])
@@ -73,7 +73,7 @@ def context_of(world, **changes):
 
 def standardized_mean(context, query):
     lists = [context.propose(name, context.items)[1][query] for name in context.signals]
-    return prior_mean(Prior.weakly_informative(context.signals), lists).mean
+    return prior_mean(Prior.weakly_informative(context.signals), lists, np.arange(context.items)).mean
 
 
 @pytest.mark.parametrize("kernel", ["rbf", "rbf+linear", "linear"])
@@ -123,7 +123,7 @@ def test_a_prior_gives_the_mean_and_the_unit():
     vectors = world.vectors / np.linalg.norm(world.vectors, axis=1, keepdims=True)
     lists = world.context().propose("dense", 70)[1]
     for query, (one, proposal) in enumerate(zip(found, lists, strict=True)):
-        _, mean, gamma = prior_mean(world.prior, [proposal])
+        _, mean, gamma = prior_mean(world.prior, [proposal], np.arange(len(world.vectors)))
         assert one.rows[0].tolist() == np.lexsort((np.arange(70), -mean))[:10].tolist()
         rows = one.rows[0]
         process = gaussian_process.GaussianProcessRegressor(theirs(2.0, 0, 0.9), alpha=0.4, optimizer=None)
@@ -172,6 +172,16 @@ def test_equal_scores_and_equal_vectors_are_no_error(mean):
     for one in world.run(Gp(20, 4, mean=mean), context=context_of(world)):
         assert one.calls == 20
         assert np.isfinite(np.concatenate(one.estimates)).all()
+
+
+def test_candidates_are_all_items_or_the_first_of_every_retriever():
+    world = World.low_rank(queries=2, items=120)
+    context = context_of(world)
+    firsts = [context.propose(name, 30)[1] for name in context.signals]
+    for settings, complete in (({"pool": 10}, False), ({}, True)):
+        for query, one in enumerate(world.run(Gp(30, 3, **settings), context=context)):
+            pool = np.concatenate([lists[query].rows for lists in firsts])
+            assert np.isin(all_rows(one), pool).all() != complete
 
 
 def test_a_filter_holds():
