@@ -54,7 +54,7 @@ def assert_complete(imported, folder):
 @forking
 def test_a_killed_import_is_resumed_and_loses_nothing(tmp_path):
     killed = 0
-    for number, step in enumerate(range(3, 400, 29)):
+    for number, step in enumerate(range(3, 180, 17)):
         folder = tmp_path / f"corpus{number}"
         child = os.fork()
         if not child:
