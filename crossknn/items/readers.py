@@ -144,6 +144,11 @@ class Fields:
         """The fields that are the id and the text."""
         return (self.id, *self.text)
 
+    def pick(self, columns: Mapping[str, int]) -> Mapping[str, int]:
+        """The columns of the id and the text; all, for the error message, where one of them is missing."""
+        found = {name: columns[name] for name in self.used if name in columns}
+        return found if self.id in found and any(name in found for name in self.text) else columns
+
     def collector(self, source: Source) -> RecordFields | None:
         """What collects the other fields of mappings; None if none are kept."""
         return None if self.kept == () else RecordFields(source, self.kept, self.used)
@@ -439,6 +444,7 @@ class Csv(TextSource):
         fields = Fields.among(header, self.name, **self._options)
         collector = TextFields(self._kept_columns(header, fields))
         self.collector = collector
+        columns = fields.pick({name: at for at, name in enumerate(header)})
         for row in rows:
             if len(row) != len(header):
                 raise self.error(
@@ -447,7 +453,7 @@ class Csv(TextSource):
                     f"Quote fields that hold {self._delimiter!r}, quotes or line breaks.",
                 )
             collector.append(row, self.offset)
-            yield fields.read(dict(zip(header, row, strict=True)), self, self._first_line)
+            yield fields.read({name: row[at] for name, at in columns.items()}, self, self._first_line)
 
     def _kept_columns(self, header: list[str], fields: Fields) -> dict[str, int]:
         """Names and positions of the columns to keep: those named, or all others that have a name of their own."""
