@@ -31,8 +31,8 @@ import numpy as np
 
 from benchmarks import service_load
 from benchmarks.big_index import read_items
+from benchmarks.result_files import write_result
 from benchmarks.round_time import make_vectors
-from benchmarks.scoring_speed import surroundings
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.models.hub import EMBEDDED
 from crossknn.retrievers.cache import CandidateCache
@@ -65,8 +65,8 @@ def main() -> None:
         "k": K,
         "budgets": options.budgets,
         "model": Path(options.model).name,
+        "dtype": None,
     }
-    report |= {"dtype": None, **surroundings(options)}
     scorer = CrossEncoder(options.model, device=options.device)
     items = read_items(None, options.items)
     searcher = Searcher(
@@ -95,7 +95,7 @@ def main() -> None:
     for name, step in steps.items():
         report[name] = step()
         print(name, json.dumps(report[name]), flush=True)
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import crossknn as ck
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from crossknn.evaluate.tasks import read_matrix
 from crossknn.scorers.base import score_pairs
 from crossknn.types import Encoder, Retriever, Rows, Scorer
@@ -56,12 +56,12 @@ class Setting:
 
 def main() -> None:
     options = read_options()
-    report: dict[str, Any] = {"sets": [], **surroundings(options)}
+    report: dict[str, Any] = {"sets": []}
     makers: list[Callable[[], Setting]] = [partial(matrix_setting, folder) for folder in options.matrix]
     makers += [partial(package_setting, options)] if options.packages else []
     for make in makers:
         report["sets"].append(measure(make()))
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

@@ -13,7 +13,6 @@ looked up.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.posterior import CALLS_PER_ITEM, summarise
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from crossknn.evaluate.benchmark import Bench, RecallTrial
 from crossknn.evaluate.contenders import ResolvedStrategy, VectorSource
 from crossknn.evaluate.measures import paired_difference
@@ -97,7 +96,7 @@ class Side(NamedTuple):
 
 def main() -> None:
     options = read_options()
-    report: dict[str, Any] = {"seed": options.seed, "sets": [], **surroundings(options)}
+    report: dict[str, Any] = {"sets": []}
     for folder in options.folders:
         task = read_matrix(folder, queries=options.queries, tune=True)
         if task.dev is None:
@@ -105,7 +104,7 @@ def main() -> None:
         report["sets"].append({})
         for found in measure_set(shorten(task, options.dev_queries), options):
             report["sets"][-1] = found
-            options.out.write_text(json.dumps(report, indent=1) + "\n")
+            write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:

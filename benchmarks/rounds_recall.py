@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.posterior import CALLS_PER_ITEM, build, search, summarise
-from benchmarks.scoring_speed import surroundings
+from benchmarks.result_files import write_result
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.measures import paired_difference
 from crossknn.evaluate.tasks import Task, read_matrix
@@ -36,10 +36,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/rounds_recall.json"))
     options = parser.parse_args()
-    report: dict[str, Any] = {"default": DEFAULT, "seed": options.seed, "sets": [], **surroundings(options)}
+    report: dict[str, Any] = {"default": DEFAULT, "seed": options.seed, "sets": []}
     for folder in options.folders:
         report["sets"].append(measure_set(read_matrix(folder, queries=options.queries), options.seed))
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_result(options.out, report, options)
 
 
 def measure_set(task: Task, seed: int) -> dict[str, Any]:

@@ -49,7 +49,16 @@ ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 SEARCH_STREAM: Final = {
     "description": "The best items; with `stream`, an event `hits` after each round, and `done` with the whole answer "
     "(or `error`), each with such an object as its data.",
-    "content": {EVENT_STREAM: {"schema": {"type": "string"}}},
+    "content": {
+        EVENT_STREAM: {
+            "schema": {
+                "description": "An event; its data is JSON.",
+                "type": "object",
+                "properties": {"event": {"enum": ["hits", "done", "error"]}, "data": {"type": "string"}},
+                "required": ["event", "data"],
+            }
+        }
+    },
 }
 DOCS_PAGE: Final = """<!doctype html>
 <html lang="en">

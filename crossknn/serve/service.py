@@ -317,6 +317,7 @@ def _offered_strategies(searcher: Searcher, max_budget: int) -> list[dict[str, A
         {
             "name": name,
             "title": kind.__name__,
+            "by_default": getattr(kind, "by_default", True),
             "settings": {
                 setting: {"default": about.default, "type": about.type_name}
                 for setting, about in _request_settings(name).items()

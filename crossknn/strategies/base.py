@@ -131,7 +131,7 @@ class Settings:
 
     Attributes:
         requires: What a search must provide.
-        by_default: Whether a benchmark runs it where no strategies are named.
+        by_default: Whether a benchmark runs it where no strategies are named, and the search page offers it.
         variants: The settings that a benchmark runs it with where none are given, such as "loss=ce".
         uses_signals: Whether it needs candidates of all signal retrievers.
         uses_prior: Whether it also runs with an index that has a prior.

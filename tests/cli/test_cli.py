@@ -249,7 +249,7 @@ def test_help_lists_the_strategies_of_the_registry(monkeypatch):
     with_budget = [name for name in STRATEGIES if name not in ("exact", "mine")]
     for command in ("matrix", "set"):
         shown = " ".join(invoke("bench", command, "--help").stdout.split())
-        assert f"Known: {', '.join(with_budget)}." in shown
+        assert f"Known: {', '.join(with_budget)}; or all." in shown
     assert all("{strategies" not in invoke(command, "--help").stdout for command in ("search", "demo"))
 
 

@@ -34,7 +34,8 @@ def code_of(page: str) -> str:
 def move_into_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Go to a folder with the files that pages name; hub names give small functions from now on."""
     texts = [f"{a} and {b} in {c}" for a in WORDS for b in WORDS[:4] for c in ("winter", "summer")]
-    lines = "\n".join(json.dumps({"_id": f"d{row}", "text": text}) for row, text in enumerate(texts))
+    fields = {"lang": "en", "year": 2024}
+    lines = "\n".join(json.dumps({"_id": f"d{row}", "text": text, **fields}) for row, text in enumerate(texts))
     (folder / "corpus.jsonl").write_text(lines)
     (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     rows = [f"f{row},{text},{('utils', 'io')[row % 2]},{row},2024-05-01" for row, text in enumerate(texts)]

@@ -13,7 +13,7 @@ export function setUpForm({ limits, strategies }) {
   const max = Math.min(BUDGETS[1], limits.budget);
   Object.assign(byId("budget"), { max, min: Math.min(BUDGETS[0], max) });
   byId("k").dataset.limit = limits.k;
-  const labels = strategies.map(({ name, title }) =>
+  const labels = strategies.filter(({ by_default }) => by_default).map(({ name, title }) =>
     element("label", {}, element("input", { type: "checkbox", value: name }), title),
   );
   byId("strategies").append(...labels);
