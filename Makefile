@@ -3,7 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 SHARED ?= ../shared
 CONSTRAINTS ?= constraints.txt
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# One worker more than cores, at most 4: tests often wait for the processes that they start.
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .PHONY: demo test coverage test-lowest browser lint types docs leaderboard wheel bench open-benchmark clean
 
@@ -20,7 +22,7 @@ test-lowest:  ## the tests of the library with the lowest versions that pyprojec
 	$(PYTHON) -m venv .venv-lowest
 	$(PYTHON) tools/lowest_versions.py > .venv-lowest/lowest.txt
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-lowest/lowest.txt -e ".[lowest]"
-	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n $(WORKERS) --dist loadfile \
 		tests/items tests/storage tests/models tests/scorers tests/encoders tests/retrievers tests/vectors/test_exact.py \
 		tests/strategies tests/indexing tests/search tests/evaluate tests/serve tests/cli
 
