@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.errors import CrossKnnError, StoreError
-from crossknn.items.filters import ConditionMask, Logic
 from crossknn.stores.items import StoreItems
 from crossknn.types import EMPTY_PROPOSAL, Mask, Proposal, Rows, Scores, Vectors, VectorSearch
 from crossknn.vectors.base import BaseSearch, Found, RowLists, candidate_products
@@ -92,11 +91,6 @@ class StoreSearch(BaseSearch):
         if allowed is not None:  # a store may compare values of another type otherwise
             found = [_keep(one, allowed[one.rows]) for one in found]
         return [order_rows(one.rows, one.estimates).first(n) for one in found], products
-
-    def _condition_of(self, allowed: Mask | None) -> Logic | None:
-        """The conditions of a mask, if they are on the fields of this store."""
-        ours = isinstance(allowed, ConditionMask) and allowed.items is self.items
-        return allowed.condition if ours and isinstance(allowed, ConditionMask) else None
 
     def _read_blocks(self, rows: Rows) -> Iterator[Vectors]:
         for start in range(0, len(rows), READ_VECTORS):

@@ -15,6 +15,7 @@ import numpy as np
 from crossknn._checks import check_choice, check_range, invalid
 from crossknn.encoders.base import check_vectors
 from crossknn.errors import InputError, ScorerError, StoreError
+from crossknn.items.filters import condition_of
 from crossknn.items.items import Items
 from crossknn.retrievers.base import BaseRetriever
 from crossknn.scorers.remote.client import PLAIN_HEADERS, HttpClient
@@ -136,7 +137,7 @@ class ElasticStore(StoreSearch):
         return {"knn": {**section, "boost": boost, **filter_}}
 
     def _mask_query(self, allowed: Mask) -> dict[str, Any]:
-        condition = self._condition_of(allowed)
+        condition = condition_of(allowed, self.items)
         pushed = None if condition is None else to_query(condition, self._types)
         if pushed is not None:
             return pushed

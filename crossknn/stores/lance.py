@@ -18,7 +18,7 @@ from crossknn._checks import check_positive, invalid
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.items.fields import DATE, FLOAT, LIST, TIMESTAMP, UTC_TIMESTAMP
-from crossknn.items.filters import ID, RANGES, Comparison, Logic
+from crossknn.items.filters import ID, RANGES, Comparison, Logic, condition_of
 from crossknn.items.string_column import to_indices
 from crossknn.retrievers.base import BaseRetriever
 from crossknn.stores.base import NO_VECTORS, StoreSearch, check_all_found, store_errors
@@ -154,12 +154,13 @@ class LanceStore(StoreSearch):
                 if approximate:
                     search = search.nprobes(self._nprobes) if self._nprobes else search
                     search = search.refine_factor(REFINE)  # an index has compressed vectors
-                else:
-                    search = search.bypass_vector_index()
-                records = self._run(search, n, [condition, self._without_sql(hidden)], "_distance")
-            rows = self._rows_of(records)
-            products = 1 - records["_distance"].to_numpy()
-            found.append(Proposal(rows, np.asarray(products, np.float32)))
+                    records = self._run(search, n, [condition, self._without_sql(hidden)], "_distance")
+                else:  # more rows cost little, a condition on thousands of ids much
+                    more = min(n + len(hidden), len(self))
+                    records = self._run(search.bypass_vector_index(), more, [condition], "_distance")
+            rows, products = self._rows_of(records), np.asarray(1 - records["_distance"].to_numpy(), np.float32)
+            kept = ~np.isin(rows, hidden)
+            found.append(Proposal(rows[kept], products[kept]))
         return found
 
     def search_text(self, query: str, n: int, allowed: Mask | None, column: str) -> Proposal:
@@ -181,7 +182,7 @@ class LanceStore(StoreSearch):
     def _condition_sql(self, allowed: Mask | None) -> str | None:
         if allowed is None:
             return None
-        condition = self._condition_of(allowed)
+        condition = condition_of(allowed, self.items)
         if condition is not None:
             pushed = to_sql(condition, self._ids_sql)
             if pushed is not None:

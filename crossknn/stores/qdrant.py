@@ -15,7 +15,7 @@ from crossknn._checks import check_positive, invalid
 from crossknn._imports import import_extra
 from crossknn.errors import InputError
 from crossknn.items.fields import BOOL, FLOAT, INT, LIST, STRING
-from crossknn.items.filters import ID, RANGES, Comparison, Logic
+from crossknn.items.filters import ID, RANGES, Comparison, Logic, condition_of
 from crossknn.stores.base import NO_VECTORS, StoreSearch, check_all_found, store_errors
 from crossknn.stores.items import StoreItems, TextFields
 from crossknn.types import Mask, Proposal, Rows, Vectors, VectorSearch
@@ -161,7 +161,7 @@ class QdrantStore(StoreSearch):
         """Qdrant's filter for a mask: its conditions where Qdrant has them, else ids, whichever are fewer."""
         if allowed is None:
             return {}
-        condition = self._condition_of(allowed)
+        condition = condition_of(allowed, self.items)
         if (
             condition is not None
             and (pushed := to_filter(condition, self._point_ids_of, booleans=self._engine.matches_booleans)) is not None
