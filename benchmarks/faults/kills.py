@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
@@ -18,6 +19,7 @@ from crossknn.storage.atomic_dir import MANIFEST
 KILLS = {"build": 24, "teach": 24, "save": 20, "add": 20, "learn": 20, "cache": 20}
 MAX_DELAY = 0.03  # seconds between a step and the kill; half of the kills come at once
 FEW = 8  # lists to learn from, so few that none is held out: what was learned is always used
+STAGE_NUMBERS = itertools.count()
 ENCODER = ("--teach", "--teach-lists", 4, "--teach-seconds", 600)
 
 
@@ -41,6 +43,7 @@ class Stage:
     repeatable: bool = True
 
     def __post_init__(self) -> None:
+        self.number = next(STAGE_NUMBERS)
         path = self.new_path("undisturbed")
         self.before = self.content(path)
         self.whole = self.run(path)
@@ -49,7 +52,7 @@ class Stage:
         self.pairs = set(self.whole.paid)
 
     def new_path(self, name: str) -> Path:
-        folder = self.world.path(f"stage-{id(self)}-{name}")
+        folder = self.world.path(f"stage-{self.number}-{name}")
         folder.mkdir()
         self.prepare(folder / "index.ck")
         return folder / "index.ck"
@@ -137,7 +140,7 @@ def _save(world: World) -> Stage:
 
 def _add(world: World) -> Stage:
     source = world.built("plain")
-    arguments = [world.path("more.jsonl"), *MODELS, "--per-item", 4]
+    arguments = [world.path("more.jsonl"), *MODELS, "--per-item", 4, "--chunk", CHUNK]
     return Stage(world, lambda path: copy(source, path), lambda path: ["add", path, *arguments], repeatable=False)
 
 
@@ -148,7 +151,7 @@ def _learn(world: World) -> Stage:
         return path.with_name("learned.ck")
 
     def arguments(path: Path) -> list[object]:
-        return ["learn", path, *MODELS, "--scores", work_of(path), "-o", done(path)]
+        return ["learn", path, *MODELS, "--scores", work_of(path), "--chunk", CHUNK, "-o", done(path)]
 
     return Stage(world, lambda path: copy(source, path), arguments, done=done, repeatable=False)
 

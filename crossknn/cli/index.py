@@ -199,7 +199,7 @@ def build(
         list[RetrieverName] | None,
         Option("--signal", help="A retriever the prior uses; repeat for several. Default: dense and bm25."),
     ] = None,
-    chunk: Annotated[int, Option(min=1, help="Calls per file of scores: an abrupt end loses at most these.")] = 8192,
+    chunk: options.ChunkOption = 8192,
     worker: Annotated[
         str | None, Option(metavar="I/N", help="Score only part I of N, from 1/N to N/N, then stop.")
     ] = None,
@@ -365,6 +365,7 @@ def add(
     work_dir: Annotated[
         Path | None, Option(help="Folder that keeps the scores. Default: FOLDER.work, next to the index.")
     ] = None,
+    chunk: options.ChunkOption = 8192,
     item_fields: options.FieldOptions,
     models: options.ModelOptions,
     any_model: options.AnyModelOption = False,
@@ -386,6 +387,7 @@ def add(
             encoder=models.encoder_for(known, same=not any_model),
             queries_per_item=queries_per_item,
             work_dir=work,
+            chunk=chunk,
             check_models=not any_model,
             progress=bars.from_zero,
         )
@@ -419,6 +421,7 @@ def learn(
     work_dir: Annotated[
         Path | None, Option(help="Folder that keeps scores and checkpoints. Default: FOLDER.work, next to the index.")
     ] = None,
+    chunk: options.ChunkOption = 8192,
     any_model: options.AnyModelOption = False,
     models: options.ModelOptions,
     verify: options.VerifyOption = False,
@@ -452,6 +455,7 @@ def learn(
                 scorer=scorer,
                 encoder=models.encoder_for(known, same=not any_model),
                 work_dir=work,
+                chunk=chunk,
                 device=models.device,
                 check_models=not any_model,
                 progress=bars.from_zero,

@@ -39,6 +39,7 @@ DeviceOption = Annotated[str | None, Option(help="Device of the models: cpu or c
 AnyModelOption = Annotated[
     bool, Option("--any-model", help="Accept other models than the index was built with: you know they match.")
 ]
+ChunkOption = Annotated[int, Option(min=1, help="Calls per file of scores: an abrupt end loses at most these.")]
 VerifyOption = Annotated[bool, Option("--verify", help="Read and verify the whole index first.")]
 CacheOption = Annotated[Path | None, Option(help="SQLite file that keeps the scores for later runs.")]
 SeedOption = Annotated[int, Option(min=0, help="Random seed.")]

@@ -452,6 +452,7 @@ class Index:
         encoder: Encoder | None = None,
         queries_per_item: int = 8,
         work_dir: str | Path | None = None,
+        chunk: int = CHUNK,
         check_models: bool = True,
         progress: Progress | bool | None = None,
     ) -> Self:
@@ -459,7 +460,7 @@ class Index:
 
         Each new item is scored against `queries_per_item` train queries (all anchors with CUR, none with inductive
         vectors) and gets the vector that fits its scores. Its bias in a prior is predicted from its vector. Without an
-        `encoder` the index's own is used.
+        `encoder` the index's own is used. Scores are kept in `work_dir`, `chunk` calls at a time.
         """
         self.check_new(items)
         check_positive("queries_per_item", queries_per_item)
@@ -483,7 +484,7 @@ class Index:
                     else sample_per_item(plan, n_queries=n_queries, n_items=len(items))
                 )
                 log = open_score_log(None if work_dir is None else Path(work_dir), scorer)
-                entries = score_pairs_into(log, pairs, self.queries, items, timed, progress=progress)
+                entries = score_pairs_into(log, pairs, self.queries, items, timed, chunk=chunk, progress=progress)
             fitted = factors.vectors_of(vectors, entries, self.normalization)
             factors = replace(factors, items=np.concatenate([factors.items, fitted]))
         together = self.items.extend(items)
@@ -512,6 +513,7 @@ class Index:
         encoder: Encoder | None = None,
         teach: Teaching | None = None,
         work_dir: str | Path | None = None,
+        chunk: int = CHUNK,
         device: str | None = None,
         check_models: bool = True,
         progress: Progress | bool | None = None,
@@ -526,6 +528,8 @@ class Index:
             searches: As from `read_scored_lists`.
             encoder: Not needed by an index that has an encoder of its own.
             teach: By default one round over all searches, with 24 more calls for each.
+            work_dir: A folder for scores and checkpoints, from which an interrupted learning resumes.
+            chunk: Calls saved together, the most that a kill can lose.
             device: Of the training, by default that of the encoder.
         """
         if check_models:
@@ -545,6 +549,7 @@ class Index:
             prior=self.prior is not None,
             signals=SIGNALS if self.prior is None else self.prior.signals,
             work_dir=work_dir,
+            chunk=chunk,
             seed=settings.seed,
             device=device,
             progress=choose_progress(progress),
