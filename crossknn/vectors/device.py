@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-FEW_QUERIES: Final = 2  # that are searched together, up to which a strategy's tensors stay on the CPU
+FEW_QUERIES: Final = 0  # up to which a strategy's tensors stay on the CPU; none until a GPU has shown that it pays
 
 
 class CandidateSearchResult(NamedTuple):
@@ -87,8 +87,8 @@ class _HostCandidateSearch:
 class HostTensorAdapter:
     """A `DeviceSearch` whose arguments and results are on the CPU, wherever it searches.
 
-    Few queries are faster so: what a strategy does with the results of a scan are hundreds of small operations, each of
-    which a CPU ends before it could have launched it on a GPU.
+    Few queries may be faster so: what a strategy does with the results of a scan are hundreds of small operations, many
+    of which a CPU ends before it could have launched them on a GPU. `benchmarks/latency.py` compares both.
     """
 
     def __init__(self, search: DeviceSearch) -> None:
