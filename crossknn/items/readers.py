@@ -144,11 +144,6 @@ class Fields:
         """The fields that are the id and the text."""
         return (self.id, *self.text)
 
-    def pick(self, columns: Mapping[str, int]) -> Mapping[str, int]:
-        """The columns of the id and the text; all, for the error message, where one of them is missing."""
-        found = {name: columns[name] for name in self.used if name in columns}
-        return found if self.id in found and any(name in found for name in self.text) else columns
-
     def collector(self, source: Source) -> RecordFields | None:
         """What collects the other fields of mappings; None if none are kept."""
         return None if self.kept == () else RecordFields(source, self.kept, self.used)
@@ -168,6 +163,10 @@ class Fields:
         for part in parts:
             if part is not None and not isinstance(part, str):
                 check_text(part, source, place)
+        return self.join_parts(parts)
+
+    def join_parts(self, parts: Sequence[str | None]) -> str:
+        """The text of a record with these text fields."""
         if len(parts) == 1:
             return parts[0] or "" if len(self.text) == 1 else (parts[0] or "").strip()
         return self.join.join(filter(None, parts)).strip()
@@ -444,7 +443,8 @@ class Csv(TextSource):
         fields = Fields.among(header, self.name, **self._options)
         collector = TextFields(self._kept_columns(header, fields))
         self.collector = collector
-        columns = fields.pick({name: at for at, name in enumerate(header)})
+        columns = {name: at for at, name in enumerate(header)}
+        id_at, text_at = columns.get(fields.id), [columns[name] for name in fields.text if name in columns]
         for row in rows:
             if len(row) != len(header):
                 raise self.error(
@@ -453,7 +453,11 @@ class Csv(TextSource):
                     f"Quote fields that hold {self._delimiter!r}, quotes or line breaks.",
                 )
             collector.append(row, self.offset)
-            yield fields.read({name: row[at] for name, at in columns.items()}, self, self._first_line)
+            if id_at is None or not text_at:
+                fields.read(dict(zip(header, row, strict=True)), self, self._first_line)  # raises an error
+            else:
+                text = fields.join_parts([row[at] for at in text_at])
+                yield read_id(row[id_at], self, self._first_line), text, self._first_line
 
     def _kept_columns(self, header: list[str], fields: Fields) -> dict[str, int]:
         """Names and positions of the columns to keep: those named, or all others that have a name of their own."""
