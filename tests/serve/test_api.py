@@ -380,7 +380,8 @@ def test_a_registered_strategy_is_offered_and_can_be_requested(monkeypatch):
     with opened() as service, serving(service) as url, httpx.Client(base_url=url) as client:
         offered = {one["name"]: one for one in client.get("/info").json()["strategies"]}
         settings = {"retriever": {"default": "random", "type": "string"}}
-        assert offered["shuffle"] == {"name": "shuffle", "title": "Shuffle", "settings": settings}
+        about = {"name": "shuffle", "title": "Shuffle", "by_default": True}
+        assert offered["shuffle"] == {**about, "settings": settings}
         for strategy, expected in (
             ("shuffle", Shuffle(20)),
             ({"name": "shuffle", "retriever": "bm25"}, Shuffle(20, retriever="bm25")),

@@ -20,12 +20,14 @@ export async function search({ query, k, budget, filters }, strategy, signal, on
   if (filters.length) body.filter = filterOf(filters);
   const response = await send("search", { method: "POST", body: JSON.stringify(body), signal });
   if (!response.ok) throw new RequestError(errorMessage(response, await readJson(response)), response.status);
-  for await (const { name, data } of readEvents(response)) {
+  let answer = null;
+  for await (const { name, data } of readEvents(response)) { // to the end: a response that is left open would be aborted
     if (name === "error") throw new RequestError(data.error.message);
     const result = { ...data.results[0], filters, index: data.index };
-    if (name === "done") return result;
-    onHits(result);
+    if (name === "done") answer = result;
+    else onHits(result);
   }
+  if (answer) return answer;
   throw new RequestError("The server ended the search.");
 }
 
