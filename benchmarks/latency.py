@@ -53,6 +53,7 @@ SIDES: dict[str, Callable[[int], Strategy]] = {
     "Axn": lambda budget: Axn(budget, 10),
     "Posterior": lambda budget: Posterior(budget, 10),
     "Posterior, 5 rounds": lambda budget: Posterior(budget, 5),
+    "Posterior, rounds chosen": Posterior,  # by the searcher, as no number is named
 }
 ON_HOST = "Posterior, small tensors on the CPU"
 FEW_QUERIES = 2  # whose small tensors are there

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
 from crossknn._imports import import_extra
-from crossknn.encoders.text_tokens import TextTokens, truncating_tokenizer
+from crossknn.encoders.text_tokens import TextTokens, to_device, truncating_tokenizer
 from crossknn.errors import InputError, ModelNotFound
 from crossknn.models.batching import batches_in_order
+from crossknn.scorers.inference.cuda_graphs import CudaGraphs
 from crossknn.scorers.inference.heads import Head
 from crossknn.scorers.inference.loading import Pretrained, load_pretrained
 from crossknn.scorers.inference.model_folder import ENCODER, EncoderFolder, make_head, read_encoder_folder
 from crossknn.scorers.inference.onednn import use_onednn
 from crossknn.scorers.inference.padding_free import make_varlen
-from crossknn.scorers.inference.pairs import PairTemplate
+from crossknn.scorers.inference.pairs import PairTemplate, TokenSpans
 from crossknn.scorers.inference.prompt_tokens import added_special_tokens
-from crossknn.scorers.inference.token_store import Tokenize, Tokens
-from crossknn.scorers.inference.varlen import JoinedPairs, VarlenModel
+from crossknn.scorers.inference.token_store import Ragged, Tokenize, Tokens
+from crossknn.scorers.inference.varlen import DeviceTokens, JoinedPairs, VarlenBatch, VarlenModel
 from crossknn.types import Rows, Vectors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 BATCH_TOKENS: Final = {"cpu": 2_048, "cuda": 65_536}  # a CPU's caches hold the states of few tokens
+FEW_TEXTS: Final = 64  # that a GPU encodes as one launch
 MAX_TOKENS: Final = 1_000_000  # tokenizers without a limit say more
 WHOLE_TEXT: Final = PairTemplate((), (), (), pad=0, first_type=None, type_steps=(), cut_left=False, item_first=True)
 
@@ -44,6 +47,7 @@ class PaddingFreeEncoder:
 
     def __init__(self, pretrained: Pretrained, folder: EncoderFolder, model: VarlenModel, max_tokens: int) -> None:
         self._model = model
+        self._graphs = CudaGraphs(model, max_length=max_tokens) if model.capturable else None
         self.device = pretrained.device
         self.dtype = pretrained.dtype
         self.backend = pretrained.backend
@@ -85,17 +89,33 @@ class PaddingFreeEncoder:
     def encode(self, rows: Sequence[Tokens], *, batch_size: int | None, normalize: bool) -> Vectors:
         """(texts, dim) float32 vectors of texts with these tokens."""
         torch = import_extra("torch", extra="models")
-        tokens = TextTokens.of(rows, self.device)
-        order = np.argsort(-tokens.lengths, kind="stable")
         with torch.inference_mode():
-            parts = [self._encode(tokens, order[batch]) for batch in self._batches(tokens.lengths[order], batch_size)]
-            found = torch.cat(parts)
+            order, found = self._encode_few(rows) or self._encode_many(rows, batch_size)
             if normalize or self.normalized:
                 found = torch.nn.functional.normalize(found)
             in_order: Vectors = found.cpu().numpy()
         vectors = np.empty_like(in_order)
         vectors[order] = in_order
         return vectors
+
+    def _encode_few(self, rows: Sequence[Tokens]) -> tuple[Rows, Tensor] | None:
+        """The vectors of some queries, as one launch; None for more texts, or the first time."""
+        if self._graphs is None or not 0 < len(rows) <= FEW_TEXTS:
+            return None
+        texts = Ragged.of(rows)
+        nothing = np.zeros(len(rows), np.int64)
+        spans = TokenSpans(Ragged(texts.flat[:0], nothing, nothing), texts)
+        on_device = DeviceTokens(spans, partial(to_device, device=self.device))
+        found = self._graphs.logits(VarlenBatch(spans, texts.lengths, on_device))
+        return None if found is None else (np.arange(len(rows)), found.float())
+
+    def _encode_many(self, rows: Sequence[Tokens], batch_size: int | None) -> tuple[Rows, Tensor]:
+        """The vectors of these texts in batches, longest first, and the order they are in."""
+        torch = import_extra("torch", extra="models")
+        tokens = TextTokens.of(rows, self.device)
+        order = np.argsort(-tokens.lengths, kind="stable")
+        batches = self._batches(tokens.lengths[order], batch_size)
+        return order, torch.cat([self._encode(tokens, order[batch]) for batch in batches])
 
     def _batches(self, lengths: Rows, batch_size: int | None) -> Iterator[slice]:
         if batch_size is None:
@@ -106,7 +126,7 @@ class PaddingFreeEncoder:
         torch = import_extra("torch", extra="models")
         ids, positions, layout = tokens.pack(numbers)
         vectors: Tensor = self._model.run(JoinedPairs(ids, torch.zeros_like(ids), positions, layout)).float()
-        return vectors
+        return vectors[: len(numbers)]
 
 
 def _choose_dtype(transformer: Path, device: str | None, dtype: str) -> str:

@@ -13,6 +13,7 @@ from crossknn._imports import import_extra
 from crossknn.scorers.inference.ops import Layout
 from crossknn.scorers.inference.prompt_tokens import added_special_tokens
 from crossknn.scorers.inference.token_store import Counts, Ragged, Tokenize, Tokens, fast_tokenize
+from crossknn.scorers.inference.varlen import JoinedPairs, fill_up
 from crossknn.scorers.inference.word_tokens import tokenize_by_words
 from crossknn.types import Rows
 
@@ -47,7 +48,10 @@ class TextTokens:
         return type(self)(flat, starts, np.concatenate([self.lengths, other.lengths]))
 
     def pack(self, numbers: Rows) -> tuple[Tensor, Tensor, Layout]:
-        """The ids and positions of these texts, end to end, and where each begins."""
+        """The ids and positions of these texts, end to end, and where each begins.
+
+        On a GPU other texts follow, so that batches have few shapes: see `fill_up`.
+        """
         torch = import_extra("torch", extra="models")
         lengths, device = self.lengths[numbers], self.flat.device
         moved = to_device(np.stack([numbers, lengths]), device)
@@ -57,7 +61,11 @@ class TextTokens:
         positions = torch.arange(len(text), device=device) - (ends - sizes)[text]
         ids = self.flat[starts[text] + positions].long()
         bounds = torch.nn.functional.pad(ends, (1, 0)).int()
-        return ids, positions, Layout(bounds, lengths, int(lengths.max()))
+        layout = Layout(bounds, lengths, int(lengths.max()))
+        if not ids.is_cuda:
+            return ids, positions, layout
+        pairs = fill_up(JoinedPairs(ids, ids, positions, layout), sequences=False)
+        return pairs.ids, pairs.positions, pairs.layout
 
 
 def text_tokenizer(backend: Any, *, prompt: str, max_tokens: int, reference: Tokenize) -> Tokenize:

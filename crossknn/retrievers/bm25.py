@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +20,11 @@ from crossknn.items.items import Items
 from crossknn.items.string_column import StringColumn, StringColumnBuilder
 from crossknn.retrievers.analyzer import Analyzer, import_bm25s
 from crossknn.retrievers.base import TEXT_BLOCK, ScoringRetriever, check_fitted
+from crossknn.retrievers.device_postings import DevicePostings
 from crossknn.storage.atomic_dir import Write
 from crossknn.storage.json_values import read_as
 from crossknn.storage.safetensors import check_array, read_arrays, write_arrays
-from crossknn.types import Scores
+from crossknn.types import Mask, Proposal, Scores
 
 WEIGHT_BLOCK: Final = 2**20  # postings weighted at once
 METHODS: Final = ("lucene", "robertson", "atire", "bm25l", "bm25+")
@@ -70,6 +72,7 @@ class Bm25(ScoringRetriever):
         self.k1, self.b, self.method = k1, b, method
         self._analyzer = Analyzer(stemmer, stopwords)
         self._postings: Postings  # once fitted
+        self._on_device: DevicePostings | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -87,8 +90,19 @@ class Bm25(ScoringRetriever):
 
     def restore(self, postings: Postings, n_items: int) -> Self:
         """Use the postings of a fitted retriever with the same settings."""
-        self._postings, self.n_items = postings, n_items
+        self._postings, self.n_items, self._on_device = postings, n_items, None
         return self
+
+    def to(self, device: str) -> Self:
+        """A copy, fitted likewise, that ranks on a device of torch where that has room for the postings."""
+        placed = copy(self)
+        placed._on_device = DevicePostings.place(self.postings, self._fitted_items, device)
+        return placed
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the host's processors rank."""
+        return self._on_device is None
 
     @property
     def postings(self) -> Postings:
@@ -98,6 +112,12 @@ class Bm25(ScoringRetriever):
 
     def scores(self, query: str) -> Scores:
         return self.postings.score(self._analyzer.stems(query), self._fitted_items)
+
+    def _retrieve(self, queries: Sequence[str], n: int, allowed: Mask | None) -> list[Proposal]:
+        if self._on_device is None:
+            return super()._retrieve(queries, n, allowed)
+        places = [self.postings.find(self._analyzer.stems(query)) for query in queries]
+        return self._on_device.top_rows(places, n, allowed)
 
     def matches(self, query: str, texts: Iterable[str]) -> list[list[tuple[int, int]]]:
         """The (start, end) of each text's words for which it is retrieved."""
@@ -176,9 +196,13 @@ class Postings:
         if len(self.rows) and self.rows.view(np.uint32).max() >= n_items:  # a negative row is a large one
             raise InputError(f"BM25 postings must have rows between 0 and {n_items - 1}.")
 
+    def find(self, stems: Iterable[str]) -> list[int]:
+        """The places of those stems that any item has."""
+        return [self._places[stem] for stem in stems if stem in self._places]
+
     def score(self, stems: Iterable[str], n_items: int) -> Scores:
         """(items,) the sum of the weights of these stems."""
-        found = [self._places[stem] for stem in stems if stem in self._places]
+        found = self.find(stems)
         ranges = [slice(self.starts[place], self.starts[place + 1]) for place in found]
         scores = self._sum(ranges, n_items) if found else np.zeros(n_items, np.float32)
         if len(self.absent):

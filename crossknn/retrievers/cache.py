@@ -47,9 +47,9 @@ class CandidateCache:
         self._side_by_side([self._find(name) for name in names], n)
 
     def _side_by_side(self, retrievers: Sequence[Retriever], n: int) -> None:
-        """BM25, which is ours and minds no thread, beside the others, which stay in the caller's."""
+        """BM25 on the host, which is ours and minds no thread, beside the others, which stay in the caller's."""
         missing = [one for one in retrievers if self._longest.get(id(one), (-1, []))[0] < n]
-        lexical = [one for one in missing if type(one) is Bm25]
+        lexical = [one for one in missing if type(one) is Bm25 and one.on_host]
         if not self._threaded or not lexical or len(lexical) == len(missing):
             return
         with ThreadPoolExecutor(len(lexical)) as pool:

@@ -36,6 +36,7 @@ class RetrieverRegistry:
         own: The caller's retrievers, not fitted yet.
         fitted: By name, functions that return a fitted retriever, such as "dense", whose encoder and vectors only the
             caller has.
+        device: Of torch; BM25 works on a GPU, too.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class RetrieverRegistry:
         *,
         own: Iterable[Retriever] = (),
         fitted: Mapping[str, Callable[[], Retriever]] | None = None,
+        device: str | None = None,
     ) -> None:
         self._items = items
+        self._device = device
         self._own = {retriever.name: retriever for retriever in map(check_retriever, own)}
         self._make_fitted = dict(fitted or {})
         self.own_names = list(self._own)
@@ -78,8 +81,12 @@ class RetrieverRegistry:
         """The retriever of this name, fitted."""
         with self._lock:
             if name not in self.ready:
-                self.ready[name] = self._make(name)
+                self.ready[name] = self._place(self._make(name))
             return self.ready[name]
+
+    def _place(self, retriever: Retriever) -> Retriever:
+        on_gpu = self._device is not None and self._device.startswith("cuda")
+        return retriever.to(str(self._device)) if on_gpu and type(retriever) is Bm25 else retriever
 
     def _make(self, name: str) -> Retriever:
         if name in self._own:

@@ -62,7 +62,7 @@ class SearchResources:
         self._augmented: VectorSearch | None = None
         self._lock = threading.RLock()
         self.prior = None if index is None else index.prior
-        self._retrievers = RetrieverRegistry(items, own=retrievers, fitted=self._fitted_retrievers())
+        self._retrievers = RetrieverRegistry(items, own=retrievers, fitted=self._fitted_retrievers(), device=device)
         self.signals = self._choose_signals(signals)
 
     def _fitted_retrievers(self) -> dict[str, Callable[[], Retriever]]:

@@ -20,7 +20,7 @@ def stable_topk(values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tenso
     n = min(n, values.shape[1])
     if not n:
         return values[:, :0], torch.empty((len(values), 0), dtype=torch.int64, device=values.device)
-    best, columns = _topk(values, min(n + 1, values.shape[1]))  # one more, to detect a tie at the end
+    best, columns = fast_topk(values, min(n + 1, values.shape[1]))  # one more, to detect a tie at the end
     # False where two values are equal or one is NaN. The only synchronization with the device.
     if best.shape[1] > 1 and bool((best[:, :-1] > best[:, 1:]).all()):
         return best[:, :n], columns[:, :n]
@@ -30,7 +30,7 @@ def stable_topk(values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tenso
     return _sort_ties(values, columns[:, :n], tied_end)
 
 
-def _topk(values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+def fast_topk(values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """`torch.topk`, whose ties have any order."""
     width, kind = values.shape[1], "cuda" if values.is_cuda else "cpu"
     block = next((block for block in BLOCK_WIDTHS[kind] if n * block * BLOCK_SAVINGS <= width), 0)

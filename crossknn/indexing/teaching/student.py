@@ -101,7 +101,7 @@ class EncoderStudent:
                 states = self._padded_states(ids, positions, layout)
             else:
                 states = run_packed(self._base, self._ops, ids, positions + self._first_position, layout)
-        return self._finish(self._pool(states, layout))
+        return self._finish(self._pool(states, layout)[: len(numbers)])
 
     def encode_all(self, tokens: TextTokens, numbers: Rows | None = None) -> Tensor:
         """(texts, dim) vectors without gradients, in half precision on a GPU."""

@@ -18,7 +18,7 @@ from crossknn._imports import import_extra
 from crossknn.scorers.inference.ops import Layout
 from crossknn.scorers.inference.pairs import PairTemplate, TokenSpans
 from crossknn.scorers.inference.token_store import Tokens
-from crossknn.scorers.inference.varlen import JoinedPairs, VarlenBatch, VarlenModel
+from crossknn.scorers.inference.varlen import DeviceTokens, JoinedPairs, VarlenBatch, VarlenModel
 
 TOKENS: Final = [int(step * 2**power) for power in range(8, 14) for step in (1, 1.5)] + [2**14]
 PAIRS: Final = [16, 64, 256]
@@ -36,8 +36,19 @@ class CapturedGraph:
     """A forward pass over tokens in fixed memory."""
 
     graph: Any
-    inputs: Any  # (n,) int32, in the order of `pack`
+    staged: Any  # (n,) int32 in pinned memory of the host, in the order of `pack`
+    copied: Any  # event: the staged inputs may be overwritten
+    inputs: Any  # the same on the device
     logits: Any  # (pairs + 1, labels)
+
+    def replay(self, packed: Tokens) -> Any:
+        """The logits, which the next replay overwrites."""
+        self.copied.synchronize()
+        self.staged.numpy()[:] = packed
+        self.inputs.copy_(self.staged, non_blocking=True)
+        self.copied.record()
+        self.graph.replay()
+        return self.logits
 
 
 class CudaGraphs:
@@ -56,21 +67,21 @@ class CudaGraphs:
         size = graph_size(batch.tokens, len(batch.lengths))
         if size is None:
             return None
-        inputs = batch.on_device.copy(pack(self._model.template, batch.spans, size))
         with self._lock:  # the graph's memory holds one batch at a time
             graph = self._graphs.get(size)
             if graph is None:
                 self._met[size] += 1
                 if self._met[size] == 1:
                     return None
-                graph = self._graphs[size] = self._capture(size, inputs)
-            graph.inputs.copy_(inputs)
-            graph.graph.replay()
-            return graph.logits[: len(batch.lengths)].clone()
+            packed = pack(self._model.template, batch.spans, size)
+            if graph is None:
+                graph = self._graphs[size] = self._capture(size, packed, batch.on_device)
+            return graph.replay(packed)[: len(batch.lengths)].clone()
 
-    def _capture(self, size: Size, example: Any) -> CapturedGraph:
+    def _capture(self, size: Size, example: Tokens, device: DeviceTokens) -> CapturedGraph:
         torch = import_extra("torch", extra="models")
-        inputs = example.clone()
+        inputs = device.copy(example)
+        staged = torch.empty(len(example), dtype=torch.int32, pin_memory=True)
         pairs = unpack(inputs, size, self._max_length)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -81,7 +92,7 @@ class CudaGraphs:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = self._model.run(pairs)
-        return CapturedGraph(graph, inputs, logits)
+        return CapturedGraph(graph, staged, torch.cuda.Event(), inputs, logits)
 
 
 def graph_size(tokens: int, pairs: int) -> Size | None:

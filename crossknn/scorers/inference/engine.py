@@ -58,8 +58,9 @@ Work = TypeVar("Work")
 Describe = Callable[[int], str]  # from a row to its pair, for error messages
 
 CHUNK_PAIRS = 16_384  # tokenized together; the device works on one chunk while the next is prepared
-VARLEN_CHUNK_PAIRS = 2_048  # the same where pairs need not be sorted by length;
+VARLEN_CHUNK_BATCHES = 4  # the same where pairs need not be sorted by length: batches;
 VARLEN_FIRST_CHUNK_PAIRS = 256  # chunks grow from this, so that the device starts sooner
+CHARACTERS_PER_TOKEN = 4  # about
 BATCH_TOKENS = {"cpu": 2_048, "int8": 1_024, "cuda": 131_072}  # measured; see benchmarks/scoring_speed.py
 STORED_TOKENS = 50_000_000  # 200 MB of token ids
 
@@ -241,19 +242,22 @@ class ModelScorer(RankMixin):
             check_half_precision(self.dtype)
         with self._torch.inference_mode(), without_cudnn_attention(self.device):
             texts = TextPairs(query_texts, query_rows, item_texts, item_rows)
-            submitted = ((chunk, self._submit(texts.take(chunk))) for chunk in self._chunks(len(keys)))
+            submitted = ((chunk, self._submit(texts.take(chunk))) for chunk in self._chunks(texts))
             for chunk, finish in _prefetch(submitted):
                 scores[chunk] = finish()
         with self._lock:
             self.counts.pairs += len(queries)
         return check_scores(scores[inverse], queries, items)
 
-    def _chunks(self, pairs: int) -> Iterator[slice]:
+    def _chunks(self, texts: TextPairs) -> Iterator[slice]:
         """The pairs that are prepared together."""
-        first, largest = CHUNK_PAIRS, CHUNK_PAIRS
+        size = largest = CHUNK_PAIRS
         if self._varlen is not None and self.device.type == "cuda":
-            first, largest = VARLEN_FIRST_CHUNK_PAIRS, VARLEN_CHUNK_PAIRS
-        start, size = 0, first
+            size = VARLEN_FIRST_CHUNK_PAIRS
+            characters = sum(sum(map(len, side)) / len(side) for side in (texts.queries, texts.items))
+            tokens = characters / CHARACTERS_PER_TOKEN + self.template.specials
+            largest = max(size, min(largest, int(VARLEN_CHUNK_BATCHES * self.batch_tokens / tokens)))
+        start, pairs = 0, len(texts.query_rows)
         while start < pairs:
             yield slice(start, min(start + size, pairs))
             start, size = start + size, min(2 * size, largest)
@@ -297,11 +301,14 @@ class ModelScorer(RankMixin):
     def _varlen_batches(self, varlen: VarlenModel, spans: TokenSpans) -> Iterator[tuple[Rows, VarlenBatch]]:
         """Each text is copied once, and pairs are joined on the device; a CPU needs equal lengths together."""
         lengths = self.template.lengths(spans)
-        order = np.arange(len(lengths))
+        order, limit = np.arange(len(lengths)), self.batch_tokens
         if self.device.type != "cuda":
             order = np.lexsort((-lengths, spans.queries.starts)) if varlen.shares_queries else np.lexsort((-lengths,))
+        else:  # batches of about equal size
+            total, longest = int(lengths.sum()), int(lengths.max())
+            limit = min(limit, longest - (-total // -(-total // max(1, limit - longest))))
         on_device = DeviceTokens(spans, self._to_device)
-        for rows in batches_in_order(lengths[order], self.batch_tokens):
+        for rows in batches_in_order(lengths[order], limit):
             chosen = order[rows]
             yield chosen, VarlenBatch(spans.take(chosen), lengths[chosen], on_device)
 

@@ -39,6 +39,18 @@ class Layout:
         bounds = import_extra("torch", extra="models").from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
         return cls(bounds.int().to(device), lengths, int(lengths.max()))
 
+    def fill_up(self, tokens: int, sequences: int = 0) -> Layout:
+        """The same with more tokens behind the others, and before them empty sequences, up to a number of sequences."""
+        torch = import_extra("torch", extra="models")
+        used, longest = int(self.lengths.sum()), self.max_length
+        ends = np.minimum(np.arange(longest, tokens + longest, longest), tokens)
+        empty = max(0, sequences - len(self.lengths) - len(ends))
+        steps = torch.arange(1, len(ends) + 1, dtype=torch.int32, device=self.cu_seqlens.device) * longest
+        bounds = torch.nn.functional.pad(self.cu_seqlens, (0, empty), value=used)
+        bounds = torch.cat([bounds, used + steps.clamp(max=tokens)])
+        lengths = np.concatenate([self.lengths, np.zeros(empty, np.int64), np.diff(ends, prepend=0)])
+        return Layout(bounds, lengths, longest)
+
     def single(self) -> Layout:
         """As many sequences of one token each."""
         count = len(self.cu_seqlens)

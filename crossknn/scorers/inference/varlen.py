@@ -18,6 +18,7 @@ from crossknn.scorers.inference.ops import Layout, Ops
 from crossknn.scorers.inference.pairs import PairTemplate, TokenSpans
 from crossknn.scorers.inference.token_store import Counts
 
+TOKEN_STEPS, SEQUENCE_STEPS = 64, 8  # sizes of a batch on a GPU between adjacent powers of two
 Copy = Callable[[Any], Any]  # from an array to a tensor on the device
 
 
@@ -93,7 +94,10 @@ class VarlenModel:
 
     def logits(self, batch: VarlenBatch) -> Any:
         """(pairs, labels)"""
-        return self.run(join_pairs(self.template, batch))
+        pairs = join_pairs(self.template, batch)
+        if pairs.ids.is_cuda:
+            pairs = fill_up(pairs)
+        return self.run(pairs)[: len(batch.lengths)]
 
     def run(self, pairs: JoinedPairs) -> Any:
         """(pairs, labels)"""
@@ -130,6 +134,28 @@ def head_rows(layout: Layout, token: str) -> Any:
 def head_states(head: VarlenHead, states: Any, layout: Layout) -> Any:
     """Those of the states of all tokens that the head reads."""
     return states if head.token is None else states[head_rows(layout, head.token)]
+
+
+def fill_up(pairs: JoinedPairs, *, sequences: bool = True) -> JoinedPairs:
+    """The pairs, and tokens behind them that nobody reads, so that batches have few shapes.
+
+    With `sequences` these are few, too. The first matrix products of every new shape take the host ten times as long
+    as later ones.
+    """
+    pad = import_extra("torch", extra="models").nn.functional.pad
+    count, size = len(pairs.layout.lengths), len(pairs.ids)
+    more = usual_size(size + 1, TOKEN_STEPS) - size
+    layout = pairs.layout.fill_up(more, usual_size(count + 1, SEQUENCE_STEPS) if sequences else 0)
+    ids, types, positions = (pad(row, (0, more)) for row in (pairs.ids, pairs.types, pairs.positions))
+    fillers = len(layout.lengths) - count
+    texts = [None if one is None else pad(one, (0, fillers)) for one in (pairs.query_lengths, pairs.item_lengths)]
+    return JoinedPairs(ids, types, positions, layout, *texts)
+
+
+def usual_size(size: int, steps: int) -> int:
+    """The smallest number from `size` on of which there are `steps` between adjacent powers of two."""
+    step: int = max(1, 2 ** (size - 1).bit_length() // (2 * steps))
+    return -(-size // step) * step
 
 
 def join_pairs(template: PairTemplate, batch: VarlenBatch) -> JoinedPairs:

@@ -24,6 +24,7 @@ from crossknn.scorers.inference.ops import (
 from crossknn.scorers.inference.padding_free import make_varlen
 from crossknn.scorers.inference.postnorm import PostNormModel, log_buckets
 from crossknn.scorers.inference.prenorm import PreNormModel
+from crossknn.scorers.inference.varlen import JoinedPairs, fill_up, one_sequence_each
 from tests.scorers import tiny, tiny_rerankers
 
 TOLERANCES = {torch.float32: {"rtol": 1e-4, "atol": 1e-4}, torch.bfloat16: {"rtol": 0.02, "atol": 0.02}}
@@ -292,3 +293,30 @@ def test_decoders_on_a_gpu(tmp_path: Path, model_type: str, dtype: str) -> None:
         if dtype == "float32":
             np.testing.assert_allclose(scores, expected, atol=2e-3)
         assert np.corrcoef(scores, expected)[0, 1] > 0.98
+
+
+@pytest.mark.parametrize("family", ["bert", "deberta-v2"])
+def test_tokens_that_fill_a_batch_up_change_no_logit(tmp_path: Path, family: str) -> None:
+    model = CrossEncoder(tiny.save_cross_encoder(tmp_path, family))._varlen
+    assert model is not None
+    pairs = one_sequence_each([torch.tensor(row) for row in ([1, 4, 2], [1, 5, 6, 7, 2], [1, 2])])
+    filled = fill_up(pairs, sequences=False)
+    assert len(filled.ids) == filled.layout.cu_seqlens[-1] == sum(filled.layout.lengths) > len(pairs.ids)
+    assert filled.layout.max_length == 5 >= filled.layout.lengths.max()
+    with torch.inference_mode():
+        torch.testing.assert_close(model.run(filled)[:3], model.run(pairs), atol=1e-5, rtol=0)
+
+
+def test_batches_are_filled_up_to_few_shapes() -> None:
+    shapes = set()
+    for count, size in ((count, size) for count in range(60, 64) for size in range(3_900, 4_000, 7)):
+        lengths = np.diff(np.linspace(0, size, count + 1).astype(np.int64))
+        layout = Layout.of(lengths, "cpu")
+        ids = torch.zeros(size, dtype=torch.int32)
+        filled = fill_up(JoinedPairs(ids, ids, ids, layout))
+        bounds = filled.layout.cu_seqlens.tolist()
+        assert bounds[: count + 1] == layout.cu_seqlens.tolist()
+        assert bounds == np.concatenate([[0], np.cumsum(filled.layout.lengths)]).tolist()
+        assert bounds[-1] == len(filled.ids) > size
+        shapes.add((len(filled.ids), len(bounds)))
+    assert len(shapes) <= 8
