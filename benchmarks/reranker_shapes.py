@@ -3,7 +3,8 @@
     python -m benchmarks.reranker_shapes --texts <BEIR folder> --out benchmarks/results/reranker_shapes_h200.json
 
 The weights are random and the tokenizer is that of the embedded cross-encoder: speed depends on the shape and on the
-number of tokens only. Both sides score the same pairs in one run, raw logits, in turns; the first pass is that of a
+number of tokens only. Shapes that the file has and `--shapes` does not name are kept.
+Both sides score the same pairs in one run, raw logits, in turns; the first pass is that of a
 scorer that has seen the other texts of the corpus, but none of these. The share of the card is that
 of its matrix rate if the matrix products over whole pairs were all there is; what the pairs of a query share may be
 computed once.
@@ -33,6 +34,7 @@ from benchmarks.scoring_speed import (
     theirs_side,
     timed,
 )
+from crossknn.evaluate.provenance import describe_commit
 from crossknn.models.hub import EMBEDDED_CROSS_ENCODER
 from crossknn.scorers.cross_encoder import CrossEncoder
 from crossknn.scorers.inference.pairs import TokenSpans, plan_passes
@@ -70,11 +72,14 @@ SMALL_BATCH = 10  # pairs of one query, as in a round of a search
 def main() -> None:
     options = read_options()
     rate = matrix_rate(options.device, torch.bfloat16) if options.device == "cuda" else None
-    report: dict[str, Any] = {"matrix_tflops": rate and round(rate / 1e12), "shapes": {}}
+    report: dict[str, Any] = {"shapes": {}}
+    if options.out and options.out.exists():
+        report = json.loads(options.out.read_text())
+    report["matrix_tflops"] = rate and round(rate / 1e12)
     for name in options.shapes.split(";"):
         with tempfile.TemporaryDirectory() as folder:
             options.model = save_model(Path(folder), *SHAPES[name], prompt=PROMPT if "prompt" in name else None)
-            report["shapes"][name] = measure_shape(options, rate)
+            report["shapes"][name] = measure_shape(options, rate) | describe_commit()
         gc.collect()
         torch.cuda.empty_cache()
         print(name, json.dumps(report["shapes"][name]), flush=True)

@@ -99,6 +99,21 @@ def _round_row(cell: dict[str, Any]) -> list[str]:
     ]
 
 
+def latency() -> Table:
+    found = read_result("latency_h200")
+    together = {(cell["strategy"], cell["budget"]): cell for cell in found["together"]}
+    rows = (
+        [name, *(f"{side[key]:.0f}" for key in ("p50_ms", "p99_ms", "scorer_p50_ms"))]
+        + [
+            f"{1000 * cell['seconds']:.0f} / {1000 * cell['scorer_seconds']:.0f}" if cell else "–"
+            for cell in (together.get((name, budget)) for budget in found["budgets"])
+        ]
+        for name, side in found["one query"].items()
+    )
+    header = ["strategy", "one query: p50, ms", "p99", "in the scorer"]
+    return markdown_table([*header, *(f"64 queries, {budget} calls: ms / scorer" for budget in found["budgets"])], rows)
+
+
 def search_steps() -> Table:
     steps = read_result("search_steps")["ms_by_kilobytes"]
     header = ["queries", *(f"{int(size) / 1024:g} MB" for size in steps)]
@@ -337,6 +352,7 @@ TABLES = {
     "scoring of shapes": scoring_of_shapes,
     "int8 on a CPU": int8_on_cpu,
     "round overhead": round_overhead,
+    "latency": latency,
     "search steps": search_steps,
     "million steps": million_steps,
     "million searches": million_searches,

@@ -58,6 +58,10 @@ class ServerOptions:
     body_timeout: Annotated[float, Option(help="Seconds for it to send the body.")] = 30.0
     write_timeout: Annotated[float, Option(help="Seconds for it to read the response.")] = 60.0
     batch_pairs: Annotated[int, Option("--batch", min=1, help="Limit of pairs per scorer batch.")] = 512
+    batch_queries: Annotated[
+        int | None,
+        Option(min=1, help="Limit of requests' queries per search; by default 64 with a scorer on a GPU, else 1."),
+    ] = None
     scorer_timeout: Annotated[float, Option(help="Seconds after which a scorer counts as stalled.")] = 60.0
     poll: Annotated[float, Option(help="Seconds between two checks for a newer index.")] = 2.0
     grace: Annotated[float, Option(help="Seconds for running requests to end after SIGTERM.")] = 30.0

@@ -51,6 +51,13 @@ def score_pairs(scorer: Scorer, queries: Sequence[str], items: Sequence[str]) ->
         return check_scores(scorer.score(queries, items), queries, items)
 
 
+def innermost(scorer: Scorer) -> Scorer:
+    """The scorer that caches and counters wrap."""
+    while (wrapped := getattr(scorer, "scorer", None)) is not None:
+        scorer = wrapped
+    return scorer
+
+
 def has_ascore(scorer: Scorer) -> bool:
     """Whether scores of this scorer can be awaited: that of a wrapper, where the scorer inside has them awaited."""
     return callable(getattr(scorer, "ascore", None))

@@ -23,6 +23,7 @@ from crossknn.indexing.index import Index
 from crossknn.items.items import Items
 from crossknn.retrievers.cache import CandidateCache
 from crossknn.retrievers.simple import Random
+from crossknn.scorers.base import innermost
 from crossknn.search.calibration import Judgments, ScoreCalibration, check_judged, group_judgments
 from crossknn.search.fusion import SCORE, ScoreFusion, check_weights, equal_weights, find_relevant, fit_weights
 from crossknn.search.hit_selection import Selection
@@ -138,7 +139,7 @@ class Searcher:
             progress=self._progress,
         )
         self._scoring = threading.Lock()
-        self._round_times = RoundTimes(remote=getattr(_innermost(scorer), "remote", False))
+        self._round_times = RoundTimes(remote=getattr(innermost(scorer), "remote", False))
 
     def search(
         self,
@@ -433,7 +434,7 @@ class Searcher:
 
     def _rehearse_scorer(self) -> None:
         """Let a model on this machine score a pair, and again, to see how long a call takes."""
-        model = _innermost(self.scorer)
+        model = innermost(self.scorer)
         if getattr(model, "device", None) is None:
             return
         pair = [self.items.text(0)[:REHEARSED_CHARACTERS].strip() or "none"]
@@ -536,10 +537,3 @@ def _load(path: str | Path) -> ScoreCalibration:
     if not isinstance(path, str | Path):
         raise invalid("calibration", "a ScoreCalibration or the path of its file", path)
     return ScoreCalibration.load(path)
-
-
-def _innermost(scorer: Scorer) -> Scorer:
-    """The scorer that caches and counters wrap."""
-    while (wrapped := getattr(scorer, "scorer", None)) is not None:
-        scorer = wrapped
-    return scorer

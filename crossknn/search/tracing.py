@@ -115,6 +115,12 @@ def _start(name: str, kind: SpanKind, parent: Any) -> Span:
     return Span(span if span.is_recording() else None)
 
 
+def in_sampled_trace() -> bool:
+    """Whether the current span, or that of the request that is answered, is recorded."""
+    trace = sys.modules.get("opentelemetry.trace")
+    return trace is not None and bool(trace.get_current_span().get_span_context().trace_flags.sampled)
+
+
 @contextmanager
 def incoming_trace(headers: Mapping[str, str]) -> Iterator[None]:
     """Continue the trace that a request's headers name (`traceparent`), unless a span is current already."""

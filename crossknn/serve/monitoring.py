@@ -84,6 +84,7 @@ class Metrics:
         self.calls = self._counter("calls", "Cross-encoder scores returned to requests.")
         self._batch_pairs = self._histogram("batch_pairs", "Pairs per scorer batch.", PAIRS)
         self._batch_callers = self._histogram("batch_requests", "Requests per scorer batch.", PAIRS[:8])
+        self.searched_together = self._histogram("search_queries", "Queries per batch of requests.", PAIRS[:8])
         self._batch_seconds = self._histogram("batch_seconds", "Duration of scorer batches.", SECONDS)
         self.scorer_wait = self._histogram("scorer_wait_seconds", "Time from queueing pairs to their scores.", SECONDS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -18,18 +19,20 @@ from crossknn.encoders.base import CachedEncoder
 from crossknn.errors import InputError
 from crossknn.indexing.index import Index
 from crossknn.items.items import Items
+from crossknn.scorers.base import innermost
 from crossknn.scorers.cached import Cached
 from crossknn.search.calibration import ScoreCalibration
 from crossknn.search.options import DEFAULT_BUDGET, choose_k
 from crossknn.search.results import Hits
 from crossknn.search.searcher import Searcher
-from crossknn.search.tracing import RERANKER_MODEL, RERANKER_QUERY, start_span
+from crossknn.search.tracing import RERANKER_MODEL, RERANKER_QUERY, in_sampled_trace, start_span
 from crossknn.serve.backpressure import RequestQueue
 from crossknn.serve.dynamic_batching import BatchingScorer
 from crossknn.serve.http_errors import HttpError, check_size, not_ready
 from crossknn.serve.live_index import IndexWatcher, LiveIndex, LoadedIndex
 from crossknn.serve.monitoring import Metrics
 from crossknn.serve.schemas import IdFilter, Info, SearchRequest, SearchResponse, query_response
+from crossknn.serve.search_batching import SearchBatching
 from crossknn.serve.settings import Settings
 from crossknn.storage.search_log import SearchLog
 from crossknn.strategies.base import Strategy
@@ -45,6 +48,7 @@ from crossknn.types import Encoder, Filter, Progress, Scorer, Scores, Vectors
 
 EXAMPLE_QUERIES, EXAMPLE_WORDS = 3, 6
 MAX_CONDITIONS = 64  # in a filter: each takes milliseconds over a million items
+GPU_BATCH_QUERIES = 64  # searched together, where the scorer is on a GPU
 MIN_DEADLINE = 1e-6  # seconds for a search whose deadline passed while it was queued
 # Requests have fields of their own for budget and stop_at, and an extreme learning rate makes numbers overflow.
 HIDDEN_SETTINGS: Final = ("budget", "estimates", "stop_at", "learning_rate")
@@ -94,6 +98,10 @@ class Service:
             progress=progress or False,
         )
         learn, size = self.settings.learn, self.settings.learn_mb << 20
+        self._batching = SearchBatching(
+            self.settings.batch_queries or (GPU_BATCH_QUERIES if _is_on_gpu(scorer) else 1),
+            on_batch=self.metrics.searched_together.observe,
+        )
         self._search_log = None if learn is None else SearchLog(learn, scorer=scorer.fingerprint, max_bytes=size)
         self.live_index = LiveIndex(Path(source) if isinstance(source, str) else source, open_searcher)
         self.watcher = IndexWatcher(self.live_index, self.settings.poll)
@@ -118,9 +126,30 @@ class Service:
     def search(self, request: SearchRequest, *, request_id: str, start: float, cancelled: Event) -> SearchResponse:
         """Search for a request that arrived at `start` (of `time.monotonic`)."""
         index, options = self._plan(request, start)
-        found = index.searcher.search_many(request.all_queries, **options, cancelled=cancelled)
+        if self._may_batch(request):
+            found = self._search_together(index, request, options, cancelled)
+        else:
+            found = index.searcher.search_many(request.all_queries, **options, cancelled=cancelled)
         self._record(found)
         return _response(found, index, request, options["strategy"], request_id)
+
+    def _may_batch(self, request: SearchRequest) -> bool:
+        """Whether others may share the request's search: it has no deadline, filter or trace of its own."""
+        own = request.deadline is not None or request.filter is not None or in_sampled_trace()
+        return self._batching.max_queries > 1 and not own
+
+    def _search_together(
+        self, index: LoadedIndex, request: SearchRequest, options: dict[str, Any], cancelled: Event
+    ) -> list[Hits]:
+        ends = time.monotonic() + options.pop("deadline")
+
+        def search(queries: Sequence[str], ends: float, cancelled: Event) -> list[Hits]:
+            deadline = max(ends - time.monotonic(), MIN_DEADLINE)
+            return index.searcher.search_many(queries, **options, deadline=deadline, cancelled=cancelled)
+
+        values = {**options, "strategy": strategy_to_dict(options["strategy"]), "index": index.identity}
+        key = json.dumps(values, sort_keys=True)
+        return self._batching.run(key, request.all_queries, ends, cancelled, search)
 
     def stream(
         self, request: SearchRequest, *, request_id: str, start: float, cancelled: Event
@@ -266,6 +295,10 @@ class Service:
         if isinstance(scorer := self.scorer.scorer, Cached):
             total("cache_hits", "Scores read from the cache.", lambda: scorer.hits)
             total("cache_misses", "Scores that the scorer had to compute.", lambda: scorer.misses)
+
+
+def _is_on_gpu(scorer: Scorer) -> bool:
+    return str(getattr(innermost(scorer), "device", "cpu")).startswith("cuda")
 
 
 def _response(

@@ -44,6 +44,7 @@ class Settings:
     body_timeout: float = 30.0  # seconds that it has to send the body
     write_timeout: float = 60.0  # seconds that it has to read the response
     batch_pairs: int = 512  # maximum number of pairs in a scorer batch
+    batch_queries: int | None = None  # of requests that are searched together; None: 64 with a scorer on a GPU, else 1
     scorer_timeout: float = 60.0  # seconds after which a scorer that does not answer counts as stalled
     poll: float = 2.0  # seconds between two checks for a newer index
     grace: float = 30.0  # seconds that running requests have to finish at shutdown
@@ -58,8 +59,9 @@ class Settings:
     example_queries: Sequence[str] | None = None  # for the page; by default the first words of some items
 
     def __post_init__(self) -> None:
-        for name in ("running", "connections", "batch_pairs", "learn_mb"):
-            check_positive(name, getattr(self, name))
+        for name in ("running", "connections", "batch_pairs", "batch_queries", "learn_mb"):
+            if name != "batch_queries" or self.batch_queries is not None:
+                check_positive(name, getattr(self, name))
         if not isinstance(self.waiting, int) or self.waiting < 0:
             raise invalid("waiting", "a nonnegative integer", self.waiting)
         for name in ("header_timeout", "body_timeout", "write_timeout", "scorer_timeout", "poll", "grace"):
