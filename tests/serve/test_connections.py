@@ -126,7 +126,7 @@ def test_there_are_fewer_connections_than_open_files_and_shutdown_keeps_its_grac
         wait_until(lambda: httpx.get(f"{server.url}/healthz").status_code == 503)
         start = time.monotonic()
         lines = server.stop()
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < 10
         assert not [line for line in lines if line["event"] == "event loop error"]
 
 
