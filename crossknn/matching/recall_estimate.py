@@ -12,7 +12,7 @@ from crossknn.matching.pair_scores import PairScorer
 from crossknn.matching.unscored import Prior, Unscored, UnscoredPairs
 
 SAMPLING_POWER: Final = 0.75  # of a pair's chance to match by the prior, by which it is drawn
-UNIFORM_SHARE: Final = 0.2  # of the sample is drawn from all pairs alike
+UNIFORM_SHARE: Final = 0.1  # of the sample is drawn from all pairs alike
 STEPS, TOLERANCE = 50, 1e-8
 DRAWS: Final = 1_000  # of the posterior, for the interval
 INTERVAL: Final = (2.5, 97.5)  # percentiles

@@ -29,7 +29,7 @@ class Prior(NamedTuple):
 
 # Evidence is by how many standard deviations a prediction is above the threshold, within limits: errors have longer
 # tails than the normal distribution. The priors fit several sets, and matter where few of the drawn pairs match.
-BY_POSTERIOR: Final = Prior((-2.5, 1.1), (3.0, 0.5))
+BY_POSTERIOR: Final = Prior((-2.5, 1.2), (3.0, 0.4))
 LIMITS: Final = (-8.0, 2.0)
 BY_RANK: Final = Prior((-3.0, 1.0), (3.0, 0.5))  # evidence is minus the log of the rank in the first stage's list
 
