@@ -2,9 +2,10 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.store_memory
 
-Tables of random vectors of 384 dimensions, texts of 21 words and a number, on disk. Each step runs in a process of its
-own, and reports the peak of that process's own (anonymous) memory: opened, with ids and fields; exact searches, with a
-filter and without; whole searches with `Posterior`; an import into files.
+Tables of random vectors of 384 dimensions, texts of 20 random words and a number, on disk, with a full-text index. Each
+step runs in a process of its own, and reports the peak of that process's own (anonymous) memory: opened, with ids and
+fields; exact searches, with a filter and without; whole searches with `Posterior`, whose BM25 is the table's full-text
+index; an import into files.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from benchmarks.result_files import write_result
 from crossknn._imports import import_extra
 from crossknn.stores.importing import import_store
 
-DIM, FILL, SEARCHES = 384, 10_000, 3
+DIM, WORDS, FILL, SEARCHES = 384, 5_000, 10_000, 3
 TABLE = "items"
 OUT = Path(__file__).parent / "results" / "store_memory.json"
 
@@ -57,12 +58,15 @@ def fill(home: Path, items: int) -> dict[str, Any]:
             rows = np.arange(start, min(start + FILL, items))
             vectors = rng.standard_normal((len(rows), DIM), np.float32)
             vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-            ids, texts = [f"item-{row}" for row in rows], [f"{row} " + "word " * 20 for row in rows]
+            ids = [f"item-{row}" for row in rows]
+            texts = [" ".join(f"word{word}" for word in words) for words in rng.integers(0, WORDS, (len(rows), 20))]
             column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), DIM)
             yield pa.RecordBatch.from_arrays([pa.array(ids), pa.array(texts), pa.array(rows), column], schema=schema)
 
-    database = import_extra("lancedb", extra="lancedb").connect(home / "lance")
-    database.create_table(TABLE, pa.RecordBatchReader.from_batches(schema, batches()))
+    lancedb = import_extra("lancedb", extra="lancedb")
+    database = lancedb.connect(home / "lance")
+    table = database.create_table(TABLE, pa.RecordBatchReader.from_batches(schema, batches()))
+    table.create_index("text", config=lancedb.index.FTS())
     size = sum(path.stat().st_size for path in (home / "lance").rglob("*") if path.is_file())
     return {"items": items, "table_mb": round(size / 2**20)}
 
@@ -82,10 +86,11 @@ def search_with_posterior(home: Path) -> dict[str, Any]:
     store, _ = open_table(home)
     rng = np.random.default_rng(2)
     vectors = rng.standard_normal((SEARCHES, DIM), np.float32)
-    queries = [f"query {number}" for number in range(SEARCHES)]
+    queries = [f"word{number} word{number + 100}" for number in range(SEARCHES)]
     encoder = ck.PrecomputedEncoder(queries=(queries, vectors))
     scorer = ck.function_scorer(lambda pairs: [hash(pair) % 1_000 / 100 for pair in pairs])
-    searcher = ck.Searcher(store, scorer=scorer, encoder=encoder, progress=False)
+    retrievers = [store.full_text()]
+    searcher = ck.Searcher(store, scorer=scorer, encoder=encoder, retrievers=retrievers, progress=False)
     strategy = ck.Posterior(100, 5, first="dense")
     return {"posterior_mb": peak(lambda: [searcher.search(query, strategy=strategy) for query in queries])}
 
