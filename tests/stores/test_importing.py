@@ -160,6 +160,9 @@ def test_search_engines_by_the_command_line(tmp_path, engine):
         url = server.url.replace("http://", f"{engine}://me:secret-word@") + "/articles"
         result = run(url, tmp_path / "corpus")
         assert result.exit_code == 0, result.output
+        texts = run(url, tmp_path / "texts", "--vector", "none")
+        assert f"{ROWS} items, no vectors" in texts.output
+    assert sorted(path.name for path in (tmp_path / "texts").iterdir()) == ["items.parquet", "source.json"]
     assert "secret-word" not in (tmp_path / "corpus" / "source.json").read_text()
     assert len(Items.from_parquet(tmp_path / "corpus" / "items.parquet")) == ROWS
     np.testing.assert_array_equal(np.load(tmp_path / "corpus" / "vectors.npy"), VECTORS)
