@@ -16,6 +16,7 @@ UNIFORM_SHARE: Final = 0.1  # of the sample is drawn from all pairs alike
 STEPS, TOLERANCE = 50, 1e-8
 DRAWS: Final = 1_000  # of the posterior, for the interval
 INTERVAL: Final = (2.5, 97.5)  # percentiles
+INFLATION: Final = 1.5  # of the posterior's covariance in the interval: log-odds are not quite linear in evidence
 BINS: Final = 300  # of evidence, whose pairs are counted together
 
 Array = NDArray[np.float64]
@@ -126,7 +127,7 @@ class _LogisticRegression(NamedTuple):
 
     def chances(self, inputs: Array, rng: np.random.Generator) -> Array:
         """(draws + 1, inputs) at the mode, then at random weights."""
-        weights = np.vstack([self.mean, rng.multivariate_normal(self.mean, self.covariance, DRAWS)])
+        weights = np.vstack([self.mean, rng.multivariate_normal(self.mean, INFLATION * self.covariance, DRAWS)])
         return _sigmoid(weights @ np.vstack([np.ones(len(inputs)), inputs]))
 
 
