@@ -217,11 +217,29 @@ def engines() -> Table:
 
 def columns() -> Table:
     """The prior's columns in the store, and beside it."""
+    stores = read_result("stores")
     rows = []
-    for folder, found in read_result("stores")["columns"].items():
-        for name, recall in found["stores"].items():
-            rows.append([folder.removeprefix("scores/"), name, *(f"{value:.1f}" for value in recall.values())])
-    return markdown_table(["set", "latent factors and biases", "top 10 in 100 calls", "top 100 in 500"], rows)
+    for part, named in (("columns", "{name}"), ("made columns", "{items:,} made items")):
+        for folder, found in stores[part].items():
+            label = named.format(name=folder.removeprefix("scores/"), items=found["items"])
+            for name, values in found["stores"].items():
+                cells = [(values[f"top {cell}"], values[f"ms, top {cell}"]) for cell in ("10 in 100", "100 in 500")]
+                rows.append([label, name, *(text for share, ms in cells for text in (f"{share:.1f}", f"{ms:,.0f}"))])
+    return markdown_table(
+        ["set", "latent factors and biases", "top 10 in 100 calls", "ms", "top 100 in 500", "ms"], rows
+    )
+
+
+def store_memory() -> Table:
+    """Peaks of a process's own memory, as a LanceDB table grows."""
+    steps = ("opened", "search", "filtered", "posterior", "import")
+    rows = [
+        [f"{one['items']:,}", f"{one['table_mb']:,}", *(f"{one[f'{step}_mb']:,}" for step in steps)]
+        for one in read_result("store_memory")["tables"]
+    ]
+    return markdown_table(
+        ["items", "table, MB", "opened", "search", "with a filter", "whole search with `Posterior`", "import"], rows
+    )
 
 
 def vector_precision() -> Table:
@@ -362,6 +380,7 @@ TABLES = {
     "postgres": postgres,
     "engines": engines,
     "columns": columns,
+    "store memory": store_memory,
     "vector precision": vector_precision,
     "startup": startup,
     "stored BM25": stored_bm25,

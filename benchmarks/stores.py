@@ -16,6 +16,8 @@ answer always; times are those of queries one by one, where it leaves to exact s
 the milliseconds of each part of a search, and the growth of this process's own (anonymous) memory.
 "columns": the folder as it is, with an index that has a prior: its latent factors and biases in the store, and beside
 it, where the store proposes the rows that are ordered by them.
+"made columns": the same with 200,000 made items, and in LanceDB, too. Scores are those of "made", to which each item
+adds a bias and each query a taste for 16 properties that no vector shows, both half as large.
 
 Recall is the share of the true top k within the budget, in percent. Times are those outside the scorer, per query, of
 one query of "made" and "postgres" the least of three searches: processor time, so that a busy machine matters little;
@@ -27,9 +29,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, product
 from pathlib import Path
@@ -43,8 +45,10 @@ import pyarrow as pa
 from benchmarks.posterior import CALLS_PER_ITEM, build, search
 from benchmarks.result_files import write_result
 from crossknn._imports import import_extra
+from crossknn.encoders.precomputed import PrecomputedEncoder
 from crossknn.evaluate.benchmark import Bench
 from crossknn.evaluate.ground_truth import truth_rows
+from crossknn.evaluate.matrices import precomputed_scorer
 from crossknn.evaluate.measures import top_k_recall
 from crossknn.evaluate.tasks import Task, read_matrix
 from crossknn.items.items import Items
@@ -65,6 +69,7 @@ from crossknn.vectors.postgres_table import PgTable
 ROUNDS, BLOCK = 10, 50_000
 FILL = 10_000  # points written to an engine at once
 PG_ITEMS, PG_QUERIES = 50_000, 8
+COLUMN_ITEMS, COLUMN_TRAIN, PROPERTIES = 200_000, 300, 16
 REAL_QUERIES, ALONE = 40, 10  # of each folder, and those of them that are timed by themselves
 CELLS = ((10, 100), (100, 500))  # k and budget
 REAL = (("ivf", "float16"), ("ivf", "int8"), ("hnsw", "float16"))
@@ -120,10 +125,15 @@ class World:
         vectors = np.lib.format.open_memmap(path, "w+", np.float16, (items, real.shape[1]))
         for start in range(0, items, BLOCK):
             vectors[start : start + BLOCK] = mix(real, min(BLOCK, items - start), rng)
-        hidden = asked + rng.standard_normal(asked.shape, np.float32) * np.float32(0.7 / asked.shape[1] ** 0.5)
-        scores = ExactSearch(vectors).estimates(hidden)
+        made = cls(vectors, asked, np.empty((0, items), np.float32), clock)
+        return replace(made, scores=made.score(asked, rng))
+
+    def score(self, queries: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """(queries, items) inner products with vectors near the queries, and noise."""
+        hidden = queries + rng.standard_normal(queries.shape, np.float32) * np.float32(0.7 / queries.shape[1] ** 0.5)
+        scores = ExactSearch(self.vectors).estimates(hidden)
         scores += rng.standard_normal(scores.shape, np.float32) * np.float32(0.3 * scores.std())
-        return cls(vectors, asked, scores, clock)
+        return scores
 
     def context(self, store: VectorSearch, queries: int) -> SearchContext:
         def propose(_: str | None, n: int) -> tuple[str, list[Proposal]]:
@@ -295,16 +305,68 @@ def own_megabytes() -> float:
 
 
 def measure_columns(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    task = read_matrix(folder, queries=REAL_QUERIES)
+    return compare_columns(read_matrix(folder, queries=REAL_QUERIES), COLUMN_STORES, options)
+
+
+def measure_made_columns(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    made = made_world(folder, COLUMN_ITEMS, REAL_QUERIES, seed=options.seed, clock=time.perf_counter)
+    with TemporaryDirectory() as home, made as world:
+        _ = next(open_lance(world, Path(home)))
+        lance = partial(LanceStore, Path(home) / "lance", "items")
+        stores = {
+            **COLUMN_STORES,
+            "in LanceDB": lambda _: lance(write_columns=True),
+            "on rows proposed by LanceDB": lambda _: lance(),
+        }
+        return compare_columns(made_task(folder, world, options.seed), stores, options)
+
+
+def made_task(folder: Path, world: World, seed: int) -> Task:
+    """The made items with scores that depend on more than vectors; half of the queries are to learn from."""
+    rng = np.random.default_rng(seed)
+    train = np.load(folder / "train_query_embeddings.f16.npy")[:COLUMN_TRAIN].astype(np.float32)
+    scale = np.float32(world.scores.std() / 2)
+    bias = scale * rng.standard_normal(len(world.vectors), np.float32)
+    properties = scale / PROPERTIES**0.5 * rng.standard_normal((len(world.vectors), PROPERTIES), np.float32)
+    learned = world.score(train, rng)
+    for scores in (learned, world.scores):
+        scores += bias + rng.standard_normal((len(scores), PROPERTIES), np.float32) @ properties.T
+    items = Items(f"item {row}" for row in range(len(world.vectors)))
+    tests, trains = [f"test {row}" for row in range(len(world.queries))], [f"train {row}" for row in range(len(train))]
+    look_up = partial(precomputed_scorer, items=items.texts, fingerprint="made")
+    encoder = PrecomputedEncoder(
+        queries=([*tests, *trains], np.concatenate([world.queries, train])), items=(items.texts, world.vectors)
+    )
+    return Task(
+        name="made",
+        items=items,
+        queries=tests,
+        scores=world.scores,
+        scorer=look_up(world.scores, queries=tests),
+        train_scorer=look_up(learned, queries=trains),
+        encoder=encoder,
+        train=trains,
+        retrievers=(),
+        retriever_names=("random", "dense"),
+    )
+
+
+def compare_columns(
+    task: Task, stores: Mapping[str, Callable[[Any], VectorSearch]], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Recall of `Posterior` with the prior's columns in the store and beside it, and milliseconds of a query."""
     index = build(Bench(task, seed=options.seed), CALLS_PER_ITEM)
     models = {"scorer": task.scorer, "encoder": task.encoder, "retrievers": task.retrievers}
-    stores = {}
-    for name, store in {"in the store": ExactSearch, "on proposed rows": ProposingSearch}.items():
+    found: dict[str, dict[str, float]] = {}
+    for name, store in stores.items():
         searcher = Searcher(index, **models, store=store)
         shares = search(task, searcher, STRATEGIES["Posterior"], CELLS)
-        stores[name] = {f"top {k} in {budget}": round(float(shares[k, budget].mean()), 1) for k, budget in CELLS}
-        print(task.name, name, json.dumps(stores[name]), flush=True)
-    return {"items": len(task.items), "queries": len(task.queries), "stores": stores}
+        found[name] = {f"top {k} in {budget}": round(float(shares[k, budget].mean()), 1) for k, budget in CELLS}
+        for k, budget in CELLS:
+            took = time_alone(searcher, task.queries[:ALONE], STRATEGIES["Posterior"](budget))
+            found[name][f"ms, top {k} in {budget}"] = round(took, 1)
+        print(task.name, name, json.dumps(found[name]), flush=True)
+    return {"items": len(task.items), "queries": len(task.queries), "stores": found}
 
 
 class ProposingSearch(ExactSearch):
@@ -312,6 +374,12 @@ class ProposingSearch(ExactSearch):
 
     def with_columns(self, *columns: Any) -> Any:
         return ProposedRowsSearch(ExactSearch(self.take(np.arange(len(self)))), *columns)
+
+
+COLUMN_STORES: dict[str, Callable[[Any], VectorSearch]] = {
+    "in the store": ExactSearch,
+    "on proposed rows": ProposingSearch,
+}
 
 
 def measure_postgres(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -421,6 +489,7 @@ PARTS = {
     "postgres": measure_postgres,
     "engines": measure_engines,
     "columns": measure_columns,
+    "made columns": measure_made_columns,
 }
 
 

@@ -101,6 +101,13 @@ class BuildOptions:
             "taught encoder.",
         ),
     ] = None
+    vectors: Annotated[
+        Path | None,
+        Option(
+            help="File (.npy or .safetensors) of the encoder's vectors of the items. Default: that of a `crossknn "
+            "import` beside CORPUS; none encodes them again."
+        ),
+    ] = None
     work_dir: Annotated[
         Path | None, Option(help="Folder that keeps scores and vectors. Default: FOLDER.work, next to the index.")
     ] = None
@@ -242,6 +249,7 @@ def build(
         items = item_fields.read(corpus, progress).index_fields(*(index_field or ()))
     with ProgressBars(keep=True, log=True) as bars, resumable():
         settings |= {"scorer": models.load_scorer(work_dir=work), "encoder": models.load_encoder()}
+        settings["item_vectors"] = options.known_vectors(corpus, chosen.vectors, items, settings["encoder"])
         settings |= {"progress": bars.from_zero, **chosen.teaching(items, settings["encoder"])}
         if part is not None:
             _score_part(items, part, settings, as_json=as_json)
@@ -283,6 +291,7 @@ def plan(
         items = item_fields.read(corpus, progress)
         scorer, encoder = models.load_scorer(), models.load_encoder()
         settings |= chosen.teaching(items, encoder)
+        settings["item_vectors"] = options.known_vectors(corpus, chosen.vectors, items, encoder)
         planned = plan_build(
             items,
             scorer=scorer,

@@ -96,7 +96,7 @@ def match(
     with nullcontext() if cache is None else resumable(), ProgressBars() as progress:
         source = options.read_source(other or corpus, opened, progress)
         left = options.read_source(corpus, opened, progress) if other is not None else source
-        arguments = replace(opened, cache=cache).arguments(source, progress)
+        arguments = replace(opened, cache=cache).arguments(source, other or corpus, progress)
         found = match_records(left, None if other is None else source, **arguments, **settings)
         if output is not None:
             found.write(output)

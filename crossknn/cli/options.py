@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from crossknn.cli.console import collector_paused
+from crossknn.cli.console import collector_paused, say
 from crossknn.errors import InputError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from crossknn.indexing.index import Index
     from crossknn.indexing.remembered_models import RememberedModels
     from crossknn.items.items import Items
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SCORER = "cross-encoder/ms-marco-MiniLM-L6-v2"
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
+NO_VECTORS = Path("none")
 ENCODER_RETRIEVERS = ("dense", "fused", "fitted")
 
 Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "int8"])
@@ -282,7 +285,11 @@ class SourceOptions(ModelOptions, FieldOptions):
         ),
     ] = None
     vectors: Annotated[
-        Path | None, Option(help="File (.npy) of item vectors: read if it exists, else written for next time.")
+        Path | None,
+        Option(
+            help="File (.npy) of item vectors: read if it exists, else written for next time. Default: those of a "
+            "`crossknn import` beside the items; none encodes them again."
+        ),
     ] = None
     any_model: AnyModelOption = False
     calibration: Annotated[
@@ -296,7 +303,7 @@ class SourceOptions(ModelOptions, FieldOptions):
     def __post_init__(self) -> None:
         if self.cache_queries and self.cache is None:
             raise InputError("--cache-queries needs a --cache to keep them in.")
-        if self.vectors is not None and self.encoder == "none":
+        if self.vectors not in (None, NO_VECTORS) and self.encoder == "none":
             raise InputError("--vectors needs an --encoder: query and item vectors must come from the same model.")
 
     def check(self, corpus: Path, *, train_queries: Path | None = None, verify: bool = False) -> None:
@@ -329,19 +336,24 @@ class SourceOptions(ModelOptions, FieldOptions):
         if self.encoder == "none" and (first in ENCODER_RETRIEVERS or isinstance(strategy, Posterior | Tour)):
             raise InputError(f"{strategy!r} needs an encoder. Leave --encoder none out, or choose rerank with bm25.")
 
-    def arguments(self, source: Any, progress: Progress) -> dict[str, Any]:
+    def arguments(self, source: Any, corpus: Path, progress: Progress) -> dict[str, Any]:
         """The arguments of a `Searcher` or `Service` of `source`: models and vectors, and where to search them."""
-        from crossknn.encoders.item_encoding import encode_items
-
         models, same = models_of(source), not self.any_model
         scorer = self.load_scorer(cache=self.cache, keep_queries=self.cache_queries, models=models, same=same)
         without = self.encoder == "none" and not (models and models.has_encoder)
         encoder = None if without else self.encoder_for(models, same=same)
-        vectors = None
-        if self.vectors is not None and encoder is not None:
-            vectors = encode_items(source, encoder, path=self.vectors, progress=progress)
+        vectors = None if encoder is None or is_index(corpus) else self._item_vectors(source, corpus, encoder, progress)
         given = {"scorer": scorer, "encoder": encoder, "vectors": vectors, "check_models": same}
         return {**given, "calibration": self.calibration, "device": self.device, "progress": progress}
+
+    def _item_vectors(self, items: Items, corpus: Path, encoder: Encoder, progress: Progress) -> NDArray[Any] | None:
+        """Those of the import that the items are from, or of the file that is named, which is written if it is new."""
+        from crossknn.encoders.item_encoding import encode_items
+        from crossknn.stores.importing import imported_vectors
+
+        if self.vectors is None or self.vectors in (NO_VECTORS, imported_vectors(corpus)):
+            return known_vectors(corpus, self.vectors, items, encoder)
+        return encode_items(items, encoder, path=self.vectors, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -414,6 +426,22 @@ def models_of(source: Path | Index | Items) -> RememberedModels | None:
     from crossknn.items.items import Items
 
     return None if isinstance(source, Items) else RememberedModels.of(source)
+
+
+def known_vectors(corpus: Path, path: Path | None, items: Items, encoder: Encoder) -> NDArray[Any] | None:
+    """The encoder's vectors of the items, in a file or by default in the import that the items are from; or None."""
+    from crossknn.encoders.known_vectors import check_known_vectors
+    from crossknn.encoders.precomputed import load_vectors
+    from crossknn.stores.importing import imported_vectors
+
+    found = imported_vectors(corpus) if path is None else path
+    if found is None or found == NO_VECTORS:
+        return None
+    hint = "Name the encoder that made them with --encoder, or encode the items again with --vectors none."
+    vectors = load_vectors(found, check_finite=True)
+    check_known_vectors(vectors, items, encoder, name=f"{found}: the vectors", hint=hint)
+    say(f"The vectors of {found} are used: items are not encoded.")
+    return vectors
 
 
 def default_work_dir(folder: Path) -> Path:

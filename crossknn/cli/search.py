@@ -126,7 +126,7 @@ def search(
         source = Index.load(corpus, verify=verify) if options.is_index(corpus) else opened.read(corpus, progress)
         opened.check_strategy(chosen, source)
         allowed = _make_filter(where, ids, source.items if isinstance(source, Index) else source)
-        searcher = Searcher(source, **opened.arguments(source, progress))
+        searcher = Searcher(source, **opened.arguments(source, corpus, progress))
         if train is not None:
             searcher.fit_normalization(train[:NORMALIZATION_QUERIES])
         if named is None and not searcher.has_query_vectors:

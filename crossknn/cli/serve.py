@@ -137,7 +137,7 @@ def open_service(
     opened.check(corpus)
     settings = replace(settings, title=settings.title or corpus.stem)
     source = corpus if options.is_index(corpus) else opened.read(corpus, progress)
-    return Service(source, settings=settings, **opened.arguments(source, progress))
+    return Service(source, settings=settings, **opened.arguments(source, corpus, progress))
 
 
 def _open_example(settings: Settings, *, device: str | None, progress: Progress) -> Service:

@@ -25,7 +25,11 @@ def import_(
     id: Annotated[str | None, Option(help="Field with the ids. Default: the store's own, in LanceDB id.")] = None,
     fields: Annotated[str | None, Option(help="Fields to keep, separated by commas. Default: all.")] = None,
     vector: Annotated[
-        str | None, Option(help="Name of the vectors. Default: vector; in Qdrant the unnamed ones.")
+        str | None,
+        Option(
+            help="Name of the vectors. Default: vector; in Qdrant the unnamed ones. none: of Elasticsearch or "
+            "OpenSearch, take texts and fields only."
+        ),
     ] = None,
 ) -> None:
     """Copy the items and vectors of a store into FOLDER. The same command resumes an interrupted import.
@@ -39,6 +43,8 @@ def import_(
     store = open_store(url, text=text or ["text"], id=id, fields=kept, vector=vector)
     with resumable(), ProgressBars() as progress:
         imported = import_store(store, folder, source=without_password(url), progress=progress)
-    dim = 0 if imported.vectors is None else imported.vectors.shape[1]
-    out.print(f"{len(imported.items):,} items, vectors of {dim} dimensions", highlight=False)
-    say(f"Build an index of them: crossknn build {folder / ITEMS}")
+    dim = None if imported.vectors is None else imported.vectors.shape[1]
+    vectors = "no vectors" if dim is None else f"vectors of {dim} dimensions"
+    out.print(f"{len(imported.items):,} items, {vectors}", highlight=False)
+    encoder = "" if dim is None else " --encoder MODEL, the one that made the vectors"
+    say(f"Build an index of them: crossknn build {folder / ITEMS} -o {folder.with_suffix('.ck')}{encoder}")

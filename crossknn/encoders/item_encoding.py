@@ -36,6 +36,7 @@ def encode_items(
     path: str | Path | None = None,
     block: int | None = None,
     dtype: str = "float16",
+    known: NDArray[Any] | None = None,
     engine: Engine = LOCAL,
     progress: Progress | None = None,
 ) -> NDArray[Any]:
@@ -49,6 +50,7 @@ def encode_items(
             with vectors of other items, another encoder or dtype (see `<path>.json`) is refused, never overwritten.
         block: Texts read and stored at a time; by default 1,024, or the encoder's `at_once` if that is more.
         dtype: "float16" or "float32".
+        known: The encoder's vectors of all items, if there are any: they are copied, and nothing is encoded.
         engine: Where the encoder runs.
         progress: Called after every call of the encoder.
     """
@@ -57,7 +59,7 @@ def encode_items(
     block = max(BLOCK_ROWS, call_texts) if block is None else block
     check_positive("block", block)
     check_engine(engine)
-    run = _Run(items, encoder, block, call_texts, np.dtype(dtype), engine, progress)
+    run = _Run(items, encoder, block, call_texts, np.dtype(dtype), known, engine, progress)
     return run.into_memory() if path is None else run.into_file(Path(path))
 
 
@@ -73,6 +75,7 @@ class _Run:
     block: int
     call_texts: int
     dtype: np.dtype[Any]
+    known: NDArray[Any] | None
     engine: Engine
     progress: Progress | None
 
@@ -98,6 +101,11 @@ class _Run:
 
     def encode(self, ranges: Sequence[range], dim: int) -> Generator[tuple[int, NDArray[Any]], None, None]:
         """Blocks of vectors of these rows as they are done, each with its first row."""
+        if self.known is not None:
+            for block_rows in _blocks(ranges, self.block):
+                copied = np.asarray(self.known[block_rows.start : block_rows.stop], np.float32)
+                yield block_rows.start, self._convert(copied)
+            return
         rows_of_job: dict[int, tuple[range, Rows]] = {}
         blocks: dict[int, tuple[Vectors, list[int]]] = {}  # by first row, with the sizes of the jobs that are done
         done = len(self.items) - sum(map(len, ranges))
@@ -118,7 +126,7 @@ class _Run:
     def _jobs(self, ranges: Sequence[range], dim: int, rows_of_job: dict[int, tuple[range, Rows]]) -> Iterator[Job]:
         """The texts of each call; enters the block and the rows of each job into `rows_of_job`."""
         number = 0
-        for block in [rows[at : at + self.block] for rows in ranges for at in range(0, len(rows), self.block)]:
+        for block in _blocks(ranges, self.block):
             texts = self.items.texts_of(np.arange(block.start, block.stop))
             order = np.argsort([len(text) for text in texts], kind="stable")  # similar lengths need less padding
             for at in range(0, len(texts), self.call_texts):
@@ -133,6 +141,10 @@ class _Run:
         if not np.isfinite(converted).all():
             raise EncoderError(f'The vectors do not fit in {self.dtype}: use dtype="float32".')
         return converted
+
+
+def _blocks(ranges: Sequence[range], size: int) -> list[range]:
+    return [rows[at : at + size] for rows in ranges for at in range(0, len(rows), size)]
 
 
 def _encode_texts(encoder: Encoder, texts: list[str], dim: int) -> Vectors:

@@ -21,6 +21,7 @@ from crossknn._checks import check_choice, check_engine, check_positive, check_s
 from crossknn.encoders.adapter import AdaptedEncoder, Adapter, without_adapter
 from crossknn.encoders.base import check_vectors
 from crossknn.encoders.item_encoding import encode_items
+from crossknn.encoders.known_vectors import check_known_vectors
 from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.engines.local import LOCAL
 from crossknn.errors import InputError, MissingExtra
@@ -110,6 +111,7 @@ class Build:
     searches: Sequence[KnownList] = ()
     signals: Sequence[str] = SIGNALS
     retrievers: Sequence[Retriever] = ()
+    item_vectors: NDArray[Any] | None = None
     work_dir: str | Path | None = None
     chunk: int = CHUNK
     seed: int = 0
@@ -127,7 +129,10 @@ class Build:
         check_seed(self.seed)
         check_engine(self.engine)
         self._check_models()
+        if self.item_vectors is not None:
+            check_known_vectors(self.item_vectors, self.items, without_adapter(self.encoder))
         self.encoder_spec = spec_of(without_adapter(self.encoder))  # of the encoder that is taught, if one is
+        self._given_encoder = without_adapter(self.encoder).fingerprint
         self.teaching = self._choose_teaching()
         self.method = self._choose_method()
         self.with_prior = self._choose_prior()
@@ -254,15 +259,30 @@ class Build:
         """(items, dim) the encoder's without an adapter, mapped from the work folder if there is one."""
         with self._timing("encode items"):
             path, encoder = self.vectors_path, without_adapter(self.encoder)
-            return encode_items(self.items, encoder, path=path, engine=self.engine, progress=self.progress)
+            known = self._known_vectors
+            return encode_items(self.items, encoder, path=path, known=known, engine=self.engine, progress=self.progress)
+
+    @property
+    def _known_vectors(self) -> NDArray[Any] | None:
+        """The given vectors, as long as the encoder is the given one: a taught encoder makes others."""
+        return None if without_adapter(self.encoder).fingerprint != self._given_encoder else self.item_vectors
 
     @property
     def vectors_path(self) -> Path | None:
         """The file of `unadapted_vectors` in the work folder."""
         if self._work_dir is None:
             return None
-        encoder = blake2b(without_adapter(self.encoder).fingerprint.encode(), digest_size=4).hexdigest()
-        return self._work_dir / f"vectors-{self.items.fingerprint[:12]}-{encoder}.npy"
+        maker = blake2b(without_adapter(self.encoder).fingerprint.encode(), digest_size=4)
+        if self._known_vectors is not None:
+            maker.update(self._known_digest)
+        return self._work_dir / f"vectors-{self.items.fingerprint[:12]}-{maker.hexdigest()}.npy"
+
+    @cached_property
+    def _known_digest(self) -> bytes:
+        found, known = blake2b(digest_size=8), np.asarray(self.item_vectors)
+        for batch in batches(len(known), CHUNK):
+            found.update(np.ascontiguousarray(known[batch]).data)
+        return found.digest()
 
     @cached_property
     def query_vectors(self) -> Vectors:

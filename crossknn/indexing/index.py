@@ -113,6 +113,7 @@ class Index:
         calibrate: bool | None = None,
         signals: Sequence[str] = SIGNALS,
         retrievers: Sequence[Retriever] = (),
+        item_vectors: NDArray[Any] | None = None,
         work_dir: str | Path | None = None,
         chunk: int = CHUNK,
         seed: int = 0,
@@ -142,6 +143,8 @@ class Index:
                 in the report, for fewer than 1,000 items, 100 train queries or 20 held-out queries of a teaching.
             signals: The retrievers the prior is fitted to: "dense", "bm25", "tfidf", "fused", or names of `retrievers`.
             retrievers: Your own; one with the name of a built-in retriever replaces it.
+            item_vectors: (items, dim) the encoder's vectors of the items, such as those of `import_store`, which are
+                then not encoded. A few items are, and vectors unlike theirs are refused.
             work_dir: A folder for scores and vectors. An interrupted build resumes from it, repeats at most `chunk`
                 calls, and ends with the same index; later builds with the same scorer reuse its scores.
             chunk: Calls saved together.
@@ -163,6 +166,7 @@ class Index:
             calibrate=calibrate,
             signals=signals,
             retrievers=retrievers,
+            item_vectors=item_vectors,
             work_dir=work_dir,
             chunk=chunk,
             seed=seed,

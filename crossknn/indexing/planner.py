@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crossknn.encoders.base import check_vectors
 from crossknn.encoders.item_encoding import count_encoded
@@ -115,6 +116,7 @@ def plan_build(
     prior: bool | Literal["default"] | None = "default",
     teach: Teaching | bool | None = None,
     calibrate: bool | None = None,
+    item_vectors: NDArray[Any] | None = None,
     work_dir: str | Path | None = None,
     seed: int = 0,
     device: str | None = None,
@@ -125,7 +127,8 @@ def plan_build(
     Scores 512 pairs and encodes 256 items and 64 queries to time the models; writes nothing. Scores and vectors that
     the `work_dir` holds already cost nothing.
     """
-    prepare = partial(Build, items, scorer=scorer, encoder=encoder, queries=queries, work_dir=work_dir, seed=seed)
+    given: dict[str, Any] = {"queries": queries, "item_vectors": item_vectors, "work_dir": work_dir, "seed": seed}
+    prepare = partial(Build, items, scorer=scorer, encoder=encoder, **given)
     ways: dict[str, Build] = {}  # never run: builds check the settings and choose train queries and pairs
     wanted: dict[str, Any] = {"factors": factors, "sampling": sampling, "prior": prior, "teach": teach}
     wanted["calibrate"] = calibrate
@@ -139,7 +142,8 @@ def plan_build(
     counts = [counter.count(build) for build in ways.values()]
     first, any_calls = next(iter(ways.values())), any(to_make for _, to_make, _ in counts)
     path, train = first.vectors_path, first.train_queries
-    to_encode = len(items) - (0 if path is None else count_encoded(items, encoder, path=path))
+    stored = 0 if path is None else count_encoded(items, encoder, path=path)
+    encoded = stored if item_vectors is None else len(items)
     report, dim = progress or (lambda *_: None), int(check_vectors(encoder.encode_items([]), []).shape[1])
     texts = items.texts_of(_spread(len(items), MEASURED_ITEMS))
     per_item = _time_encoder(encoder.encode_items, texts, dim, report)
@@ -154,7 +158,7 @@ def plan_build(
             to_make,
             at_most,
             scoring=to_make * per_call,
-            encoding=_encoding_passes(build) * to_encode * per_item + len(build.train_queries) * per_query,
+            encoding=(_encoding_passes(build) * len(items) - encoded) * per_item + len(build.train_queries) * per_query,
             factorizing=_fit_seconds(build, pairs, dim, device, time_fit) + _training_seconds(build, per_item),
             disk=text_bytes + Items(build.train_queries).stored_bytes + _array_bytes(build, dim),
             memory=_memory_bytes(build, dim, pairs),

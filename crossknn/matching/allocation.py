@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossknn.matching.pair_scores import PairScorer
+from crossknn.matching.unscored import Unscored
 from crossknn.strategies.base import Flow, Round, SearchContext
 from crossknn.strategies.posterior.strategy import Posterior
 from crossknn.types import EMPTY_PROPOSAL, Rows
@@ -38,6 +39,7 @@ class MatchSearch(Posterior):
         threshold: Of the score of a match.
         k: Matches wanted per record; a pair must then also beat a record's k-th best score so far.
         most: Calls for one record at most.
+        unscored: Where the pairs that are left are added in the end.
     """
 
     scorer: PairScorer
@@ -45,6 +47,7 @@ class MatchSearch(Posterior):
     threshold: float
     k: int | None
     most: int
+    unscored: Unscored | None = None
 
     def flow(self, context: SearchContext) -> Flow:
         first, session = self._start(context)
@@ -62,6 +65,8 @@ class MatchSearch(Posterior):
             return self._choose_rows(context, session, means, counts)
 
         yield from self._run_rounds(first, session.observations, next_round)
+        if self.unscored is not None:
+            self.unscored.add_predicted(self.records, session, self.threshold)
         return None
 
     def _share(self, context: SearchContext, number: int, spent: int) -> int:  # noqa: ARG002

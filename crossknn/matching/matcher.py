@@ -22,11 +22,12 @@ from crossknn.matching.matches import Matches
 from crossknn.matching.pair_scores import PairScorer
 from crossknn.matching.recall_estimate import RecallEstimate, estimate_recall
 from crossknn.matching.records import Records
+from crossknn.matching.unscored import BEST_ROWS, Unscored
 from crossknn.scorers.cached import Cached
 from crossknn.search.calibration import ScoreCalibration
 from crossknn.search.searcher import Searcher
 from crossknn.strategies.base import SearchContext, drive
-from crossknn.types import Encoder, Progress, Proposal, Retriever, Rows, Scorer, Scores, VectorSearch
+from crossknn.types import Encoder, Progress, Retriever, Rows, Scorer, Scores, VectorSearch
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,7 @@ MIN_ROUNDS, MAX_ROUNDS, PAIRS_PER_ROUND = 2, 10, 5
 MOST_PER_BUDGET: Final = 10  # calls of one record at most, as a multiple of the mean
 BATCH: Final = 256  # records searched together
 SAMPLE_SHARE, MAX_SAMPLE = 0.1, 2_000  # of the calls, for the estimate of recall
+SAMPLED_BATCHES: Final = 4  # of records, whose unscored pairs are looked at for it
 CACHED_TOGETHER: Final = 1024  # pairs, the most that a kill can lose
 
 
@@ -212,6 +214,7 @@ class _MatchRun:
     def __init__(self, searcher: Searcher, pairs: PairScorer, options: MatchOptions) -> None:
         self._searcher, self._pairs, self._options = searcher, pairs, options
         self._threshold = self._find_threshold()
+        self._unscored = Unscored(pairs, options.seed)
 
     def _find_threshold(self) -> float:
         """The score of a match, at least."""
@@ -228,10 +231,11 @@ class _MatchRun:
             pairs.limit = calls
             pairs.score(left.repeated, left.repeated)  # records of equal texts
         done = 0
-        for records in self._batches():
+        sampled = self._sampled_batches() if calls < self._pairs.total else ()
+        for number, records in enumerate(self._batches()):
             share = -(-(calls - pairs.calls) * len(records) // (len(left) - done))
             pairs.limit = min(calls, pairs.calls + share)
-            self._search(records, pairs.calls_left)
+            self._search(records, pairs.calls_left, sampled=number in sampled)
             done += len(records)
             if pairs.stopped:
                 return
@@ -242,7 +246,12 @@ class _MatchRun:
         count = -(-len(records) // BATCH)
         return (records[place::count] for place in range(count))
 
-    def _search(self, records: Rows, calls: int) -> None:
+    def _sampled_batches(self) -> list[int]:
+        count = -(-len(self._pairs.left) // BATCH)
+        chosen: list[int] = np.random.default_rng(self._options.seed).permutation(count)[:SAMPLED_BATCHES].tolist()
+        return chosen
+
+    def _search(self, records: Rows, calls: int, *, sampled: bool) -> None:
         context = self._context(records)
         if not context.reachable or calls < self._pairs.calls_per_pair:
             return
@@ -253,6 +262,8 @@ class _MatchRun:
         if not self._searcher.has_query_vectors:
             _, proposals = context.propose(None, min(most, mean))
             self._pairs.ask(records, [one.rows for one in proposals])
+            if sampled:
+                self._unscored.add_ranked(records, context.propose(None, min(BEST_ROWS, context.reachable))[1])
             return
         budget = min(2 * most, context.reachable)
         strategy = MatchSearch(
@@ -263,6 +274,7 @@ class _MatchRun:
             threshold=self._threshold,
             k=self._options.k,
             most=most,
+            unscored=self._unscored if sampled else None,
         )
         drive(strategy, context, lambda proposed: self._pairs.ask(records, proposed))
 
@@ -277,12 +289,7 @@ class _MatchRun:
         sample = min(self._options.sample_calls(calls), self._pairs.calls_left) // self._pairs.calls_per_pair
         if not sample or self._pairs.stopped or not len(self._pairs.left):
             return None
-
-        def propose(records: Rows, n: int) -> list[Proposal]:
-            context = self._context(records)
-            return context.propose(None, min(n, context.reachable))[1]
-
-        return estimate_recall(self._pairs, propose, self._threshold, sample=sample, seed=self._options.seed)
+        return estimate_recall(self._pairs, self._unscored, self._threshold, sample=sample, seed=self._options.seed)
 
     def choose(self) -> tuple[Rows, Rows, Scores, NDArray[np.float64] | None]:
         """The pairs of records that match, best first, and their probabilities."""

@@ -155,6 +155,11 @@ class PairScorer:
         whole = ~np.isnan(means)
         return left[whole], right[whole], means[whole]
 
+    def first_places(self, records: Rows, rows: Rows) -> NDArray[np.int64]:
+        """Where each of these pairs comes first, ascending; in a self-join whichever record is named first."""
+        _, first = np.unique(self._keys(records, rows)[:, 0], return_index=True)
+        return np.sort(first)
+
     def _keys(self, records: Rows, rows: Rows) -> Keys:
         """(pairs, directions) one integer per call."""
         width = len(self.right.items)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import Any, Final, Self
 from urllib.parse import quote, unquote, urlsplit
 
@@ -35,6 +37,9 @@ READ_VECTORS: Final = 500  # documents whose vectors are read by one request
 SCROLL: Final = "5m"  # for which the engine keeps the place between two pages
 MAX_RESPONSE: Final = 2**26  # bytes
 TIMEOUT, RETRIES = 60.0, 3
+CLEAR_TIMEOUT: Final = 5.0  # seconds to free a scroll, which expires anyway
+
+logger = logging.getLogger("crossknn")
 
 Hits = list[dict[str, Any]]
 
@@ -85,7 +90,8 @@ class ElasticStore(StoreSearch):
         self._types = self._client.field_types()
         if vector is not None and vector not in self._types:
             raise InputError(f"The index {index!r} has no field {vector!r}, named by `vector`.")
-        self.items = StoreItems.of_store(self._read_records(), self._read_texts)
+        with closing(self._read_records()) as records:
+            self.items = StoreItems.of_store(records, self._read_texts)
         self.dim = 0
         if vector is not None:
             self.dim = len(self._vectors_of([self.items.id(0)])[0])
@@ -178,12 +184,14 @@ class ElasticStore(StoreSearch):
         check_all_found(self.name, len(found), len(set(ids)))
         return [self._text.read(found[id_], row) for id_, row in zip(ids, rows.tolist(), strict=True)]
 
-    def _read_records(self) -> Iterator[dict[str, Any]]:
+    def _read_records(self) -> Generator[dict[str, Any], None, None]:
         """Ids and fields of all documents."""
         left_out = [*self._text.names, *([] if self.vector is None else [self.vector])]
         source: Any = {"excludes": left_out} if self._kept is None else list(self._kept) or False
-        for hit in self._client.scroll({"query": {"match_all": {}}, "size": READ_DOCUMENTS, "_source": source}):
-            yield {**hit.get("_source", {}), "_id": hit["_id"]}
+        body = {"query": {"match_all": {}}, "size": READ_DOCUMENTS, "_source": source}
+        with closing(self._client.scroll(body)) as hits:
+            for hit in hits:
+                yield {**hit.get("_source", {}), "_id": hit["_id"]}
 
 
 class ElasticRetriever(BaseRetriever):
@@ -226,7 +234,7 @@ class ElasticRetriever(BaseRetriever):
 
 
 class ElasticClient:
-    """The requests that are needed, all of them POST, to one index."""
+    """The requests that are needed, to one index."""
 
     def __init__(self, url: str, index: str, engine: str, api_key: str | None, timeout: float) -> None:
         parts = urlsplit(url) if isinstance(url, str) else None
@@ -243,11 +251,11 @@ class ElasticClient:
         hint = f"Set `api_key` or the environment variable {KEY_VARIABLES[engine]}."
         self._hints = {401: hint, 403: hint, 404: "Check the address and the name of the index."}
         self._engine = engine
-        self._clients: dict[str, HttpClient] = {}
+        self._clients: dict[tuple[str, str], HttpClient] = {}
 
     def field_types(self) -> dict[str, str]:
         """The type of every field; none for one that has several."""
-        fields = self._post("_field_caps?fields=*", {})["fields"]
+        fields = self._send("_field_caps?fields=*", {})["fields"]
         return {name: next(iter(types)) for name, types in fields.items() if len(types) == 1}
 
     def search(self, bodies: list[dict[str, Any]]) -> list[Hits]:
@@ -255,13 +263,13 @@ class ElasticClient:
         if not bodies:
             return []
         lines = [line for body in bodies for line in ({}, body)]
-        return [self._hits_of(one) for one in self._post("_msearch", lines)["responses"]]
+        return [self._hits_of(one) for one in self._send("_msearch", lines)["responses"]]
 
     def documents(self, ids: list[str], names: list[str]) -> dict[str, dict[str, Any]]:
         """These fields of the documents of these ids, without those that do not exist."""
         if not ids:
             return {}
-        found = self._post("_mget", {"docs": [{"_id": id_, "_source": names} for id_ in ids]})["docs"]
+        found = self._send("_mget", {"docs": [{"_id": id_, "_source": names} for id_ in ids]})["docs"]
         return {one["_id"]: one.get("_source", {}) for one in found if one.get("found")}
 
     def vectors(self, ids: list[str], name: str) -> dict[str, Sequence[float]]:
@@ -274,13 +282,24 @@ class ElasticClient:
         body = {"query": ids_query(ids), "size": len(ids), "fields": [name], "_source": False}
         return {hit["_id"]: hit.get("fields", {}).get(name, ()) for hit in self.search([body])[0]}
 
-    def scroll(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """All hits of a search, page by page, as they were when it began."""
-        response = self._post(f"_search?scroll={SCROLL}", {**body, "sort": ["_doc"]})
-        while hits := self._hits_of(response):
-            yield from hits
-            following = {"scroll": SCROLL, "scroll_id": response["_scroll_id"]}
-            response = self._post("/_search/scroll", following)
+    def scroll(self, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+        """All hits of a search, page by page, as they were when it began; closing it frees the engine's memory."""
+        response, id_ = self._send(f"_search?scroll={SCROLL}", {**body, "sort": ["_doc"]}), None
+        try:
+            while hits := self._hits_of(response):
+                id_ = response["_scroll_id"]
+                yield from hits
+                response = self._send("/_search/scroll", {"scroll": SCROLL, "scroll_id": id_})
+        finally:
+            self._clear_scroll(response.get("_scroll_id", id_))
+
+    def _clear_scroll(self, id_: str | None) -> None:
+        if id_ is None:
+            return
+        try:
+            self._send("/_search/scroll", {"scroll_id": [id_]}, method="DELETE")
+        except StoreError as error:
+            logger.info("A scroll was not cleared, and expires in %s: %s", SCROLL, error)
 
     def _hits_of(self, response: dict[str, Any]) -> Hits:
         if "error" in response:
@@ -292,31 +311,34 @@ class ElasticClient:
             raise StoreError(f"The index {self._index!r} gave part of the hits: {failed}. Try again.")
         return list(response["hits"]["hits"])
 
-    def _post(self, target: str, body: Any) -> Any:
+    def _send(self, target: str, body: Any, *, method: str = "POST") -> Any:
         several = isinstance(body, list)
         data = "".join(json.dumps(one) + "\n" for one in body) if several else json.dumps(body)
         try:
-            response = self._client(target, several=several).post(data.encode(), Usage(), threading.Event())
+            client = self._client(target, method, several=several)
+            response = client.post(data.encode(), Usage(), threading.Event())
             return json.loads(response)
         except ScorerError as error:
             raise StoreError(str(error)) from error
         except ValueError as error:
             raise StoreError(f"The server of the index {self._index!r} sent no JSON. Check its address.") from error
 
-    def _client(self, target: str, *, several: bool) -> HttpClient:
-        if target not in self._clients:
+    def _client(self, target: str, method: str, *, several: bool) -> HttpClient:
+        if (method, target) not in self._clients:
             path, _, query = target.partition("?")
             path = path if path.startswith("/") else f"/{quote(self._index, safe=',*-')}/{path}"
             host = self._base.netloc.rpartition("@")[2]
             url = self._base._replace(netloc=host, path=self._base.path.rstrip("/") + path, query=query)
             headers = {**self._headers, **({"content-type": "application/x-ndjson"} if several else {})}
-            self._clients[target] = HttpClient(
+            clears = method == "DELETE"
+            self._clients[method, target] = HttpClient(
                 url,
                 headers,
-                timeout=self._timeout,
-                retries=RETRIES,
+                timeout=min(self._timeout, CLEAR_TIMEOUT) if clears else self._timeout,
+                retries=0 if clears else RETRIES,
                 costs=CostTracker(None, None, None),
                 hints=self._hints,
                 min_response_bytes=MAX_RESPONSE,
+                method=method,
             )
-        return self._clients[target]
+        return self._clients[method, target]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from crossknn.stores.base import StoreSearch
 
 BLOCK_ROWS: Final = 4_096  # items copied at once
-ITEMS, VECTORS, WORK = "items.parquet", "vectors.npy", "import"
+ITEMS, VECTORS, SOURCE, WORK = "items.parquet", "vectors.npy", "source.json", "import"
 CANNOT_WRITE: Final = "the import cannot be written"
 
 
@@ -57,6 +57,16 @@ def import_store(store: StoreSearch, folder: str | Path, *, source: str, progres
     return Imported(Items.from_parquet(run.folder / ITEMS), vectors)
 
 
+def imported_vectors(items: Path) -> Path | None:
+    """The file of vectors beside the items of an import; None where there is none."""
+    folder = items.parent
+    if items.name != ITEMS or not (folder / SOURCE).exists():
+        return None
+    if (folder / WORK).exists():
+        raise InputError(f"{folder}: this import was interrupted. Run the same `crossknn import` again to complete it.")
+    return folder / VECTORS if (folder / VECTORS).exists() else None
+
+
 class _Import:
     def __init__(self, store: StoreSearch, folder: Path, source: str, progress: Progress | None) -> None:
         self.store, self.folder, self.work = store, folder, folder / WORK
@@ -64,7 +74,7 @@ class _Import:
 
     def check_source(self) -> None:
         """Note the source, or compare it with that of the earlier run."""
-        path = self.folder / "source.json"
+        path = self.folder / SOURCE
         if not path.exists():
             if any(self.folder.iterdir()):
                 raise InputError(f"{self.folder}: holds other files. Import into a new folder.")

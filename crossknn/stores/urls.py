@@ -31,6 +31,7 @@ def open_store(
 ) -> StoreSearch:
     """The store that a URL names; options are those of its class, whose defaults hold for None.
 
+    `vector="none"` opens an index of Elasticsearch or OpenSearch without vectors.
     Keys come from the environment: `QDRANT_API_KEY`, `ELASTIC_API_KEY`, `OPENSEARCH_API_KEY`.
     """
     parts = urlsplit(url) if isinstance(url, str) else None
@@ -51,6 +52,8 @@ def open_store(
 
     if id is not None:
         raise invalid("id", "left out: the ids are those of the documents", id)
+    if vector == "none":
+        given["vector"] = None
     return ElasticStore(_address(parts, folder), name, engine=parts.scheme, **given)
 
 

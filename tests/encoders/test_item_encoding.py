@@ -214,3 +214,14 @@ def test_texts_are_encoded_by_length_and_come_back_in_order(encoder, monkeypatch
     vectors = encode_items(Items(texts), encoder, block=5, dtype="float32", progress=lambda *step: reports.append(step))
     np.testing.assert_array_equal(vectors, encoder.encode_items(texts))
     assert [done for _, done, _ in reports] == [3, 5, 7]
+
+
+def test_known_vectors_are_copied_and_nothing_is_encoded(tmp_path, encoder):
+    known = np.arange(30, dtype=np.float32).reshape(10, 3)
+    for vectors in (
+        encode_items(Items(TEXTS), encoder, known=known, block=4),
+        encode_items(Items(TEXTS), encoder, known=known, block=4, path=tmp_path / "v.npy"),
+    ):
+        assert vectors.dtype == np.float16
+        np.testing.assert_array_equal(vectors, known)
+    assert encoder.encoded() == []

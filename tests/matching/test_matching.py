@@ -208,7 +208,7 @@ def test_a_killed_run_is_resumed_with_an_equal_result_and_pays_for_no_stored_pai
 
 
 def test_expected_recall_is_right_on_average(table):
-    """Of a budget that finds about half of all pairs, over many samples."""
+    """Over many samples, where most pairs are found."""
     estimates, true = [], []
     for seed in range(20):
         matches = ck.match(table.items, threshold=THRESHOLD, max_calls=700, sample=300, seed=seed, **table.models)

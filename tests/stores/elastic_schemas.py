@@ -1,8 +1,8 @@
 """JSON schemas of the requests that crossknn sends, after the specifications that the two engines publish.
 
 Written from `elastic/elasticsearch-specification` (SearchRequestBody, KnnSearch, MultiSearch, MultiGet, FieldCaps,
-Scroll) and `opensearch-project/opensearch-api-specification` (_core.search, KnnQuery, _core.mget, …): the parts that
-are used, closed, so that a misspelled or misplaced property is an error.
+Scroll, ClearScroll) and `opensearch-project/opensearch-api-specification` (_core.search, KnnQuery, _core.mget, …): the
+parts that are used, closed, so that a misspelled or misplaced property is an error.
 """
 
 from typing import Any
@@ -60,4 +60,5 @@ def search_schema(engine: str) -> dict[str, Any]:
 MULTI_SEARCH_HEADER = closed({}, index=STRING)
 MULTI_GET = closed({"docs": {"type": "array", "minItems": 1, "items": closed({"_id": STRING}, _source=SOURCE)}})
 SCROLL = closed({"scroll_id": STRING}, scroll=STRING)
+CLEAR_SCROLL = closed({"scroll_id": {"anyOf": [STRING, STRINGS]}})
 FIELD_CAPS = closed({})

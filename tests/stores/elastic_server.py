@@ -41,12 +41,13 @@ class ElasticServer(ThreadingHTTPServer):
         self.bodies: list[Any] = []
         self.faults: list[tuple[int, Any]] = []
         self.scrolls: dict[str, list[dict[str, Any]]] = {}
+        self.cleared = 0
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def answer(self, target: str, lines: list[Any], content_type: str) -> tuple[int, Any]:
+    def answer(self, method: str, target: str, lines: list[Any], content_type: str) -> tuple[int, Any]:
         url = urlsplit(target)
         if self.faults:
             return self.faults.pop(0)
@@ -57,8 +58,10 @@ class ElasticServer(ThreadingHTTPServer):
                 "_mget": self.multi_get,
                 "_field_caps": self.field_caps,
             }.get(url.path.removeprefix("/articles/"))
+        elif url.path == "/_search/scroll":
+            handler = self.clear_scroll if method == "DELETE" else self.scroll
         else:
-            handler = self.scroll if url.path == "/_search/scroll" else None
+            handler = None
         if handler is None:
             return 404, {"error": {"type": "index_not_found_exception", "reason": f"no such {url.path}"}, "status": 404}
         wanted = "application/x-ndjson" if handler == self.multi_search else "application/json"
@@ -102,7 +105,7 @@ class ElasticServer(ThreadingHTTPServer):
         size = body.get("size", 10)
         answer = {"timed_out": False, "_shards": {"total": 1, "failed": 0}, "hits": {"hits": hits[:size]}}
         if "scroll" in options:
-            answer["_scroll_id"] = f"s{len(self.scrolls)}"
+            answer["_scroll_id"] = f"s{len(self.paths)}"
             self.scrolls[answer["_scroll_id"]] = hits[size:]
             self.page = size
         return answer
@@ -112,6 +115,13 @@ class ElasticServer(ThreadingHTTPServer):
         id_ = lines[0]["scroll_id"]
         hits, self.scrolls[id_] = self.scrolls[id_][: self.page], self.scrolls[id_][self.page :]
         return {"_scroll_id": id_, "timed_out": False, "_shards": {"failed": 0}, "hits": {"hits": hits}}
+
+    def clear_scroll(self, lines: list[Any], _: Any) -> Any:
+        jsonschema.validate(lines[0], elastic_schemas.CLEAR_SCROLL)
+        for id_ in lines[0]["scroll_id"]:
+            del self.scrolls[id_]
+            self.cleared += 1
+        return {"succeeded": True, "num_freed": len(lines[0]["scroll_id"])}
 
     def hit(self, id_: str, score: float, body: dict[str, Any]) -> dict[str, Any]:
         hit: dict[str, Any] = {"_index": "articles", "_id": id_, "_score": score}
@@ -205,13 +215,15 @@ class Handler(BaseHTTPRequestHandler):
         self.server.paths.append(self.path)
         self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
         self.server.bodies.append(lines)
-        status, answer = self.server.answer(self.path, lines, content_type)
+        status, answer = self.server.answer(self.command, self.path, lines, content_type)
         content = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+    do_DELETE = do_POST  # noqa: N815
 
     def log_message(self, *_: Any) -> None:
         pass

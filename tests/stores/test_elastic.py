@@ -15,8 +15,10 @@ from tests.stores.world import FILTERS, ITEMS, NAMES, QUERIES, ROWS, SCORES, VEC
 
 pytest.importorskip("jsonschema")
 pytest.importorskip("httpcore")
+from crossknn.stores import elastic
 from crossknn.stores.elastic import ElasticStore
 from crossknn.stores.elastic_filter import to_query
+from tests.stores import elastic_schemas
 from tests.stores.elastic_server import TYPES, running
 
 ENCODER = PrecomputedEncoder(queries=dict(zip(NAMES, QUERIES, strict=True)))
@@ -114,6 +116,22 @@ def test_answers_that_cannot_be_used(server, opened):
     server.documents["4"].pop("vector")
     with pytest.raises(StoreError, match="document '4' of 'articles' has no vector"):
         store.take(np.array([4]))
+
+
+def test_scrolls_are_cleared_at_the_end_and_after_errors(server, opened, monkeypatch):
+    monkeypatch.setattr(elastic, "READ_DOCUMENTS", 50)
+    assert len(opened()) == ROWS
+    assert server.cleared == 1
+    assert not server.scrolls
+    monkeypatch.setattr(server, "scroll", lambda *_: {"_shards": {"total": 5, "failed": 2}, "hits": {"hits": []}})
+    with pytest.raises(StoreError, match="2 of 5 shards failed"):
+        opened()
+    assert not server.scrolls
+
+
+def test_a_scroll_that_cannot_be_cleared_expires(server, opened, monkeypatch):
+    monkeypatch.setattr(elastic_schemas, "CLEAR_SCROLL", {"type": "string"})  # whatever is sent is refused
+    assert len(opened()) == ROWS
 
 
 def test_a_busy_server_is_asked_again(server, opened):

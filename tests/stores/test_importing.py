@@ -1,13 +1,16 @@
 """Imports: what is in a store becomes files, whatever kills the import, by library and command line."""
 
 import os
+import shutil
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from crossknn.cli import app
+from crossknn.encoders.sentence import SentenceEncoder
 from crossknn.errors import InputError, StoreError
+from crossknn.indexing.index import Index
 from crossknn.items.items import Items
 from crossknn.stores import importing
 from crossknn.stores.base import StoreSearch
@@ -16,7 +19,10 @@ from crossknn.stores.items import StoreItems
 from crossknn.stores.urls import open_store
 from crossknn.types import Proposal
 from tests.kills import die_at, forking
+from tests.scorers import tiny
 from tests.stores.world import DIM, FIELDS, ITEMS, ROWS, VECTORS, records
+
+EMBEDDED = ["--encoder", "embedded"]
 
 
 class ListStore(StoreSearch):
@@ -154,6 +160,9 @@ def test_search_engines_by_the_command_line(tmp_path, engine):
         url = server.url.replace("http://", f"{engine}://me:secret-word@") + "/articles"
         result = run(url, tmp_path / "corpus")
         assert result.exit_code == 0, result.output
+        texts = run(url, tmp_path / "texts", "--vector", "none")
+        assert f"{ROWS} items, no vectors" in texts.output
+    assert sorted(path.name for path in (tmp_path / "texts").iterdir()) == ["items.parquet", "source.json"]
     assert "secret-word" not in (tmp_path / "corpus" / "source.json").read_text()
     assert len(Items.from_parquet(tmp_path / "corpus" / "items.parquet")) == ROWS
     np.testing.assert_array_equal(np.load(tmp_path / "corpus" / "vectors.npy"), VECTORS)
@@ -169,3 +178,55 @@ def test_a_password_is_not_repeated():
     with pytest.raises(InputError) as error:
         open_store("redis://me:secret@host/x")
     assert "secret" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """An import whose vectors the embedded encoder made."""
+    lancedb = pytest.importorskip("lancedb")
+    from tests.stores.test_lance import arrow
+
+    folder = tmp_path_factory.mktemp("import")
+    texts = [tiny.words(seed, 12) for seed in range(40)]
+    vectors = SentenceEncoder("embedded").encode_items(texts)
+    vectors[:, 0] += 0.01  # not quite those that a build would make
+    table = arrow(id=[f"d{row}" for row in range(40)], text=texts, vectors=vectors)
+    lancedb.connect(folder / "db").create_table("articles", table)
+    assert run(f"lancedb://{folder}/db/articles", folder / "corpus").exit_code == 0
+    return folder / "corpus"
+
+
+def crossknn(*arguments):
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+@pytest.mark.parametrize("command", ["build", "search", "plan"])
+def test_commands_use_the_vectors_of_an_import(imported, bert_folder, tmp_path, command):
+    named = {"build": ["-o", tmp_path / "i.ck", "--no-calibrate"], "search": ["ice", "--budget", "10"], "plan": []}
+    said = crossknn(command, imported / "items.parquet", *named[command], "--scorer", bert_folder, *EMBEDDED)
+    assert said.exit_code == 0, said.output
+    assert f"The vectors of {imported / 'vectors.npy'} are used" in said.output.replace("\n", "")
+    if command == "build":
+        built = Index.load(tmp_path / "i.ck").vectors
+        np.testing.assert_array_equal(built, np.load(imported / "vectors.npy").astype(np.float16))
+        again = ["--vectors", "none", "--scorer", bert_folder, *EMBEDDED]
+        assert crossknn("build", imported / "items.parquet", *named[command], *again).exit_code == 0
+        assert np.abs(Index.load(tmp_path / "i.ck").vectors[:, 0] - built[:, 0]).min() > 0.005
+
+
+def test_vectors_of_another_model_or_of_half_an_import_are_refused(imported, bert_folder, tmp_path):
+    models = ["--scorer", bert_folder, *EMBEDDED]
+    np.save(tmp_path / "v.npy", np.ones((40, 7), np.float32))
+    build = ["build", imported / "items.parquet", "-o", tmp_path / "i.ck", *models]
+    message = said_by(crossknn(*build, "--vectors", tmp_path / "v.npy"))
+    assert "v.npy: the vectors must have the" in message
+    assert "got 7. Name the encoder that made them with --encoder, or encode the items again with --vectors" in message
+    half = tmp_path / "half"
+    shutil.copytree(imported, half)
+    (half / "import").mkdir()
+    assert "this import was interrupted" in said_by(crossknn("search", half / "items.parquet", "ice", *models))
+
+
+def said_by(result):
+    assert isinstance(result.exception, InputError)
+    return str(result.exception)

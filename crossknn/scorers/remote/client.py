@@ -114,7 +114,7 @@ class PerLoop(Generic[T]):
 
 
 class HttpClient:
-    """POST requests to one URL from any number of threads, each on a connection of its own.
+    """Requests to one URL, POST unless another method is given, from any number of threads, each on its own connection.
 
     Redirects are not followed. Proxies come from the environment and are never used for this machine itself. Error
     messages mask the values of all `headers` but the plain ones, of the query string, and a proxy's password. `costs`
@@ -131,6 +131,7 @@ class HttpClient:
         costs: CostTracker,
         hints: Mapping[int, str] = STATUS_HINTS,
         min_response_bytes: int = MIN_RESPONSE_BYTES,
+        method: str = "POST",
     ) -> None:
         self._httpcore = import_extra("httpcore", extra="remote")
         self._errors = (
@@ -151,6 +152,7 @@ class HttpClient:
         self._costs = costs
         self._hints = hints
         self._min_response_bytes = min_response_bytes
+        self._method = method
         self._proxy = find_proxy(url)
         plain = {*PLAIN_HEADERS, "host"}
         self._redaction = Redaction(find_secrets(headers, plain, url, self._proxy))
@@ -162,7 +164,7 @@ class HttpClient:
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process gets all settings, the key included, and opens its own connections."""
         settings: dict[str, Any] = {"timeout": self._timeout, "retries": self._retries, "costs": self._costs}
-        settings |= {"hints": self._hints, "min_response_bytes": self._min_response_bytes}
+        settings |= {"hints": self._hints, "min_response_bytes": self._min_response_bytes, "method": self._method}
         return partial(HttpClient, self._url, self._headers, **settings), ()
 
     def post(self, body: bytes, usage: Usage, stop: threading.Event) -> bytes:
@@ -267,7 +269,7 @@ class HttpClient:
         allowed = min(self._min_response_bytes + RESPONSE_PER_REQUEST * len(body), MAX_RESPONSE_BYTES)
         connection.bounds.start(self._timeout, allowed)
         return self._httpcore.Request(
-            "POST",
+            self._method,
             self._target,
             headers={**self._headers, "content-length": str(len(body))},
             content=body,

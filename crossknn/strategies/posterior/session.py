@@ -22,7 +22,7 @@ from crossknn.strategies.posterior.diagnostics import (
 from crossknn.strategies.posterior.features import RetrieverFeatures
 from crossknn.strategies.posterior.model import BayesianLinearModel, CandidateFeatures
 from crossknn.strategies.posterior.prior import Prior
-from crossknn.types import EMPTY_PROPOSAL, Proposal, Scores
+from crossknn.types import EMPTY_PROPOSAL, Proposal, Rows, Scores
 from crossknn.vectors.device import CandidateSearchResult, as_device_search, pad_rows, to_device
 from crossknn.vectors.exact import ExactSearch
 from crossknn.vectors.topk import stable_topk
@@ -273,6 +273,20 @@ class PosteriorSession:
         """(queries, n) the chance that each of the `n` best unscored rows scores at least its query's level."""
         unscored, std = self._predict_best(means, n)
         return score_above(to_device(levels[:, None], unscored.device), unscored, std).cpu().numpy()
+
+    def best_rows(self, n: int) -> Rows:
+        """(queries, n) the unscored rows of largest posterior mean, padded with the number of items."""
+        return self._best(self.posterior_means(n), n)[0].cpu().numpy()
+
+    def margins(self, rows: Rows, level: float) -> NDArray[np.float64]:
+        """(queries, n) by how many standard deviations the prediction of each row exceeds a level."""
+        parts = []
+        for batch in torch.split(to_device(rows, self._vectors.device), STD_BATCH, 1):
+            features = self._features(batch)
+            means, std = self.model.posterior_mean(features), self.model.posterior_std(features)
+            means, std = self.model.apply_score_floor(means, std)
+            parts.append((means - level) / (self._error_scale() * std))
+        return torch.cat(parts, 1).cpu().numpy()
 
     def _predict_best(self, means: PosteriorMeans, n: int, stride: int = 1) -> tuple[Tensor, Tensor]:
         """Predictive means and standard deviations of every `stride`-th of the `n` best rows; −∞ in the padding."""
