@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-FEW_QUERIES: Final = 0  # up to which a strategy's tensors stay on the CPU; none until a GPU has shown that it pays
+# Up to so many queries a strategy's tensors stay on the CPU. None: on an H200 the median search takes 0.9 of the time,
+# but the slowest 1 in 100 half as long again (benchmarks/results/latency_h200.json).
+FEW_QUERIES: Final = 0
 
 
 class CandidateSearchResult(NamedTuple):
