@@ -114,10 +114,8 @@ def main() -> None:
     report: dict[str, Any] = {"sets": []}
     for given in options.folders:
         folder, _, scorer = given.partition("=")
-        report["sets"].append({})
-        for found in measure_folder(Path(folder), scorer or SCORER, options):
-            report["sets"][-1] = found
-            write_result(options.out, report, options)
+        report["sets"].append(measure_folder(Path(folder), scorer or SCORER, options))
+        write_result(options.out, report, options)
 
 
 def read_options() -> argparse.Namespace:
@@ -134,13 +132,13 @@ def read_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure_folder(folder: Path, scorer: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measure_folder(folder: Path, scorer: str, options: argparse.Namespace) -> dict[str, Any]:
     task = read_matrix(folder, queries=options.queries, tune=True)
     if task.dev is None:
         raise SystemExit(f"{folder}: needs train queries.")
     task = shorten(task, options.dev_queries)
     inputs = [describe_folder(folder), options.queries, options.dev_queries, options.seed]
-    yield from measure_set(task, scorer, KeptParts(options.work / f"{task.name}-{scorer}", inputs), options)
+    return measure_set(task, scorer, KeptParts(options.work / f"{task.name}-{scorer}", inputs), options)
 
 
 def shorten(task: Task, dev_queries: int) -> Task:
@@ -149,8 +147,7 @@ def shorten(task: Task, dev_queries: int) -> Task:
     return replace(task, dev=dev)
 
 
-def measure_set(task: Task, scorer: str, kept: KeptParts, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The result so far, after every strategy."""
+def measure_set(task: Task, scorer: str, kept: KeptParts, options: argparse.Namespace) -> dict[str, Any]:
     few = Bench(task, calls_per_item=CALLS_PER_ITEM, anchors=CALLS_PER_ITEM, seed=options.seed)
     many = Bench(task, anchors=len(task.train), seed=options.seed)
     dev = task.dev
@@ -182,14 +179,12 @@ def measure_set(task: Task, scorer: str, kept: KeptParts, options: argparse.Name
             shares |= {(side.name, k, budget): np.array(part["recall"][str(k)]) for k in KS}
             if part["quality"]:
                 quality[side.name, budget] = np.array(part["quality"])
-        if {FUSED, POSTERIOR, WITH_PRIOR} <= set(found["chosen"]):
-            yield found | compare_sides(shares, quality) | judge_orders(few)
     if len(task.items) <= RESIDUAL_ITEMS:
         some = RecallTrial(task.queries[:RESIDUAL_QUERIES], task.scores[:RESIDUAL_QUERIES], KS)
         found["rbf_on_the_residual"] = {
             name: kept.get(f"residual, {name}", partial(add_kernel, few, some, name)) for name in RESIDUALS
         }
-    yield found | compare_sides(shares, quality) | judge_orders(few)
+    return found | compare_sides(shares, quality) | judge_orders(few)
 
 
 def families(bench: Bench, names: Sequence[str], options: argparse.Namespace, suffix: str = "") -> Iterator[Side]:
