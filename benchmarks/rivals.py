@@ -161,6 +161,7 @@ def measure_set(task: Task, scorer: str, kept: KeptParts, options: argparse.Name
         "test_queries": len(task.queries),
         "chosen": {},
         "search_space": {},
+        "offline_calls_per_item": {},
         f"milliseconds_at_{TIMED_BUDGET}": {},
     }
     shares, quality = Shares(), Quality()
@@ -173,6 +174,7 @@ def measure_set(task: Task, scorer: str, kept: KeptParts, options: argparse.Name
         tuned = kept.get(f"{side.name}, settings", partial(tune_side, side))
         found["chosen"][side.name] = tuned["settings"]
         found["search_space"][side.family.named.kind] = tuned["search_space"]
+        found["offline_calls_per_item"][side.name] = tuned["offline"]
         found[f"milliseconds_at_{TIMED_BUDGET}"][side.name] = tuned["milliseconds"]
         for budget in options.budgets:
             part = kept.get(f"{side.name}, {budget}", partial(measure_side, side, tuned["choice"], budget))
@@ -205,12 +207,15 @@ def tune_side(side: Side) -> dict[str, Any]:
     (choice,) = choose(bench, [side.family], budgets=TUNED_BUDGETS, ks=KS)
     chosen = choice.chosen
     settings = [dict(one.settings) for one in side.family.candidates]
+    searcher = bench.searcher(chosen.vectors)
+    offline = 0 if searcher.index is None else searcher.index.report.calls
     print(bench.task.name, side.name, choice.description, f"{time.perf_counter() - began:.0f} s", flush=True)
     return {
         "choice": settings.index(dict(chosen.settings)),
         "settings": dict(chosen.settings),
         "search_space": dict(STRATEGIES[chosen.kind].grid({})),
-        "milliseconds": time_of_search(bench.searcher(chosen.vectors), bench.task, chosen.contender.make),
+        "offline": round(offline / len(bench.task.items), 1),
+        "milliseconds": time_of_search(searcher, bench.task, chosen.contender.make),
     }
 
 
