@@ -9,7 +9,7 @@ paired over queries: to `Posterior` at equal offline calls, and to fused reranki
 `shown` says whether it stands among all comparisons of the set (`benchmarks.simultaneous`). Strategies with "prior" or
 "fitted" and the one with "8" learn from 8 calls per item; "all" from all train scores. Milliseconds are processor time
 of single queries, with scores looked up. What a strategy found is kept in the work folder at once: run it again after
-an interruption.
+an interruption. More than 500 calls are made on sets of at most 10,000 items.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from crossknn.strategies.registry import STRATEGIES
 from crossknn.types import Proposal
 
 KS, BUDGETS = (1, 10, 100), (10, 25, 50, 100, 200, 500, 1000)
+LARGE, LARGE_ITEMS = 500, 10_000  # more calls only on sets of at most so many items
 TUNED_BUDGETS = (25, 100)  # the search space is tried with these
 LEARNED = (", prior", ", fitted", ", 8", ", all")  # ends of names
 LEFT_OUT = ("gp, mean query, prior",)  # this mean ignores the prior
@@ -152,6 +153,7 @@ def measure_set(task: Task, scorer: str, kept: KeptParts, options: argparse.Name
     many = Bench(task, anchors=len(task.train), seed=options.seed)
     dev = task.dev
     assert dev is not None
+    budgets = [budget for budget in options.budgets if budget <= LARGE or len(task.items) <= LARGE_ITEMS]
     found: dict[str, Any] = {
         "set": task.name,
         "scorer": scorer,
@@ -176,7 +178,7 @@ def measure_set(task: Task, scorer: str, kept: KeptParts, options: argparse.Name
         found["search_space"][side.family.named.kind] = tuned["search_space"]
         found["offline_calls_per_item"][side.name] = tuned["offline"]
         found[f"milliseconds_at_{TIMED_BUDGET}"][side.name] = tuned["milliseconds"]
-        for budget in options.budgets:
+        for budget in budgets:
             part = kept.get(f"{side.name}, {budget}", partial(measure_side, side, tuned["choice"], budget))
             shares |= {(side.name, k, budget): np.array(part["recall"][str(k)]) for k in KS}
             if part["quality"]:

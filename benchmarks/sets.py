@@ -84,7 +84,7 @@ def read_set(name: str, scorer: Scorer, options: argparse.Namespace) -> Set:
 
 
 def _draw(queries: dict[str, list[str]], count: int, rng: np.random.Generator) -> Drawn:
-    """This many in an order drawn at random, or all in their own order."""
+    """As many in an order drawn at random, or all in their own order."""
     texts = list(queries)
     places = range(len(texts)) if count == len(texts) else rng.permutation(len(texts))[:count]
     chosen = [texts[place] for place in places]
