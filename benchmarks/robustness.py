@@ -42,7 +42,7 @@ from crossknn.evaluate.measures import top_k_recall
 from crossknn.evaluate.tasks import read_matrix
 from crossknn.retrievers.bm25 import Bm25
 
-KS, BUDGETS = (1, 10, 100), (10, 25, 100, 500)
+KS, BUDGETS = (1, 10, 100), (10, 25, 100)
 NAMES = ("rerank:retriever=fused", "rerank:retriever=bm25", "axn:mix=0.5:first=fused", "gp", "posterior")
 FUSED = "rerank, fused"
 NOISE, DUPLICATED, COPIES, COSINE, DUPLICATE_NOISE = 0.5, 0.2, 2, 0.98, 0.05
