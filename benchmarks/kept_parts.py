@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from crossknn.evaluate.provenance import digest_sources
+from crossknn.evaluate.provenance import NO_EFFECT, ROOT, digest, digest_sources
 
 
 class KeptParts:
@@ -22,7 +22,7 @@ class KeptParts:
 
     def __init__(self, folder: Path, inputs: Any) -> None:
         self._folder = folder
-        known = json.dumps([inputs, sorted(digest_sources())], sort_keys=True, default=str)
+        known = json.dumps([inputs, digest_all()], sort_keys=True, default=str)
         self._key = hashlib.sha256(known.encode()).hexdigest()
 
     def get(self, name: str, make: Callable[[], Any]) -> Any:
@@ -32,12 +32,19 @@ class KeptParts:
             kept = json.loads(path.read_text(encoding="utf-8"))
             if kept["key"] == self._key:
                 return kept["part"]
-        part = make()
+        part = json.loads(json.dumps(make()))  # the same now as when it is read again
         path.parent.mkdir(parents=True, exist_ok=True)
         written = path.with_suffix(".new")
         written.write_text(json.dumps({"key": self._key, "part": part}), encoding="utf-8")
         written.replace(path)
         return part
+
+
+def digest_all() -> list[tuple[str, str | None]]:
+    """The digests of the library, also of modules that are imported later, and of the scripts that are imported now."""
+    names = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "crossknn").rglob("*.py"))]
+    library = [(name, digest(ROOT / name)) for name in names if not name.startswith(NO_EFFECT)]
+    return library + sorted(one for one in digest_sources() if one[0].startswith("benchmarks/"))
 
 
 def describe_folder(folder: Path) -> list[tuple[str, int]]:
