@@ -3,8 +3,8 @@
     make leaderboard    # or python -m benchmarks.leaderboard
 
 It writes site/leaderboard/index.html, and the result files beside it. The page needs no server and loads nothing. Its
-rows are those of files that `crossknn bench --json` writes, and of rivals.json, robustness.json, time_budget.json and
-posterior.json; all other result files are listed with what they say of their origin.
+rows are those of files that `crossknn bench --json` writes, and of rivals_*.json, robustness.json, time_budget.json
+and posterior.json; all other result files are listed with what they say of their origin.
 """
 
 from __future__ import annotations

@@ -10,29 +10,41 @@ from benchmarks.tables import Table, bold_best, interval, markdown_table, read_r
 
 CELLS = ((10, 25), (10, 100), (100, 500))  # k and budget
 OPEN_CELLS = ((1, 10), (1, 25), (10, 25), (10, 100), (100, 200))
+RIVAL_SETS = ("scifact", "acl25k", "open-set")
+UNTIMED = ("rerank", "axn, fitted", "rbe, 8", "tour, ce, rounds 2")  # as others
+FEW = (10, 25)  # calls
 JUDGED = 100  # calls
 MEASURE = "nDCG@10"
 FUSED, DEFAULT = "rerank, fused", "posterior"
-CONDITION_CELLS = ("1@10", "10@25", "10@100")
+EVERY_ROUND = "posterior, prior, hedge in every round"
+CONDITION_CELLS = ("10@10", "10@100")
 SHORT = {"axn, λ 0.5, fused first": "axn"}  # names of the page
 
 
-def rivals(name: str) -> Table:
-    """The recall of every strategy in some cells of one set, and its nDCG@10."""
-    found = _set_of("rivals", name)
+def rivals() -> Table:
+    """The recall of every strategy in some cells of each set, and its nDCG@10."""
+    sets = [read_result(f"rivals_{name}")["sets"][0] for name in RIVAL_SETS]
+    columns = [column for found in sets for column in (_recalls(found), _quality(found))]
+    heads = [head for name in RIVAL_SETS for head in (name, MEASURE)]
+    names = list(sets[0]["chosen"])
+    return markdown_table(["strategy", *heads], [[name, *(column[name] for column in columns)] for name in names])
+
+
+def _recalls(found: dict[str, Any]) -> dict[str, str]:
+    """By strategy the recall in every cell, with marks."""
     cells = {(cell["k"], cell["budget"]): cell for cell in found["cells"]}
-    judged = {one["strategy"]: one for one in found["quality"] if one["budget"] == JUDGED}
-    rows = []
-    for strategy in found["chosen"]:
-        gaps = [cells[place][f"− {DEFAULT}"].get(strategy) for place in CELLS]
-        recalls = [f"{cells[place]['recall'][strategy]['mean']:.1f}" for place in CELLS]
-        values = [f"{recall}{arrow(gap)}" for recall, gap in zip(recalls, gaps, strict=True)]
-        if judged:
-            one = judged[strategy]
-            values.append(f"{one[MEASURE]['mean']:.1f}{arrow(one.get(f'− {DEFAULT}'))}")
-        rows.append([strategy, *values])
-    heads = [f"{k}@{budget}" for k, budget in CELLS] + [f"{MEASURE}, {JUDGED} calls"] * bool(judged)
-    return markdown_table(["strategy", *heads], rows)
+    return {
+        name: "/".join(
+            f"{cells[place]['recall'][name]['mean']:.1f}{arrow(cells[place][f'− {DEFAULT}'].get(name))}"
+            for place in CELLS
+        )
+        for name in found["chosen"]
+    }
+
+
+def _quality(found: dict[str, Any]) -> dict[str, str]:
+    judged = [one for one in found["quality"] if one["budget"] == JUDGED]
+    return {one["strategy"]: f"{one[MEASURE]['mean']:.1f}{arrow(one.get(f'− {DEFAULT}'))}" for one in judged}
 
 
 def arrow(difference: Mapping[str, float] | None) -> str:
@@ -45,11 +57,10 @@ def arrow(difference: Mapping[str, float] | None) -> str:
 
 
 def rival_times() -> Table:
-    """Processor time of one query."""
-    sets = [found for found in read_result("rivals")["sets"] if found["milliseconds_at_100"]]
-    names = list(sets[0]["milliseconds_at_100"])
-    rows = [[name, *(f"{found['milliseconds_at_100'][name]:.0f}" for found in sets)] for name in names]
-    return markdown_table(["ms", *(found["set"] for found in sets)], rows)
+    """Processor time of one query of acl25k."""
+    times = read_result("rivals_acl25k")["sets"][0]["milliseconds_at_100"]
+    times = {name.replace("mean ", ""): value for name, value in times.items() if name not in UNTIMED}
+    return markdown_table(["ms", *times], [["acl25k", *(f"{value:.0f}" for value in times.values())]])
 
 
 def open_set() -> Table:
@@ -66,25 +77,22 @@ def open_set() -> Table:
 
 def few_calls() -> Table:
     """Recall with few calls, and differences to fused reranking, or for other hedges to the default."""
-    rows = []
+    rows, names = [], (DEFAULT, "posterior, prior", EVERY_ROUND)
     for found, cell in _cells("small_budgets"):
-        for name, recall in cell["recall"].items():
-            against = "posterior, prior" if name.startswith("posterior, prior,") else FUSED
-            gap = cell[f"− {against}"].get(name)
-            shown = [f"{recall['mean']:.1f}", f"{interval(gap)}{arrow(gap)}" if gap else ""]
-            rows.append((name, f"{found['set']} {cell['k']}@{cell['budget']}", shown))
-    heads = list(dict.fromkeys(place for _, place, _ in rows))
-    names = list(dict.fromkeys(name for name, _, _ in rows))
-    table = {(name, place): shown for name, place, shown in rows}
-    return markdown_table(
-        ["", *names], [[place, *(" ".join(filter(None, table[name, place])) for name in names)] for place in heads]
-    )
+        if cell["budget"] in FEW:
+            gaps = [cell[f"− {'posterior, prior' if name == EVERY_ROUND else FUSED}"][name] for name in names]
+            shown = [f"{interval(gap)}{arrow(gap)}" for gap in gaps]
+            fused = f"{cell['recall'][FUSED]['mean']:.1f}"
+            rows.append([f"{found['set']} {cell['k']}@{cell['budget']}", fused, *shown])
+    return markdown_table(["", FUSED, *names], rows)
 
 
 def expansion() -> Table:
-    """What RM3 adds, in every cell."""
+    """What RM3 adds, in some cells."""
     rows = []
     for found, cell in _cells("rm3"):
+        if (cell["k"], cell["budget"]) not in CELLS:
+            continue
         gaps = cell["− without"]
         rows.append(
             [f"{found['set']} {cell['k']}@{cell['budget']}", *(interval(gap) + arrow(gap) for gap in gaps.values())]
@@ -95,14 +103,18 @@ def expansion() -> Table:
 
 def robustness(name: str) -> Table:
     """Recall under every condition, with the marks of the difference to fused reranking."""
-    found = _set_of("robustness", name)
-    rows = []
-    for condition, strategies in found["conditions"].items():
-        for cell in CONDITION_CELLS:
-            values = [f"{one[cell]['mean']:.1f}{arrow(one[cell][f'− {FUSED}'])}" for one in strategies.values()]
-            rows.append([condition if cell == CONDITION_CELLS[0] else "", cell, *values])
-    names = [SHORT.get(one, one) for one in next(iter(found["conditions"].values()))]
-    return markdown_table(["", "", *names], rows)
+    (found,) = (one for one in read_result("robustness")["sets"] if one["set"] == name)
+    rows = [
+        [
+            condition,
+            *(
+                "/".join(f"{one[cell]['mean']:.1f}{arrow(one[cell][f'− {FUSED}'])}" for cell in CONDITION_CELLS)
+                for one in strategies.values()
+            ),
+        ]
+        for condition, strategies in found["conditions"].items()
+    ]
+    return markdown_table([name, *(SHORT.get(one, one) for one in next(iter(found["conditions"].values())))], rows)
 
 
 def difficulty() -> Table:
@@ -116,11 +128,6 @@ def difficulty() -> Table:
     return markdown_table(["10@100", FUSED, "posterior", "posterior, prior"], rows)
 
 
-def _set_of(result: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(one for one in read_result(result)["sets"] if one["set"] == name)
-    return found
-
-
 def _cells(result: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     for found in read_result(result)["sets"]:
         for cell in found["cells"]:
@@ -128,13 +135,12 @@ def _cells(result: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 TABLES = {
-    "rivals, scifact": partial(rivals, "scifact"),
-    "rivals, acl25k": partial(rivals, "acl25k"),
+    "rivals": rivals,
     "rival times": rival_times,
     "open set": open_set,
     "few calls": few_calls,
     "expansion": expansion,
     "robustness, scifact": partial(robustness, "scifact"),
-    "robustness, acl25k": partial(robustness, "acl25k"),
+    "robustness, open-set": partial(robustness, "open-set"),
     "difficulty": difficulty,
 }

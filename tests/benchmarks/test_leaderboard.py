@@ -86,7 +86,7 @@ def test_with_equal_time_the_calls_differ():
     assert [one.best.budget for one in find_losses(rows)[0]] == [30]
 
 
-@pytest.mark.parametrize("name", ["rivals", "robustness", "time_budget", "posterior", "open_set"])
+@pytest.mark.parametrize("name", ["rivals_scifact", "robustness", "time_budget", "posterior", "open_set"])
 def test_every_kind_of_result_file_has_rows(name):
     found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     rows = list(read_rows(f"{name}.json", found))
