@@ -7,7 +7,7 @@ CONSTRAINTS ?= constraints.txt
 WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: demo test coverage test-lowest browser lint types docs leaderboard wheel bench open-benchmark clean
+.PHONY: demo test coverage test-lowest browser lint types docs leaderboard wheel bench open-benchmark open-scores clean
 
 demo: .venv/example  ## search a dictionary by meaning and compare strategies, offline
 	HF_HUB_OFFLINE=1 $(BIN)/crossknn demo
@@ -61,6 +61,11 @@ open-benchmark: .venv/installed  ## strategies on a set that is made of docstrin
 	HF_HUB_OFFLINE=1 $(BIN)/python -m crossknn bench set .bench/open-set --scorer embedded --encoder embedded --dtype int8 \
 		--budgets 10,25,50,100,200 --index-calls-per-item 8 --yes --json benchmarks/results/open_set.json \
 		--strategies rerank:retriever=dense,rerank:retriever=bm25,rerank:retriever=fused,axn,gar,posterior
+
+open-scores: .venv/installed  ## the same set as a folder of exact scores, .bench/scores/open-set, for the scripts in benchmarks/
+	$(BIN)/python -m benchmarks.open_set .bench/open-set
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.score_folder .bench/open-set --scorer embedded --encoder embedded --dtype int8 \
+		--device cpu --train 100 --test 300 --work .bench/open-set.work/exact --out .bench/scores/open-set
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

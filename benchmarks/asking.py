@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -114,7 +113,8 @@ class Mixed(Posterior):
     def _choose_rows(
         self, context: SearchContext, session: PosteriorSession, means: PosteriorMeans, counts: list[int]
     ) -> Round:
-        before = session.unscored_hedge_rows([ceil(posterior.HEDGE_SHARE * count) for count in counts])
+        spent = [len(one.rows) for one in session.observations]
+        before = session.unscored_hedge_rows(posterior.hedge_counts(spent, counts))
         for hedge, scored, share in zip(before, session.observations, counts, strict=True):
             count = round(self.part * share)
             others = from_neighbours(context, scored, self.budget) if count else np.empty(0, np.int64)

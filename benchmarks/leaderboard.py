@@ -3,8 +3,8 @@
     make leaderboard    # or python -m benchmarks.leaderboard
 
 It writes site/leaderboard/index.html, and the result files beside it. The page needs no server and loads nothing. Its
-rows are those of files that `crossknn bench --json` writes and of posterior.json, beside the times of time_budget.json;
-all other result files are listed with what they say of their origin.
+rows are those of files that `crossknn bench --json` writes, and of rivals_*.json, robustness.json, time_budget.json
+and posterior.json; all other result files are listed with what they say of their origin.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import argparse
 import json
 import shutil
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.leaderboard_rows import Row, distinct, find_losses, read_rows
 from benchmarks.result_files import RESULTS, provenance_of, staleness
 from crossknn._imports import import_extra
 from crossknn.evaluate.measures import LEVEL
@@ -26,37 +27,8 @@ from crossknn.evaluate.report import formats, page
 
 HERE: Final = Path(__file__).parent
 OUT: Final = HERE.parent / "site" / "leaderboard"
-PLAIN: Final = {"scorer": "MiniLM-L6", "encoder": "all-MiniLM-L6-v2"}  # of score folders that name no models
-TRAINED: Final = {"scorer": "[emb]-CE trained on the set", "encoder": "dual encoder trained on the set"}
-CELLS: Final = {"Posterior": "posterior, prior", "Posterior, no index": "posterior"}  # of posterior.json
-BASELINE: Final = "rerank, fused"
 TIMES: Final = "time_budget.json"
-OFFLINE: Final = {"fitted": "fitted vectors", "prior": "prior", "cur": "CUR", "scale": "α and β"}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One recall, in percent, with its interval; what is not known is None."""
-
-    file: str
-    set: str
-    items: int
-    queries: int
-    scorer: str
-    encoder: str
-    strategy: str
-    k: int
-    budget: int
-    recall: float
-    low: float | None = None
-    high: float | None = None
-    baseline: str | None = None
-    difference: tuple[float, float, float] | None = None  # to the baseline: mean, low, high of the paired interval
-    calls: float | None = None  # per query
-    offline: float | None = None  # calls per item
-    milliseconds: float | None = None  # per query
-    beside: float | None = None  # milliseconds without those in the scorer
-    oracle: bool = False
+MOST_LOSSES: Final = 25  # that the page lists
 
 
 def main() -> None:
@@ -92,6 +64,7 @@ def render(files: Mapping[str, Any]) -> str:
     text: str = environment.get_template("leaderboard.html.j2").render(
         files=[describe_file(name, found, rows) for name, found in files.items()],
         times=describe_times(files),
+        losses=describe_losses(rows),
         rows=len(rows),
         sets=len({row.set for row in rows}),
         data=as_json(rows),
@@ -129,6 +102,13 @@ def describe_file(name: str, found: Mapping[str, Any], rows: list[Row]) -> dict[
     }
 
 
+def describe_losses(rows: list[Row]) -> dict[str, Any]:
+    """The settings in which the default strategy is not the best, those that are shown first."""
+    losses, settings = find_losses(rows)
+    shown = [loss for loss in losses if loss.shown]
+    return {"settings": settings, "count": len(losses), "shown": len(shown), "rows": losses[:MOST_LOSSES]}
+
+
 def describe_times(files: Mapping[str, Any]) -> dict[str, Any] | None:
     """The recalls within the same time; None if they were not measured."""
     found = files.get(TIMES)
@@ -143,101 +123,6 @@ def describe_times(files: Mapping[str, Any]) -> dict[str, Any] | None:
             heads = [f"{seconds:g} s" for seconds in dict.fromkeys(cell["seconds"] for cell in cells)]
             sets.append({**{name: one[name] for name in ("set", "scorer")}, "k": k, "heads": heads, "rows": table})
     return {"file": TIMES, "cores": found["cores"], "sets": sets}
-
-
-def read_rows(name: str, found: Mapping[str, Any]) -> Iterator[Row]:
-    """The recalls of a result file; none if it is of another kind."""
-    if "header" in found and "records" in found:
-        yield from read_comparison(name, found)
-    elif name.startswith("posterior"):
-        for one in found["sets"]:
-            yield from read_posterior(name, one)
-
-
-def read_comparison(name: str, found: Mapping[str, Any]) -> Iterator[Row]:
-    """What `crossknn bench --json` has written."""
-    header = found["header"]
-    data, items = header["data"], header["items"]
-    shared = {"file": name, "set": data["data"], "items": items, "queries": data["queries"], **models_of(header)}
-    for record in found["records"]:
-        seconds, difference = record["seconds"], record.get("difference")
-        parts = [seconds[part] for part in ("solve", "search") if part in seconds]
-        scorer = seconds.get("scorer")
-        yield Row(
-            **shared,
-            strategy=record["strategy"],
-            k=record["k"],
-            budget=record["budget"],
-            **{part: round(100 * record[part], 2) for part in ("recall", "low", "high")},
-            baseline=record["baseline"],
-            difference=difference and tuple(round(100 * difference[part], 2) for part in ("mean", "low", "high")),
-            calls=record["calls"],
-            offline=offline_calls(record["strategy"], data, items),
-            milliseconds=None if scorer is None else round(1000 * (scorer + sum(parts)), 2),
-            beside=round(1000 * sum(parts), 2),
-            oracle=record.get("oracle", False),
-        )
-
-
-def read_posterior(name: str, found: Mapping[str, Any]) -> Iterator[Row]:
-    """One set of `benchmarks.posterior`: means of all settings, intervals of those in its cells."""
-    shared = {"file": name, "set": found["set"], "items": found["items"], "queries": found["test_queries"]}
-    for cell in found["cells"]:
-        k, budget = cell["k"], cell["budget"]
-        known = {CELLS.get(side, side): cell[side] for side in CELLS}
-        known |= {as_in_bench(one["setting"]): one for one in (cell["best Rerank"], cell["best Axn"])}
-        differences = {CELLS[side]: cell[f"{side} − Rerank, fused"] for side in CELLS}
-        for setting, means in found["settings"].items():
-            strategy = as_in_bench(setting)
-            interval, gap = known.get(strategy, {}), differences.get(strategy)
-            yield Row(
-                **shared,
-                **PLAIN,
-                strategy=strategy,
-                k=k,
-                budget=budget,
-                recall=means[f"{k}@{budget}"],
-                low=interval.get("low"),
-                high=interval.get("high"),
-                baseline=BASELINE if gap else None,
-                difference=gap and (gap["mean"], gap["low"], gap["high"]),
-                calls=budget,
-                offline=None if setting.startswith("Axn") else found["calls_per_item"] * strategy.endswith(", prior"),
-            )
-
-
-def as_in_bench(setting: str) -> str:
-    """The name that `crossknn bench` gives to a setting of posterior.json, such as "Axn, dense λ=0.5"."""
-    name, _, rest = setting.partition(", ")
-    first, _, mix = rest.partition(" λ=")
-    return CELLS.get(setting) or (f"axn, λ {mix}, {first} first" if mix else f"{name.lower()}, {first}")
-
-
-def models_of(header: Mapping[str, Any]) -> dict[str, str]:
-    """The names of the models: those of the command, or of the folders of scores."""
-    words = (header["command"] or "").split()
-    given = {name: words[words.index(f"--{name}") + 1] for name in PLAIN if f"--{name}" in words}
-    return {**(TRAINED if header["data"]["data"].endswith("-emb") else PLAIN), **given}
-
-
-def offline_calls(strategy: str, data: Mapping[str, Any], items: int) -> float | None:
-    """Calls per item before the first query; 0 for a strategy that needs none, None if the file does not say."""
-    kind = strategy.partition(",")[0]
-    needs = next((need for need in ("fitted", "prior") if strategy.endswith(f", {need}")), None)
-    needs = needs or ("cur" if kind in ("anncur", "adacur") else "scale" if kind in ("axn", "tour") else None)
-    if needs is None:
-        return 0.0
-    calls = data.get(f"offline calls, {OFFLINE[needs]}")
-    return None if calls is None else round(calls / items, 1)
-
-
-def distinct(rows: list[Row]) -> list[Row]:
-    """Without rows that say no more of a search than an earlier one: one run may have written two files."""
-    kept: dict[tuple[Any, ...], Row] = {}
-    for row in rows:
-        search = (row.set, row.scorer, row.encoder, row.queries, row.strategy, row.k, row.budget)
-        kept.setdefault((*search, round(row.recall, 1), row.difference is None), row)
-    return list(kept.values())
 
 
 if __name__ == "__main__":

@@ -84,6 +84,8 @@ def read_set(name: str, scorer: Scorer, options: argparse.Namespace) -> Set:
 
 
 def _draw(queries: dict[str, list[str]], count: int, rng: np.random.Generator) -> Drawn:
+    """As many in an order drawn at random, or all in their own order."""
     texts = list(queries)
-    chosen = [texts[place] for place in rng.permutation(len(texts))[:count]]
+    places = range(len(texts)) if count == len(texts) else rng.permutation(len(texts))[:count]
+    chosen = [texts[place] for place in places]
     return Drawn(chosen, [queries[text] for text in chosen])

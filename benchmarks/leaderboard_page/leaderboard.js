@@ -30,6 +30,7 @@ const COLUMNS = [
   ["Recall", "recall", -1],
   ["Interval", "low", -1],
   ["Difference", "gap", -1],
+  ["nDCG@10", "ndcg", -1],
   ["Calls", "calls", 1],
   ["Offline", "offline", 1],
   ["ms", "time", 1],
@@ -158,7 +159,7 @@ function tableRow(row) {
   const name = element("th", { scope: "row", class: "name" }, key(row.strategy), row.strategy, row.oracle ? " (oracle)" : "");
   return element("tr", { class: row.oracle ? "oracle" : null }, name,
     cell(String(row.budget)), element("td", { class: "recall" }, origin(row, fixed(row.recall))),
-    cell(interval, { class: "interval" }), difference(row), cell(row.calls === null ? "–" : String(Math.round(10 * row.calls) / 10)),
+    cell(interval, { class: "interval" }), difference(row), cell(fixed(row.ndcg)), cell(row.calls === null ? "–" : String(Math.round(10 * row.calls) / 10)),
     cell(row.offline === null ? "–" : fixed(row.offline).replace(/\.0$/, "")), cell(time), cell(String(row.queries)), element("td", {}, origin(row, row.file.replace(/\.json$/, "")), stale(row)));
 }
 

@@ -20,7 +20,8 @@ FOLDERS: Final = ("crossknn", "benchmarks")
 NO_EFFECT: Final = (  # on numbers
     *("crossknn/cli/", "crossknn/evaluate/report/", "crossknn/integrations/", "crossknn/__main__.py"),
     *("crossknn/_imports.py", "crossknn/_progress.py", "crossknn/errors.py", "crossknn/types.py"),
-    *("crossknn/evaluate/provenance.py", "benchmarks/result_files.py", "benchmarks/__init__.py"),
+    *("crossknn/evaluate/provenance.py", "benchmarks/result_files.py", "benchmarks/kept_parts.py"),
+    "benchmarks/__init__.py",
 )
 PACKAGES: Final = {  # whose versions are recorded if they are imported, by the name of the module
     **{name: name for name in ("crossknn", "numpy", "scipy", "torch", "transformers", "tokenizers", "triton")},
@@ -106,8 +107,9 @@ def digest_sources() -> Iterator[tuple[str, str]]:
 
 
 def changed_sources(sources: Mapping[str, str], root: Path = ROOT) -> list[str]:
-    """The files that are no longer as their digests say, or no longer there."""
-    return [name for name, known in sources.items() if digest(root / name) != known]
+    """The files with an effect on numbers that are no longer as their digests say, or no longer there."""
+    named = {name: known for name, known in sources.items() if not name.startswith(NO_EFFECT)}
+    return [name for name, known in named.items() if digest(root / name) != known]
 
 
 def digest(path: Path) -> str | None:

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from benchmarks.leaderboard import read_rows, render, write_leaderboard
+from benchmarks.leaderboard import render, write_leaderboard
+from benchmarks.leaderboard_rows import Row, find_losses, read_rows
 from benchmarks.result_files import RESULTS
 from tests.browsers import open_browser
 
@@ -53,6 +54,44 @@ def test_the_recalls_of_posterior_search_are_those_of_its_file():
             gap = cell["Posterior − Rerank, fused"]
             assert (row.recall, row.low, row.high) == tuple(cell["Posterior"][name] for name in ("mean", "low", "high"))
             assert row.difference == (gap["mean"], gap["low"], gap["high"])
+
+
+def row(strategy, recall, **changes):
+    settings = {"file": "made.json", "set": "made", "items": 60, "queries": 40, "scorer": "s", "encoder": "e", "k": 10}
+    return Row(strategy=strategy, recall=recall, **{**settings, "budget": 100, **changes})
+
+
+def test_settings_in_which_the_default_is_not_the_best():
+    rows = [
+        row("rerank, fused", 70.0),
+        row("posterior", 65.0, baseline="rerank, fused", difference=(-5.0, -8.0, -2.0)),
+        row("posterior, prior", 80.0),
+        row("gp, prior", 81.0, baseline="posterior, prior", difference=(1.0, -1.0, 3.0)),
+        row("axn, oracle", 99.0, oracle=True),
+        row("rerank, fused", 40.0, k=1),
+        row("posterior", 60.0, k=1),
+    ]
+    losses, settings = find_losses(rows)
+    assert settings == 3
+    assert [(one.default.strategy, one.best.strategy, one.gap, one.difference, one.shown) for one in losses] == [
+        ("posterior", "rerank, fused", 5.0, (5.0, 2.0, 8.0), True),
+        ("posterior, prior", "gp, prior", 1.0, (1.0, -1.0, 3.0), False),
+    ]
+    page = render({})
+    assert "In 0 of 0 settings" in page
+
+
+def test_with_equal_time_the_calls_differ():
+    rows = [row("rerank, fused", 70.0, budget=30, seconds=0.2), row("posterior", 65.0, budget=17, seconds=0.2)]
+    assert [one.best.budget for one in find_losses(rows)[0]] == [30]
+
+
+@pytest.mark.parametrize("name", ["rivals_scifact", "robustness", "time_budget", "posterior", "open_set"])
+def test_every_kind_of_result_file_has_rows(name):
+    found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    rows = list(read_rows(f"{name}.json", found))
+    assert {"posterior", "rerank, fused"} <= {one.strategy for one in rows}
+    assert all(0 <= one.recall <= 100 for one in rows)
 
 
 def test_every_result_file_is_on_the_page():

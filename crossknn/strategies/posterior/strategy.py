@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import floor
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from crossknn.strategies.posterior.session import PosteriorMeans, PosteriorSession
 
 STANDARDIZATION_DEPTH: Final = 1_000  # first rows of a retriever that standardize the signal features without an index
-HEDGE_SHARE: Final = 0.1  # of every round but the first, with a fitted prior, for the best rows by
+HEDGE_SHARE: Final = 0.1  # of the calls after the first round, with a fitted prior, for the best rows by
 HEDGE_ROWS: Final = 10  # reciprocal rank fusion: this many,
 HEDGE_DEPTH: Final = 1_000  # from the first rows of each retriever,
 RANK_CONSTANT: Final = 60  # with this constant
@@ -29,7 +30,7 @@ class Posterior(MultiRound):
     """Bayesian linear regression of each query's scores; every round takes the rows of largest posterior mean.
 
     This is pure exploitation. The prior is that of an index built with `prior=True`: the first round follows its mean,
-    and a tenth of each later round hedges with the reciprocal rank fusion of the retrievers. Without one, the first
+    and a tenth of the later calls hedges with the reciprocal rank fusion of the retrievers. Without one, the first
     round is a retriever's, and a weakly informative prior on the scale of the query's own scores takes over. Where
     retrievers alone explain a query's scores clearly better than the model, its next round falls back to the searcher's
     default retriever.
@@ -113,10 +114,18 @@ class Posterior(MultiRound):
     ) -> tuple[list[str], list[list[int]]]:
         """Who proposes for each query, and the rows that come before the model's: hedges, or a retriever's list."""
         names = ["posterior"] * len(session)
-        before = session.unscored_hedge_rows([ceil(HEDGE_SHARE * count) for count in counts])
+        before = session.unscored_hedge_rows(hedge_counts([len(one.rows) for one in session.observations], counts))
         misfits = np.flatnonzero(session.misfits() & (np.array(counts) > 0))
         if len(misfits):
             name, lists = context.propose(None, min(self.budget, context.reachable))
             for query in misfits.tolist():
                 names[query], before[query] = name, lists[query].rows.tolist()
         return names, before
+
+
+def hedge_counts(spent: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """How many of the next calls of each query are hedges: the share of all calls so far, without fractions.
+
+    Small rounds have a hedge now and then: one in each would be a third of a budget of 25, and all of one of 10.
+    """
+    return [floor(HEDGE_SHARE * (n + count)) - floor(HEDGE_SHARE * n) for n, count in zip(spent, counts, strict=True)]

@@ -1,7 +1,6 @@
 """Posterior search against plain numpy formulas, its equalities with other strategies, and degenerate data."""
 
 from dataclasses import replace
-from math import ceil
 
 import numpy as np
 import pytest
@@ -92,7 +91,8 @@ def test_equals_a_plain_reading_of_the_formula(budget, rounds, depth, search, mo
         scored: list[int] = []
         for number in range(rounds):
             order = np.argsort(-expected_scores(world, query, scored), kind="stable").tolist()
-            front = [row for row in hedge if row not in scored][: ceil(share / 10) if number else 0]
+            count = (number + 1) * share // 10 - number * share // 10 if number else 0
+            front = [row for row in hedge if row not in scored][:count]
             scored += front + [row for row in order if row not in scored + front][: share - len(front)]
         assert all_rows(found) == scored
 
@@ -104,6 +104,15 @@ def test_one_of_what_the_retriever_finds_best_is_scored_in_every_round_after_the
         best = np.argsort(-world.vectors @ vector, kind="stable").tolist()
         assert [rows[0] for rows in found.rows[1:]] == best[:4]
         assert len(set(best[:50]) & set(all_rows(found))) == 4
+
+
+@pytest.mark.parametrize(("budget", "hedges"), [(10, 1), (25, 2), (50, 5)])
+def test_a_tenth_of_few_calls_is_hedged(budget, hedges):
+    world = make_world(weights=np.array([-1.0, -0.7]))
+    world.scores = -world.query_vectors @ world.vectors.T
+    for vector, found in zip(world.query_vectors, world.run(Posterior(budget, 10)), strict=True):
+        best = np.argsort(-world.vectors @ vector, kind="stable").tolist()
+        assert len(set(best[:50]) & set(all_rows(found))) == hedges
 
 
 def test_estimates_are_the_posterior_mean_of_every_item():
