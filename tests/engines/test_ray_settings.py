@@ -42,7 +42,7 @@ def silent_port():
     ("address", "message"),
     [
         ("127.0.0.1:{port}", r"No Ray cluster could be reached at 127.0.0.1:\d+ \(no answer within 4 seconds\). Start"),
-        ("nonsense", "No Ray cluster could be reached at nonsense .*nonsense"),
+        ("nonsense", r"No Ray cluster could be reached at nonsense \(.+\). Start"),
         ("ray://127.0.0.1:10001", "`address` must be HOST:PORT of a cluster that this machine is part of, got 'ray://"),
     ],
 )
