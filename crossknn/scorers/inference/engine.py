@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import count
+from math import ceil
 from threading import Lock
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
@@ -255,7 +256,7 @@ class ModelScorer(RankMixin):
         if self._varlen is not None and self.device.type == "cuda":
             size = VARLEN_FIRST_CHUNK_PAIRS
             characters = sum(sum(map(len, side)) / len(side) for side in (texts.queries, texts.items))
-            tokens = characters / CHARACTERS_PER_TOKEN + self.template.specials
+            tokens = max(1.0, characters / CHARACTERS_PER_TOKEN + self.template.specials)
             largest = max(size, min(largest, int(VARLEN_CHUNK_BATCHES * self.batch_tokens / tokens)))
         start, pairs = 0, len(texts.query_rows)
         while start < pairs:
@@ -306,7 +307,8 @@ class ModelScorer(RankMixin):
             order = np.lexsort((-lengths, spans.queries.starts)) if varlen.shares_queries else np.lexsort((-lengths,))
         else:  # batches of about equal size
             total, longest = int(lengths.sum()), int(lengths.max())
-            limit = min(limit, longest - (-total // -(-total // max(1, limit - longest))))
+            batches = max(1, ceil(total / max(1, limit - longest)))
+            limit = min(limit, ceil(total / batches) + longest)
         on_device = DeviceTokens(spans, self._to_device)
         for rows in batches_in_order(lengths[order], limit):
             chosen = order[rows]
